@@ -72,7 +72,9 @@ train() { # name, ranks, further arguments
 whole=(--train-iters "$((2 * steps))") # its first half, then the rest
 rm -rf "$work/checkpoint"
 train plain 1 "${whole[@]}" --exit-interval "$steps" --save "$work/checkpoint" --save-interval "$steps"
-train resumed 1 "${whole[@]}" --load "$work/checkpoint"
+# On Hopper and Blackwell torch keeps cuDNN's graphs; nearly all calls must find theirs.
+TORCH_CUDNN_SDPA_CACHE_DEBUG=1 train resumed 1 "${whole[@]}" --load "$work/checkpoint"
+grep -o 'SDPA Cache Called.*' "$work/resumed.log" | tail -n 1 || true
 teacher=(--vocag-teacher "$work/teacher" --vocag-allow-untrained-teacher
   --vocag-teacher-micro-batch-size 4)
 train colocated "$every" "${teacher[@]}"

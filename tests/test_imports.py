@@ -85,7 +85,7 @@ ALLOWED = {
     " megatron_plugin.student"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "vocag megatron_plugin.arguments megatron_plugin.upstream"
-    " pipeline.models.teacher_files pipeline.guidance",
+    " pipeline.models.teacher_files pipeline.models.varlen pipeline.guidance",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"

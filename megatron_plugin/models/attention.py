@@ -1,8 +1,8 @@
 """Attention over packed rows without Transformer Engine, on torch's own kernels.
 
 Each document of a row attends to itself alone. No [seq, seq] mask exists: half-precision CUDA
-tensors go through torch's variable-length flash attention, everything else through one
-scaled_dot_product_attention per document.
+tensors go through torch's variable-length attention (`pipeline.models.varlen`), everything else
+through one scaled_dot_product_attention per document.
 
 Context-parallel ranks each hold a part of every row's places. They gather the keys and values of
 whole rows, and each computes its own queries. Ring attention, torch's own included, knows one
@@ -25,8 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from megatron_plugin.models.copies import to_device
@@ -39,6 +37,7 @@ from megatron_plugin.upstream import (
     TransformerConfig,
     parallel_state,
 )
+from pipeline.models import varlen
 
 logger = logging.getLogger(__name__)
 
@@ -66,16 +65,14 @@ class RowSegments(PackedSeqParams):
 
     `qkv_format` stays "sbhd": rows keep their dimension, so pipeline stages exchange tensors of one
     shape, whatever the documents' lengths. `cu_seqlens_q` and `cu_seqlens_kv` are those of the
-    pieces, one behind the other.
+    pieces, one behind the other, and of as many empty ones as `varlen.num_empty` says.
 
     Attributes:
-        longest: keys of the piece that has most.
         pieces: of the documents, all of this rank's places in order.
         key_places: int64, the pieces' keys among t, one piece behind the other; None if that is
             every place once.
     """
 
-    longest: int = 0
     pieces: tuple[Piece, ...] = ()
     key_places: Tensor | None = None
 
@@ -95,14 +92,13 @@ def row_segments(
         share: this rank's part of the rows.
 
     Example:
-        >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q
+        >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q[:3]
         tensor([0, 3, 4], dtype=torch.int32)
     """
     starts = torch.arange(len(cu_seqlens)).unsqueeze(1) * seq_length
     bounds: list[int] = torch.unique(cu_seqlens.long() + starts).tolist()
     pieces = tuple(_cut(bounds, seq_length, share))
     cu_seqlens_q = _cumulated([piece.stop - piece.start for piece in pieces], device)
-    # One tensor for both says to torch that they are equal; on Hopper it asks for that.
     key_places, cu_seqlens_kv = None, cu_seqlens_q
     if share.size > 1:
         keys = [torch.arange(piece.key_start, piece.key_stop) for piece in pieces]
@@ -115,7 +111,6 @@ def row_segments(
         # Megatron makes rotary embeddings for so many places.
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
-        longest=max(piece.key_stop - piece.key_start for piece in pieces),
         pieces=pieces,
         key_places=key_places,
     )
@@ -136,7 +131,8 @@ def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[Pi
 
 
 def _cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    return to_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
+    filled = [*lengths, *[0] * varlen.num_empty(len(lengths))]
+    return to_device(torch.tensor([0, *accumulate(filled)], dtype=torch.int32), device)
 
 
 class PackedAttention(MegatronModule):
@@ -153,8 +149,14 @@ class PackedAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Take what Megatron's layer specs pass."""
+        """Take what Megatron's layer specs pass.
+
+        Raises:
+            RuntimeError: torch's own kernel lacks what rows need.
+        """
         super().__init__(config=config)
+        if (config.bf16 or config.fp16) and (missing := varlen.missing_kernel()):
+            raise RuntimeError(missing)
         self.softmax_scale = softmax_scale
         assert attn_mask_type == AttnMaskType.causal, attn_mask_type
         # Rank 0 holds the first layer.
@@ -201,8 +203,11 @@ def attend_documents(
     Returns:
         float [o, n, d].
     """
-    if _has_kernel(query):
-        return _attend_pieces(query, key, value, segments, scale)
+    if varlen.fits_kernel(query, value):
+        if segments.key_places is not None:
+            key, value = (each.index_select(0, segments.key_places) for each in (key, value))
+        bounds, longest = (segments.cu_seqlens_q, segments.cu_seqlens_kv), segments.max_seqlen_kv
+        return varlen.attend_varlen(query, key, value, *bounds, longest=longest, scale=scale)
     grouped = query.shape[1] != key.shape[1]
     heads_first = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
     attended_pieces = []
@@ -220,45 +225,13 @@ def attend_documents(
 
 
 def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments) -> str:
-    """Return what `attend_documents` runs on for these, and why on nothing faster.
-
-    torch takes cuDNN if it can, and says why not if nothing else is allowed.
-    """
-    if not _has_kernel(query):
+    """Return what `attend_documents` runs on for these, and why on nothing faster."""
+    if not varlen.fits_kernel(query, value):
         return f"one kernel a document, for {query.dtype} on {query.device.type}"
-    try:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            _attend_pieces(query, key, value, segments, None)
-    except RuntimeError as error:
-        return f"torch's flash attention ({' '.join(str(error).split())})"
-    return "cuDNN's attention"
-
-
-def _has_kernel(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype != torch.float32
-
-
-def _attend_pieces(
-    query: Tensor, key: Tensor, value: Tensor, segments: RowSegments, scale: float | None
-) -> Tensor:
-    """Attend by one kernel for all pieces."""
     if segments.key_places is not None:
-        key, value = (each.index_select(0, segments.key_places) for each in (key, value))
-    attended = varlen_attn(
-        query,
-        key,
-        value,
-        segments.cu_seqlens_q,
-        segments.cu_seqlens_kv,
-        segments.longest,
-        segments.longest,
-        scale=scale,
-        # The last query sees every key of its piece, the one before one fewer.
-        window_size=(-1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    assert isinstance(attended, Tensor), "a tuple only if more is asked for"
-    return attended
+        return "torch's flash attention (context-parallel ranks share rows)"
+    reason = varlen.why_not_cudnn(query, key)
+    return "cuDNN's attention" if reason is None else f"torch's flash attention ({reason})"
 
 
 def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:

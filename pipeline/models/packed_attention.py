@@ -14,9 +14,7 @@ Where no bounds are given (evaluation, generation) it is transformers' own "sdpa
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,12 +24,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from pipeline.models import varlen
+
 # Shapes: b rows of l places, s = b * l; h heads (k of keys), d of each.
 
 PACKED_ATTENTION = "vocag_packed"
 """The implementation's name in transformers."""
 
-_MAX_HEAD_DIM = 256  # of torch's kernel
 # What some models add to attention's weights, and this implementation does not.
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
@@ -70,6 +69,8 @@ def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, 
     if kind != PACKED_ATTENTION and "flash" not in kind:
         return {"attention_mask": None}
     bounds, longest = find_bounds(position_ids), position_ids.shape[1]
+    if kind == PACKED_ATTENTION:
+        bounds = F.pad(bounds, (0, varlen.num_empty(len(bounds) - 1)), value=position_ids.numel())
     return {
         # transformers hands on a mask of four dimensions as it is, so this one spares making one.
         "attention_mask": bounds.new_empty(0, 0, 0, 0) if kind == PACKED_ATTENTION else None,
@@ -117,7 +118,7 @@ def packed_attention(
         scaling: of the products.
         dropout: of attention weights.
         sliding_window: a token sees itself and `sliding_window - 1` tokens before it; None: all.
-        cu_seq_lens_q: int32 [segments + 1], of `find_bounds`.
+        cu_seq_lens_q: int32 [segments + 1], of `packed_arguments`.
         others: what the model passes on.
 
     Returns:
@@ -134,25 +135,31 @@ def packed_attention(
     if unknown or not getattr(module, "is_causal", True):
         raise ValueError(f"{type(module).__name__} attends with {unknown or 'no causal order'}")
     shape_blhd = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    states_shd = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
-    kernel = _varlen_kernel() if _kernel_fits(query, value) else None
-    if kernel is None:
+    q_shd, k_shd, v_shd = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+    if torch.is_autocast_enabled(query.device.type):
+        # As it does for torch's own attention. Rotated by fp32 angles, queries and keys are wide.
+        dtype = torch.get_autocast_dtype(query.device.type)
+        q_shd, k_shd, v_shd = (each.to(dtype) for each in (q_shd, k_shd, v_shd))
+    if not varlen.fits_kernel(q_shd, v_shd):
         out_shd = _attend_in_turn(
-            states_shd, cu_seq_lens_q, scale=scaling, dropout=dropout, window=sliding_window
+            (q_shd, k_shd, v_shd),
+            cu_seq_lens_q,
+            scale=scaling,
+            dropout=dropout,
+            window=sliding_window,
         )
     elif dropout:
         raise ValueError(f"attention dropout {dropout} is not in torch's kernel: set it to 0")
     else:
-        longest = query.shape[2]
-        out_shd = kernel(
-            *states_shd,
+        out_shd = varlen.attend_varlen(
+            q_shd,
+            k_shd,
+            v_shd,
             cu_seq_lens_q,
             cu_seq_lens_q,
-            longest,
-            longest,
+            longest=query.shape[2],
             scale=scaling,
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
+            window=(-1 if sliding_window is None else sliding_window - 1, 0),
         )
     return out_shd.view(shape_blhd), None
 
@@ -166,7 +173,7 @@ def _attend_in_turn(
     dropout: float,
     window: int | None,
 ) -> Tensor:
-    lengths = bounds.diff().tolist()
+    lengths = [length for length in bounds.diff().tolist() if length]
     # Splitting once, and not slicing, lets the gradient be put together once.
     parts = zip(*(torch.split(states, lengths) for states in states_shd), strict=True)
     shared = states_shd[0].shape[1] // states_shd[1].shape[1]
@@ -187,23 +194,3 @@ def _band(length: int, window: int, like: Tensor) -> Tensor:
     """Return which tokens each one sees, bool [length, length]."""
     square = torch.ones(length, length, dtype=torch.bool, device=like.device)
     return square.tril().triu(1 - window)
-
-
-def _kernel_fits(query: Tensor, value: Tensor) -> bool:
-    return (
-        query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and query.shape[-1] == value.shape[-1] <= _MAX_HEAD_DIM
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
-    )
-
-
-@cache
-def _varlen_kernel() -> Callable[..., Any] | None:
-    """Return torch's kernel if it has windows and shared key heads (2.11 and later)."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = inspect.signature(varlen_attn).parameters
-    return varlen_attn if {"window_size", "enable_gqa", "scale"} <= known.keys() else None

@@ -9,8 +9,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.models.attention import attend_documents, kernel_name, row_segments
+from megatron_plugin.models.attention import (
+    PackedAttention,
+    attend_documents,
+    kernel_name,
+    row_segments,
+)
 from megatron_plugin.models.places import RowShare
+from megatron_plugin.upstream import AttnMaskType, TransformerConfig
+from pipeline.models import varlen as kernels
 from tests.support.largest_tensor import LargestTensor
 
 HEADS, SIZE, SEQ_LENGTH = 4, 8, 24
@@ -75,10 +82,10 @@ def test_ranks_that_share_rows_attend_to_whole_documents(cu_seqlens, size):
         torch.testing.assert_close(attend_documents(queries, key, value, own), wanted)
         # What flash attention is given: a piece's queries are the last of its keys.
         assert own.cu_seqlens_q[-1] == len(queries)
-        lengths = own.cu_seqlens_kv.diff().tolist()
+        lengths = [length for length in own.cu_seqlens_kv.diff().tolist() if length]
         ends = [int(keys[-1]) for keys in own.key_places.split(lengths)]
         assert ends == [piece.key_stop - 1 for piece in own.pieces]
-        assert max(lengths) == own.longest
+        assert max(lengths) <= own.max_seqlen_kv
 
 
 def test_parts_of_all_ranks_make_whole_rows():
@@ -95,10 +102,40 @@ def test_cudnn_on_hopper_is_refused_only_where_rows_are_shared(size):
     segments = row_segments(torch.tensor([[0, 700, 2048]] * 2), 2048, "cpu", RowShare(0, size))
     query, key = (torch.empty(4096, n, 64, dtype=torch.bfloat16) for n in (32, 4))
     bounds = segments.cu_seqlens_q, segments.cu_seqlens_kv
-    reasons = varlen._cudnn_rejection_reasons(query, key, key, *bounds, segments.longest, [-1, 0])
+    reasons = varlen._cudnn_rejection_reasons(query, key, key, *bounds, 2048, [-1, 0])
     found = [reason for reason in reasons if "CUDA" not in reason]
     assert ["same cu_seq tensor" in reason for reason in found] == [True] * (size - 1)
     assert kernel_name(query, key, key, segments).endswith("torch.bfloat16 on cpu")
+
+
+def test_micro_batches_share_a_few_of_cudnns_graphs(monkeypatch):
+    """torch keeps one for each number of documents and each longest document that it is given."""
+    graphs, numbers, seq_length = set(), set(), 2048
+
+    def keep_key(query, key, value, bounds, _, longest, *others, **options):
+        graphs.add((len(bounds), longest))
+        return query
+
+    monkeypatch.setattr(kernels, "fits_kernel", lambda *_: True)
+    monkeypatch.setattr(kernels, "why_not_cudnn", lambda *_: None)
+    monkeypatch.setattr(kernels, "varlen_attn", keep_key)
+    generator, query = torch.Generator().manual_seed(0), torch.empty(8 * seq_length, 1, 1)
+    for step in range(120):
+        shape = 8, 3 + step % 9
+        inner = torch.randint(1, seq_length, shape, generator=generator).sort().values
+        ends = torch.tensor([[seq_length]] * 8)
+        segments = row_segments(torch.cat((0 * ends, inner, ends), 1), seq_length, "cpu")
+        numbers.add(len(segments.pieces))
+        attend_documents(query, query, query, segments)
+    assert len(numbers) > 3
+    assert graphs == {(33 + 32 * number, seq_length) for number in range(3)}
+
+
+def test_a_torch_without_the_kernel_is_refused_before_a_model_is_built(monkeypatch):
+    monkeypatch.setattr(kernels, "missing_kernel", lambda: "torch 2.11.0 has no varlen_attn with")
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=True)
+    with pytest.raises(RuntimeError, match=r"torch 2\.11\.0 has no varlen_attn"):
+        PackedAttention(config, 1, AttnMaskType.causal, "self")
 
 
 @pytest.mark.gpu

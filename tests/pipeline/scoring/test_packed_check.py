@@ -19,6 +19,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from pipeline.models import varlen
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.packed_attention import PACKED_ATTENTION, find_bounds
 from pipeline.models.packed_check import LeakingRowsError, keep_documents_apart
@@ -180,3 +181,26 @@ def test_bounds_are_where_positions_start_again() -> None:
     assert find_bounds(position_ids).diff().tolist() == lengths
     going_on = torch.tensor([[0, 1], [2, 3]])
     assert find_bounds(going_on).tolist() == [0, 2, 4]
+
+
+def test_batches_share_a_few_of_cudnns_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps one for each number of documents and each longest document that it is given."""
+    model, graphs, numbers = make("llama"), set(), set()
+    keep_documents_apart(model)
+
+    def keep_key(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *given: Any, **_: Any):  # type: ignore[no-untyped-def]
+        graphs.add((len(bounds), given[1]))
+        return query
+
+    monkeypatch.setattr(varlen, "fits_kernel", lambda *_: True)
+    monkeypatch.setattr(varlen, "why_not_cudnn", lambda *_: None)
+    monkeypatch.setattr(varlen, "varlen_attn", keep_key)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        starts = torch.rand(4, 100, generator=generator) < 0.1
+        places = torch.arange(100).expand(4, -1)
+        firsts = torch.where(starts, places, 0).cummax(1).values
+        numbers.add(len(find_bounds(places - firsts)))
+        hidden_states(model, torch.zeros(4, 100), position_ids=places - firsts)
+    assert len(numbers) > 3
+    assert graphs <= {(33, 100), (65, 100)}

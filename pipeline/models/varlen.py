@@ -1,0 +1,131 @@
+"""torch's attention over documents of varying lengths: one kernel for all documents of some rows.
+
+On Hopper and Blackwell torch 2.15 takes cuDNN's. It keeps a graph for each number of documents and
+each longest document, unrounded and for ever, and building one takes tens of milliseconds. So a
+row's length is given as the longest, and bounds are filled up with empty documents. cuDNN before
+9.25 gives NaN for those; if trying it shows that, flash attention runs instead.
+
+Dimensions: t places of queries, or of keys; h heads, k of keys; d channels of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+try:
+    from torch.nn.attention import varlen
+except ImportError:  # before 2.10
+    varlen = None  # type: ignore[assignment]
+varlen_attn: Any = getattr(varlen, "varlen_attn", None)
+
+logger = logging.getLogger(__name__)
+
+_ARGUMENTS = {"scale", "window_size", "enable_gqa"}
+_CAUSAL, _FLASH = (-1, 0), SDPBackend.FLASH_ATTENTION
+
+
+def num_empty(num_documents: int) -> int:
+    """Return how many empty documents fill up bounds, to a multiple of 32."""
+    return -num_documents % 32
+
+
+@cache
+@torch.compiler.assume_constant_result
+def missing_kernel() -> str | None:
+    """Return what this torch's kernel lacks, and log it; None: nothing."""
+    known = () if varlen_attn is None else inspect.signature(varlen_attn).parameters
+    if not (lacking := _ARGUMENTS.difference(known)):
+        return None
+    names = ", ".join(sorted(lacking))
+    message = f"torch {torch.__version__} has no varlen_attn with {names}: install torch>=2.12"
+    logger.warning("%s; until then documents are attended to in turn, which is slower", message)
+    return message
+
+
+def fits_kernel(query: Tensor, value: Tensor) -> bool:
+    """Return whether `attend_varlen` takes queries [t, h, d] with values [t, k, d]."""
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] == value.shape[-1] <= 256
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and missing_kernel() is None
+    )
+
+
+def attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    key_bounds: Tensor,
+    *,
+    longest: int,
+    scale: float | None = None,
+    window: tuple[int, int] = _CAUSAL,
+) -> Tensor:
+    """Attend within each document; its last query sees all its keys, the one before one fewer.
+
+    Args:
+        query: float16 or bfloat16 [t, h, d], on a GPU; so is what is returned.
+        key: the same, [t, k, d].
+        value: as `key`.
+        bounds: int32 [documents + 1] of the queries, filled up by empty documents.
+        key_bounds: of the keys. cuDNN attends only if they are the same tensor.
+        longest: places that no document exceeds.
+        scale: of the products; None: 1 / sqrt(d).
+        window: places that a query sees before and behind its own; -1: all.
+    """
+    grouped = query.shape[1] != key.shape[1]
+    options = {"scale": scale, "window_size": window, "enable_gqa": grouped}
+    with nullcontext() if why_not_cudnn(query, key) is None else sdpa_kernel(_FLASH):
+        places = longest, longest
+        attended: Tensor = varlen_attn(query, key, value, bounds, key_bounds, *places, **options)
+    return attended
+
+
+def why_not_cudnn(query: Tensor, key: Tensor) -> str | None:
+    """Return why cuDNN can't attend where documents are empty, by trying it; None: it can."""
+    shapes = query.shape[1:], key.shape[1:]
+    reason: str | None = _why_not_cudnn(query.device, query.dtype, *shapes)
+    return reason
+
+
+@cache
+@torch.compiler.assume_constant_result
+def _why_not_cudnn(
+    device: torch.device, dtype: torch.dtype, query: torch.Size, key: torch.Size
+) -> str | None:
+    if torch.__version__ < "2.15":  # compares versions
+        return "torch before 2.15 has it for no causal attention"
+    places, options = 256, {"window_size": _CAUSAL, "enable_gqa": query != key}
+
+    def results(backend: SDPBackend, *stops: int) -> Tensor:
+        bounds = torch.tensor([0, *stops], dtype=torch.int32, device=device)
+        # Not random, which would change what a run draws.
+        inputs = [
+            torch.arange(places * each.numel(), device=device).sin().to(dtype)
+            .view(places, *each).requires_grad_()
+            for each in (query, key, key)
+        ]  # fmt: skip
+        with sdpa_kernel(backend):
+            out = varlen_attn(*inputs, bounds, bounds, places, places, **options)
+            found = (out, *torch.autograd.grad(out.square().sum(), inputs))
+        return torch.cat([each.detach().flatten() for each in found]).float()
+
+    with torch.inference_mode(False), torch.enable_grad():
+        try:
+            found = results(SDPBackend.CUDNN_ATTENTION, 99, 99, *[places] * 30)
+        except RuntimeError as error:
+            return " ".join(str(error).split())
+        if torch.allclose(found, results(_FLASH, 99, places), rtol=0.05, atol=0.05):
+            return None
+    return f"cuDNN {torch.backends.cudnn.version()} gives other results if documents are empty"
