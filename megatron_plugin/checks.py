@@ -157,6 +157,24 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
             raise hinted(error, f"{option} {was}")
 
 
+def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
+    """Check that a run that continues is as long as it was, or that its length may change.
+
+    Raises:
+        ArgumentError: Megatron would refuse it, by numbers that nobody gave.
+    """
+    may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
+    if checkpoint is None or args.no_load_optim or may_change:
+        return
+    if args.train_iters != checkpoint.train_iters:
+        error = ArgumentError(
+            f"{args.load} was saved at --train-iters {checkpoint.train_iters}, this run has "
+            f"{args.train_iters}: add --override-opt-param-scheduler if its learning rates shall "
+            "follow the new length, or --use-checkpoint-opt-param-scheduler to keep the old one's"
+        )
+        raise hinted(error, "--override-opt-param-scheduler")
+
+
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
     """Return the micro-batches of a step on each replica of the student.
 

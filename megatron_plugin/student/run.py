@@ -94,6 +94,7 @@ class StudentRun:
         self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options, self._opened.manifest)
         checks.require_layout(args, self._checkpoint)
+        checks.require_schedule(args, self._checkpoint)
         if options.teacher.name:
             checks.require_service(args, options.teacher)
         if args.attention_backend.name != "auto":

@@ -16,6 +16,7 @@ from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import (
     require_layout,
     require_same_tokenizers,
+    require_schedule,
     require_service,
     require_student,
     require_teacher,
@@ -315,6 +316,22 @@ def test_what_a_distributed_optimizers_checkpoint_goes_on_in(saved, changed, ref
     message = r"2: its distributed .* --dist-ckpt-optim-fully-resh"
     with pytest.raises(ArgumentError, match=message) if refused else nullcontext():
         require_layout(now, checkpoint)
+
+
+def test_a_run_that_goes_on_longer_is_told_how():
+    saved = Namespace(**WORKING | {"train_iters": 7500})
+    longer = WORKING | {"train_iters": 9000, "load": "run"}
+    require_schedule(Namespace(**longer), None)
+    require_schedule(Namespace(**longer | {"train_iters": 7500}), saved)
+    message = r"run was saved at --train-iters 7500, this run has 9000: add --override-opt-param"
+    with pytest.raises(ArgumentError, match=message) as refused:
+        require_schedule(Namespace(**longer), saved)
+    (hint,) = hints_of(refused.value)
+    for option in (hint.removeprefix("hint: "), "--use-checkpoint-opt-param-scheduler"):
+        assert option in str(refused.value)
+        changed = add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args([option])
+        args = Namespace(**vars(changed) | {"train_iters": 9000, "load": "run"})
+        require_schedule(args, saved)
 
 
 def test_a_teacher_must_fit_the_dataset(tmp_path):

@@ -1,5 +1,6 @@
 """The bridge over real gloo connections, in threads, and the look-ahead on top of it."""
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -95,6 +96,24 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
             bridge.request(make_rows(0, 2))()
         done.set()
         silent.result(timeout=300)
+
+
+def test_a_signals_own_error_is_not_the_peers():
+    """As torch raises when a reader dies while the student waits."""
+
+    def report(*_):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+
+    before = signal.signal(signal.SIGUSR1, report)
+    try:
+        with (
+            pytest.raises(RuntimeError, match="DataLoader worker") as raised,
+            bridges._peer("the teacher", "waited for it;"),
+        ):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not isinstance(raised.value, BridgeError)
 
 
 class _OneRank:
