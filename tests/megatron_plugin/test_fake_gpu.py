@@ -1,0 +1,109 @@
+"""The plugin's own part of a step on a GPU that isn't there: devices, dtypes, kernels and waits."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import distributed as dist
+
+pytest.importorskip("megatron.core")
+
+from megatron_plugin.bridge import TeacherAnswer
+from megatron_plugin.models.attention import PackedAttention
+from megatron_plugin.models.copies import to_device
+from megatron_plugin.models.places import own_share
+from megatron_plugin.student.batch import micro_batch
+from megatron_plugin.student.forward_step import StepRules, _token_scores, training_loss
+from megatron_plugin.student.guide import Guide
+from megatron_plugin.upstream import AttnMaskType, TransformerConfig, parallel_state
+from pipeline.guidance import PAPER_RULE
+from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
+from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.training.method import Method
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.fake_gpu import CUDA, FakeGpu
+
+VOCAB_SIZE, HIDDEN, MICRO_BATCHES, TOP_K = 400, 64, 2, 4
+# As docs/megatron.md says: in a micro-batch, and in a step.
+IN_EACH = {"refuse_broken _local_scalar_dense": 1, "_LinearCrossEntropy.backward nonzero": 1}
+FOR_DISTRIBUTIONS = {"ChosenEntries.of tolist": 2}
+IN_A_STEP = {"Guide.by_teacher tolist": 1}
+
+
+@pytest.fixture
+def one_rank():
+    """Megatron's groups, of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    yield
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+class Layer(torch.nn.Module):
+    sequence_parallel = False
+
+
+@pytest.mark.parametrize("top_k", [0, TOP_K])
+def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, top_k):
+    build_dataset(tmp_path / "data", make_texts(40), num_shards=1)
+    stream = StreamConfig(Reading(str(tmp_path / "data")), seq_length=64, global_batch_size=4)
+    rows = AlignedRows(stream)
+    known = vocabulary_map(rows.dataset, rows.rules)
+    guide = Guide("max", pytest.fail, top_k, lambda: known)
+    rule = replace(PAPER_RULE, selector="full") if top_k else PAPER_RULE
+    method = Method(name="distill" if top_k else "teacher", weight=0.8 if top_k else None)
+    rules = StepRules(rule, method, VOCAB_SIZE, MICRO_BATCHES)
+    config = TransformerConfig(
+        num_layers=1, hidden_size=HIDDEN, num_attention_heads=4, num_query_groups=2, bf16=True
+    )
+    attention = PackedAttention(config, 1, AttnMaskType.causal, "self")
+    with FakeGpu() as gpu:
+        embedding, output_weight = (
+            gpu.place(torch.randn(VOCAB_SIZE, HIDDEN).bfloat16()).requires_grad_() for _ in "eo"
+        )
+        batches = guide_batches(guide, rows, top_k)
+        for batch in batches:
+            hidden = torch.nn.functional.embedding(batch.tokens, embedding).transpose(0, 1)
+            query = hidden.unflatten(2, (4, -1))
+            key = query[:, :, :2]
+            hidden = hidden + attention(query, key, key, None, packed_seq_params=batch.segments)
+            output = _token_scores(
+                rules,
+                batch.next_tokens,
+                hidden_states=hidden,
+                output_layer=Layer(),
+                output_weight=output_weight,
+                labels=batch.labels,
+            )
+            loss, num_tokens, reported = training_loss(rules, batch, output)
+            loss.backward()
+            assert {each.device for each in (loss, num_tokens, *reported.values())} == {CUDA}
+            assert {each.dtype for each in (loss, *reported.values())} == {torch.float32}
+        assert num_tokens.dtype == torch.int32
+        for weight in (embedding, output_weight):
+            assert weight.grad.dtype == torch.bfloat16
+            assert weight.grad.twin.isfinite().all()
+            assert weight.grad.twin.any()
+    in_each = IN_EACH | (FOR_DISTRIBUTIONS if top_k else {})
+    waits = {place: count * MICRO_BATCHES for place, count in in_each.items()}
+    assert gpu.waits == Counter(waits | IN_A_STEP)
+    for name in ("_varlen_attn", "_varlen_attn_backward"):
+        assert gpu.operations[name] == MICRO_BATCHES
+
+
+def guide_batches(guide, rows, top_k):
+    """Return a step's micro-batches, copied as the loader and the bridge do."""
+    loader = load_batches(rows, micro_batch_size=2, pin_memory=True)
+    batches = [
+        micro_batch(batch, number, tuple(samples), device=CUDA, share=own_share())
+        for number, samples, batch in zip(
+            range(MICRO_BATCHES), loader.batches, loader, strict=False
+        )
+    ]
+    places = batches[0].rows["teacher_input_ids"].shape[1]
+    ids = torch.arange(top_k).float().expand(2 * MICRO_BATCHES, places, top_k)
+    answer = TeacherAnswer(torch.cat((torch.rand(2 * MICRO_BATCHES, places, 1), ids, -ids - 1), 2))
+    values = to_device(guide.read_answer(batches, answer), CUDA)
+    return guide.by_teacher(batches, values, waited_seconds=0.1)

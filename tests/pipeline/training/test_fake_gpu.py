@@ -1,0 +1,94 @@
+"""A whole step of `vocag train` on a GPU that isn't there: devices, dtypes, kernels and waits."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.models.packed_check import keep_documents_apart
+from pipeline.streaming import AlignedRows, Reading, load_batches
+from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.training.config import TrainConfig
+from pipeline.training.guided import GuidedStudent
+from pipeline.training.loop import Run, train_step
+from pipeline.training.method import Method
+from pipeline.training.ranks import Ranks
+from tests.support.datasets import build_dataset, make_texts
+from tests.support.fake_gpu import CUDA, FakeGpu
+
+LAYERS, MICRO_BATCHES = 2, 2
+# In a micro-batch: the batch, documents' bounds of both models, what is checked, and which tokens
+# have a gradient. In a step: tokens, norm and metrics.
+IN_EACH = {
+    "Rows.to copies to the device": 1,
+    "find_bounds nonzero": 2,
+    "refuse_broken _local_scalar_dense": 1,
+    "_LinearCrossEntropy.backward nonzero": 1,
+}
+BY_METHOD = {
+    "teacher": {
+        "check_spans _local_scalar_dense": 2,
+        "score_tokens _local_scalar_dense": 1,
+        "_refuse_labels _local_scalar_dense": 2,
+        "refuse_broken _local_scalar_dense": 2,
+    },
+    "distill": {
+        "_RunningTop.add nonzero": 1,
+        "_RunningTop.tell_apart nonzero": 2,
+        "ask_distributions copies to the host": 3,
+        "ask_distributions.<locals>.<genexpr> copies to the device": 2,
+        "_refuse_labels _local_scalar_dense": 1,
+        "check_entries _local_scalar_dense": 1,
+        "ChosenEntries.of tolist": 2,
+    },
+}
+IN_A_STEP = {"train_step _local_scalar_dense": 3, "metric_values copies to the host": 1}
+
+
+def make_model(vocab_size, dtype):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(vocab_size)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **sizes, **heads)).to(dtype)
+    keep_documents_apart(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fake_gpu") / "data"
+    build_dataset(folder, make_texts(40), num_shards=1)
+    return folder
+
+
+@pytest.mark.parametrize("method", BY_METHOD)
+def test_a_step_stays_on_its_device_and_attends_by_one_kernel(folder, method):
+    student, teacher = make_model(400, torch.float32), make_model(480, torch.bfloat16)
+    config = TrainConfig(
+        data=Reading(str(folder)),
+        student="student",
+        teacher="teacher",
+        output=folder / "unused",
+        method=Method(name=method),
+        seq_length=64,
+        global_batch_size=2 * MICRO_BATCHES,
+        micro_batch_size=2,
+        bf16=True,
+    )
+    rows = AlignedRows(config.stream)
+    known = vocabulary_map(rows.dataset, rows.rules) if method == "distill" else None
+    guided = GuidedStudent(student, config.method, vocabulary_map=known)
+    with FakeGpu() as gpu:
+        optimizer = torch.optim.AdamW(gpu.move(student).parameters())
+        run = Run(config, Ranks(CUDA), rows, student, guided, gpu.move(teacher), optimizer)
+        done = train_step(run, iter(load_batches(rows, micro_batch_size=2)), 0)
+        assert {parameter.dtype for parameter in student.parameters()} == {torch.float32}
+    assert math.isfinite(done["loss"])
+    assert done["gradient_norm"] > 0
+    # The student's and the teacher's layers; under autocast, too, in 16 bits.
+    assert gpu.operations["_varlen_attn"] == 2 * LAYERS * MICRO_BATCHES
+    assert gpu.operations["_varlen_attn_backward"] == LAYERS * MICRO_BATCHES
+    in_each = dict(IN_EACH) | BY_METHOD[method]
+    waits = {place: count * MICRO_BATCHES for place, count in in_each.items()}
+    assert dict(gpu.waits) == waits | IN_A_STEP
