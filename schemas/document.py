@@ -140,12 +140,12 @@ def decode_tensors(
     except _UNREADABLE as error:
         raise DamagedSampleError(
             f"sample of {len(sample)} bytes has no readable safetensors header ({error}): it is "
-            "cut or altered; restore the shard or run beam_jobs.align again"
+            "cut or altered; restore the shard or run vocag align again"
         ) from error
     if body + end != len(sample):
         raise DamagedSampleError(
             f"sample has {len(sample)} bytes, its header describes {body + end}: it is cut "
-            "or altered; restore the shard or run beam_jobs.align again"
+            "or altered; restore the shard or run vocag align again"
         )
     return tensors, metadata
 
@@ -172,7 +172,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
     except _UNREADABLE as error:
         raise DamagedSampleError(
             f"sample lacks or contradicts a field of its version ({error!r}); "
-            "run beam_jobs.align again"
+            "run vocag align again"
         ) from error
     check_document(document)
     return document
@@ -203,7 +203,7 @@ def check_document(document: AlignedDocument) -> None:
         problem = f"{side} byte_offsets end {ends[side]} exceeds {size} bytes of text"
     if problem is not None:
         raise DamagedSampleError(
-            f'{problem} (document "{document.document_id}"); run beam_jobs.align again'
+            f'{problem} (document "{document.document_id}"); run vocag align again'
         )
 
 

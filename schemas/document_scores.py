@@ -120,7 +120,7 @@ def decode_document_scores(
         about = file.metadata.metadata or {}
         version = about.get(_VERSION_KEY, b"").decode(errors="replace")
         if version != str(DOCUMENT_SCORES_VERSION):
-            job = "beam_jobs.score"
+            job = "vocag score"
             raise SchemaVersionError(where, version, DOCUMENT_SCORES_VERSION, job=job)
         if not file.schema_arrow.equals(_SCHEMA):
             raise pa.ArrowInvalid(f"its columns are {file.schema_arrow.names}")
@@ -130,6 +130,6 @@ def decode_document_scores(
     except (pa.ArrowException, OSError) as error:
         raise DamagedShardError(
             f"{where} is not a table of this score's documents ({error}): delete it and run "
-            "beam_jobs.score again, which makes it from the losses"
+            "vocag score again, which makes it from the losses"
         ) from error
     return {name: table.column(name).to_numpy() for name in names}

@@ -14,7 +14,7 @@ class SchemaVersionError(DatasetError):
         found: object,
         expected: int,
         *,
-        job: str = "beam_jobs.align",
+        job: str = "vocag align",
     ) -> None:
         """Name what was read, the version found there, the one that is read, and the job."""
         super().__init__(

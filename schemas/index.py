@@ -251,7 +251,7 @@ def _damage_told() -> Iterator[None]:
         yield
     except (pa.ArrowException, KeyError, OSError) as error:
         raise DamagedShardError(
-            f"shard index is unreadable ({error}): restore it or run beam_jobs.align again"
+            f"shard index is unreadable ({error}): restore it or run vocag align again"
         ) from error
 
 

@@ -26,7 +26,7 @@ from schemas.records import (
 
 MANIFEST_FILE = "manifest.json"
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
-FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "beam_jobs.align")
+FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "vocag align")
 
 MetadataType = Literal["string", "int64", "float64", "bool"]
 """Types that a document's metadata may have; every value may be missing."""
@@ -273,7 +273,7 @@ class Manifest:
                 raise ForeignTokenizerError(
                     f"{side} tokenizer {given[:16]}… is not the dataset's: it was made with "
                     f'"{made_with.source}" ({made_with.sha256[:16]}…); use that tokenizer or run '
-                    "beam_jobs.align again"
+                    "vocag align again"
                 )
 
 
@@ -376,7 +376,7 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
     except RecordError as error:
         raise DatasetError(
             f"{where} isn't a complete manifest ({error}): it is cut or altered; restore it or run "
-            "beam_jobs.align again"
+            "vocag align again"
         ) from error
     for name in ("fingerprint", "totals"):
         claim, found = getattr(claims, name), getattr(manifest, name)

@@ -31,7 +31,7 @@ from schemas.records import (
 from schemas.safetensors_view import read_header, view_vector
 
 SIDECAR_VERSION = 1
-FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "beam_jobs.score")
+FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "vocag score")
 LARGEST_LOSS = float(np.finfo(np.float16).max)
 """Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
 
@@ -261,7 +261,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         about = header["__metadata__"][_METADATA_KEY]
         version = read_record(about, _SidecarVersion).sidecar_version
         if version != SIDECAR_VERSION:
-            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="beam_jobs.score")
+            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="vocag score")
         metadata = read_record(about, _SidecarMetadata)
         starts = view_vector(data, body, header["starts"], "U32").astype(np.int64)
         losses = view_vector(data, body, header["losses"], "F16")
@@ -276,7 +276,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedShardError(
             f"{where} isn't a complete sidecar ({error!r}): it is cut or altered; delete it and "
-            "run beam_jobs.score again"
+            "run vocag score again"
         ) from error
 
 
@@ -308,7 +308,7 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
         SchemaVersionError: another version of the format.
     """
     try:
-        require_format(data, FORMAT, where=where, remedy="run beam_jobs.score")
+        require_format(data, FORMAT, where=where, remedy="run vocag score")
         manifest = read_record(data, ScoreManifest)
         claims = read_record(data, _ScoreClaims)
         if claims.rule != (known := manifest.rule.to_json()):
@@ -317,12 +317,12 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
     except RecordError as error:
         raise DatasetError(
             f"{where} isn't a complete score manifest ({error}): it is cut or altered; run "
-            "beam_jobs.score again"
+            "vocag score again"
         ) from error
     claimed = claims.teacher
     if claimed != manifest.rule.fingerprint:
         raise DatasetError(
             f"{where} names teacher {claimed[:16]}… but its rule gives "
-            f"{manifest.rule.fingerprint[:16]}…: it was altered; run beam_jobs.score again"
+            f"{manifest.rule.fingerprint[:16]}…: it was altered; run vocag score again"
         )
     return manifest

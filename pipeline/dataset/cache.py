@@ -133,7 +133,7 @@ class ShardCache:
         raise DamagedShardError(
             f"{file.url} has {num_bytes} bytes and SHA-256 {digest.hexdigest()[:16]}…, the "
             f"manifest says {file.num_bytes} and {file.sha256[:16]}…: restore it or run "
-            "beam_jobs.align again"
+            "vocag align again"
         )
 
     def _reserve(self, part: Path, num_bytes: int) -> bool:
@@ -183,5 +183,5 @@ def _chunks(file: ListedFile) -> Iterator[bytes]:
                 yield chunk
     except FileNotFoundError as error:
         raise DamagedShardError(
-            f"{file.url} is missing: restore it or run beam_jobs.align again"
+            f"{file.url} is missing: restore it or run vocag align again"
         ) from error

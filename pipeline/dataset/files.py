@@ -30,7 +30,7 @@ from schemas.manifest import Manifest
 from schemas.removed import RemovedDocuments, decode_removed
 from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
-_REMEDY = "restore it or run beam_jobs.align again"
+_REMEDY = "restore it or run vocag align again"
 _CHECKS_AT_ONCE = 16
 
 

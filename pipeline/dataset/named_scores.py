@@ -62,7 +62,7 @@ class NamedScores:
                 f"{self.scores.dataset.manifest.shards[shard_index].file} and "
                 f"{len(missing) - 1} more have no score in {files.path}, which was made where "
                 f"{files.manifest.rule.where}: make that part of the condition, or run "
-                "beam_jobs.score without it"
+                "vocag score without it"
             )
 
 

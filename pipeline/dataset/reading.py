@@ -180,13 +180,13 @@ def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) ->
     if len(payload) != size:
         raise DamagedShardError(
             f"shard {shard} ends inside sample {index.key[place]} (byte {start + size} is "
-            "missing): it is cut; restore it or run beam_jobs.align again"
+            "missing): it is cut; restore it or run vocag align again"
         )
     found, expected = zlib.crc32(payload), int(index.crc32[place])
     if found != expected:
         raise DamagedSampleError(
             f"sample {index.key[place]} in shard {shard} has CRC-32 {found:08x}, its index says "
             f"{expected:08x}: the payload was altered; restore the shard or run "
-            "beam_jobs.align again"
+            "vocag align again"
         )
     return memoryview(payload)

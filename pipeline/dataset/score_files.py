@@ -26,7 +26,7 @@ from schemas.sidecar import (
 from vocag.failures import hinted
 from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
-SCORE_AGAIN = "run beam_jobs.score again"
+SCORE_AGAIN = "run vocag score again"
 NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
 
 
@@ -252,7 +252,7 @@ def _read_scores(path: str) -> ScoreFiles:
     except FileNotFoundError as error:
         raise DatasetError(
             f"{path} does not exist: no teacher has scored the dataset to its end; run "
-            "beam_jobs.score, or run it again to resume"
+            "vocag score, or run it again to resume"
         ) from error
     location = path.rsplit("/", 1)[0] if "/" in path else "."
     filesystem, local = fsspec.core.url_to_fs(location)

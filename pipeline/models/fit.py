@@ -128,7 +128,7 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
             raise ForeignTokenizerError(
                 f"token {token_id} is {text!r} in the dataset's {side} tokenizer "
                 f'("{source}") and {found!r} in {path}: name the model '
-                "that the tokenizer belongs to, or run beam_jobs.align again with the model's"
+                "that the tokenizer belongs to, or run vocag align again with the model's"
             )
 
 

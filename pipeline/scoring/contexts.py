@@ -127,7 +127,7 @@ class ContextRule:
         except (KeyError, TypeError, ValueError) as error:
             raise DatasetError(
                 f"not a context rule ({error!r}): the score manifest was altered; run "
-                "beam_jobs.score again"
+                "vocag score again"
             ) from error
 
     def to_json(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def fill_entries(
         }[kind]
         raise DamagedShardError(
             f"{where}: position {start + bad} of document {document} has {what}: it was altered; "
-            "delete it and run beam_jobs.score again"
+            "delete it and run vocag score again"
         )
 
 
@@ -106,7 +106,7 @@ def require_sound(entries: ShardEntries, *, where: str) -> None:
             if twice.any():
                 raise DamagedShardError(
                     f"{where}: position {start + int(twice.argmax())} of document {document} has "
-                    "a token twice: it was altered; delete it and run beam_jobs.score again"
+                    "a token twice: it was altered; delete it and run vocag score again"
                 )
 
 

@@ -131,7 +131,7 @@ class ShardToScore:
         if not np.array_equal(lengths, expected):
             raise DamagedShardError(
                 f"the samples of {self.dataset.shard(self.number).url} don't have the numbers "
-                "of teacher tokens in its index: restore the shard or run beam_jobs.align again"
+                "of teacher tokens in its index: restore the shard or run vocag align again"
             )
         return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)))
 

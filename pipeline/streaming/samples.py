@@ -23,7 +23,7 @@ _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.widt
 """As in `SampleTensors`."""
 MAX_OPEN_SHARDS = 64
 _MAX_KNOWN_SAMPLES = 4096
-_REMEDY = "restore the shard or run beam_jobs.align again"
+_REMEDY = "restore the shard or run vocag align again"
 
 
 class SampleReader:

@@ -91,7 +91,7 @@ def compare_entries(
     return (
         f"{num_bad} of {num_entries} entries of {len(documents)} documents differ when they are "
         f"scored again, by up to {worst:.3g} nats beyond their rounding: another teacher gave "
-        "them, or they were altered; run beam_jobs.score again"
+        "them, or they were altered; run vocag score again"
     )
 
 

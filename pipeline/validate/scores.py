@@ -81,7 +81,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
     if len(shards) < len(dataset.manifest.shards):
         findings.note(
             f"{scores.path} has losses of {len(shards)} of {len(dataset.manifest.shards)} shards: "
-            "run beam_jobs.score again for those that came since"
+            "run vocag score again for those that came since"
         )
     no_tables = list[str]()
     for number, record in enumerate(scores.manifest.sidecars):
@@ -99,7 +99,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
     if no_tables:
         findings.note(
             f"{len(no_tables)} tables of documents' scores, such as {no_tables[0]}, are missing: "
-            "they follow from the losses, and beam_jobs.score writes them"
+            "they follow from the losses, and vocag score writes them"
         )
 
 
@@ -236,5 +236,5 @@ def _compare_losses(
     return (
         f"{num_bad} of {len(differences)} losses of {sampled} "
         f"differ when they are scored again, by up to {np.nanmax(differences):.3g} nats: another "
-        "teacher gave them, or they were altered; run beam_jobs.score again"
+        "teacher gave them, or they were altered; run vocag score again"
     )

@@ -87,7 +87,7 @@ def test_only_what_is_new_is_scored(
     manifest = grow(tmp_path, "b", [f"b{number}" for number in range(10)], repeat=9)
     report = validate_dataset(str(folder))
     assert report.findings == ()
-    shards = f"{len(before)} of {len(manifest.shards)} shards: run beam_jobs.score again"
+    shards = f"{len(before)} of {len(manifest.shards)} shards: run vocag score again"
     assert any(shards in note for note in report.notes)
     with pytest.raises(ValueError, match=r"-g002-.* is missing: run beam_jobs\.score again"):
         AlignedRows(config)

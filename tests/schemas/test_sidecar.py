@@ -67,7 +67,7 @@ def test_every_cut_and_every_altered_header_is_noticed() -> None:
             decode_sidecar(data[:length], where="x")
     for old, new in [(b'"F16"', b'"F32"'), (b"[5]", b"[4]"), (b"losses", b"lesses")]:
         assert old in data
-        with pytest.raises(DamagedShardError, match=r"delete it and run beam_jobs.score again"):
+        with pytest.raises(DamagedShardError, match=r"delete it and run vocag score again"):
             decode_sidecar(data.replace(old, new), where="x")
     bad = replace(example(), starts=np.array([0, 3, 2, 5]))
     with pytest.raises(DamagedShardError, match=r"starts don't divide its 5 losses"):
@@ -76,10 +76,10 @@ def test_every_cut_and_every_altered_header_is_noticed() -> None:
 
 def test_another_version_is_refused() -> None:
     data = encode_sidecar(example()).replace(b'sidecar_version\\": 1', b'sidecar_version\\": 2')
-    with pytest.raises(SchemaVersionError, match=r"version 2; .* version 1: .*beam_jobs.score"):
+    with pytest.raises(SchemaVersionError, match=r"version 2; .* version 1: .*vocag score"):
         decode_sidecar(data, where="x")
     body = json.loads(encode_score_manifest(MANIFEST)) | {"schema_version": 2}
-    with pytest.raises(SchemaVersionError, match=r"beam_jobs.score again"):
+    with pytest.raises(SchemaVersionError, match=r"vocag score again"):
         decode_score_manifest(json.dumps(body).encode(), where="x")
 
 

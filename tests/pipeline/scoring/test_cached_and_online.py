@@ -97,7 +97,7 @@ def test_other_lengths_are_refused_where_a_document_is_split_differently(world: 
     message = str(refused.value)
     assert "was scored for rows of 64 student and 64 teacher tokens, which splits " in message
     assert "rows of 48 student and 64 teacher tokens split them elsewhere" in message
-    assert "run beam_jobs.score again with --seq-length 48 --teacher-seq-length 64" in message
+    assert "run vocag score again with --seq-length 48 --teacher-seq-length 64" in message
     assert hints_of(refused.value) == ["hint: --seq-length 64 --teacher-seq-length 64"]
 
 
