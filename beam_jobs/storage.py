@@ -76,6 +76,7 @@ def make_folder(path: str) -> None:
 
     Raises:
         NotADirectoryError: a file is in the way.
+        PermissionError: the system refuses.
     """
     if is_local(path):
         try:
@@ -84,7 +85,11 @@ def make_folder(path: str) -> None:
             above = (path, *map(str, Path(path).parents))
             file = next(name for name in above if os.path.lexists(name))
             refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
-            raise hinted(refusal, f"mv {quote(file)} {quote(file + '.old')}") from error
+            raise hinted(refusal, f"--output {quote(f'{file}-2')}") from error
+        except OSError as error:  # not this user's, read-only, or not a real file system
+            raise PermissionError(
+                f"{path} can't be made ({error.strerror}): name a folder that you may write to"
+            ) from error
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:

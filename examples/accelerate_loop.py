@@ -21,7 +21,6 @@ from vocag import (
     AlignedRows,
     GuidedStudent,
     Method,
-    Reading,
     Rows,
     StreamConfig,
     load_batches,
@@ -34,7 +33,7 @@ def train(options: argparse.Namespace) -> list[float]:
     accelerator = Accelerator()
     rows = AlignedRows(
         StreamConfig(
-            Reading(options.data),
+            options.data,
             seq_length=options.seq_length,
             global_batch_size=options.global_batch_size,
             stored_losses=options.stored_losses,

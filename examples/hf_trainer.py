@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
 
-from vocag import GuidedTrainer, Reading, StreamConfig
+from vocag import GuidedTrainer, StreamConfig
 
 
 @dataclass
@@ -35,12 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         (GuidedArguments, TrainingArguments)  # type: ignore[arg-type]  # its type fits no dataclass
     )
     guided, args = parser.parse_args_into_dataclasses(args=argv)
-    reading = Reading(guided.data)
     trainer = GuidedTrainer(
         AutoModelForCausalLM.from_pretrained(guided.student),
         args,
         data=StreamConfig(
-            reading,
+            guided.data,
             seq_length=guided.seq_length,
             seed=args.seed,
             stored_losses=guided.stored_losses,

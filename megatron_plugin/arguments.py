@@ -184,7 +184,7 @@ class VocagOptions:
                 "--vocag-teacher and --vocag-stored-losses are given: choose one of them"
             )
             raise hinted(error, "leave out --vocag-teacher")
-        self._check_weights()
+        check_teachers(self.stored_losses, self.teacher_weights, self.teacher_choice)
         if not self.teacher.name:
             self._require_no_teacher_options()
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
@@ -207,10 +207,7 @@ class VocagOptions:
 
     def _require_read_options(self) -> None:
         """Refuse what the method doesn't read."""
-        try:
-            kind_of(replace(self.method_options, name=self.kind.name))
-        except ValueError as error:
-            raise ArgumentError(str(error).replace("--", "--vocag-")) from error
+        kind_of(replace(self.method_options, name=self.kind.name))
         given = self.method_options
         if given.weight is not None and self.kind.needs != "distributions":
             refusal = ArgumentError(
@@ -224,13 +221,6 @@ class VocagOptions:
                 "distributions have as many tokens as vocag score --top-k gave them; leave it out"
             )
             raise hinted(refusal, "leave out --vocag-top-k")
-
-    def _check_weights(self) -> None:
-        given = self.stored_losses, self.teacher_weights, self.teacher_choice
-        try:
-            check_teachers(*given, prefix="--vocag-")
-        except ValueError as error:
-            raise ArgumentError(str(error)) from None
 
     def _require_no_teacher_options(self) -> None:
         """Refuse what only a running teacher reads: it would be left out without a word."""

@@ -208,8 +208,9 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
         refusal = batch.refusal(args.data_parallel_size, teachers)
         if refusal is not None:
             fitting = batch.fitting_rows(args.data_parallel_size, teachers)
-            prefix = "--eval-global" if step == "a validation step" else "--global"
-            raise _refused(refusal, f"{prefix}-batch-size", fitting)
+            is_training = step != "a validation step"
+            option = "--global-batch-size" if is_training else "--eval-global-batch-size"
+            raise _refused(refusal, option, fitting)
 
 
 def require_split(

@@ -171,8 +171,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
         )
     except _UNREADABLE as error:
         raise DamagedSampleError(
-            f"sample lacks or contradicts a field of its version ({error!r}); "
-            "run vocag align again"
+            f"sample lacks or contradicts a field of its version ({error!r}); run vocag align again"
         ) from error
     check_document(document)
     return document

@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 
 from vocag import failures
 from vocag.failures import hinted, report
@@ -55,6 +56,8 @@ left_behind: "list[threading.Thread]" = []
 def main(argv: list[str] | None = None) -> "NoReturn":
     """Run `vocag COMMAND …` and end the process with its status."""
     given = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know ASCII only
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = [argument for argument in given if argument != "--debug"]
     failures.with_traceback = arguments != list(given)
     if arguments[:1] == ["--version"]:

@@ -21,7 +21,9 @@ def installed_version() -> str:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra: from the checkout, as no package is published.
+    """Return the command that installs an extra, in the checkout or in a wheel's installation.
+
+    pip asks an index for the extra's packages alone if vocag itself is installed.
 
     Args:
         extra: its name, or several with commas; "" for what every command needs.
@@ -31,6 +33,7 @@ def install(extra: str) -> str:
         "pip install -e '/home/me/vocag[hf]'"
     """
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    wanted = f"[{extra}]" if extra else ""
     if not os.path.exists(os.path.join(checkout, "setup.cfg")):
-        checkout = "."  # a wheel is installed: where its source is, nobody has said
-    return f"pip install -e {shlex.quote(checkout + (f'[{extra}]' if extra else ''))}"
+        return f"pip install {shlex.quote('vocag' + wanted)}"
+    return f"pip install -e {shlex.quote(checkout + wanted)}"

@@ -8,6 +8,9 @@ from itertools import islice
 _MOST_NAMES = 10_000
 """Of a folder; comparing more would take longer than to look for oneself."""
 
+_ALIKE = 0.75
+"""Of difflib's ratio: two exchanged letters of four are a slip, smollm2 for phi2 is not."""
+
 
 def nearest(path: str) -> str | None:
     """Return a path with each part that isn't there replaced by a name like it.
@@ -60,5 +63,11 @@ def _like(name: str, folder: str) -> str | None:
 
     with suppress(OSError), os.scandir(folder) as entries:
         names = [entry.name for entry in islice(entries, _MOST_NAMES)]
-        return next(iter(get_close_matches(name, sorted(names), 1)), None)
+        # Other digits are another version, not a slip: llama2 isn't a misspelt llama3.
+        same = [other for other in sorted(names) if _digits(other) == _digits(name)]
+        return next(iter(get_close_matches(name, same, 1, _ALIKE)), None)
     return None
+
+
+def _digits(name: str) -> list[str]:
+    return [character for character in name if character.isdigit()]

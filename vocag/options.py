@@ -174,9 +174,27 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
         prefix: as `add_options` was given it.
 
     Raises:
-        ValueError: from the dataclass.
+        ValueError: from the dataclass, whose `top_k` and `temperature=0` are written as the options
+            that were given.
     """
-    return _build(kind, values, _Holder(prefix=prefix))
+    holder = _Holder(prefix=prefix)
+    try:
+        return _build(kind, values, holder)
+    except ValueError as error:
+        names = [entry.name for entry in _entries(kind, holder)]
+        if len(error.args) == 1:  # no message that its own class makes
+            error.args = (_with_flags(str(error), names, prefix),)
+        raise
+
+
+def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
+    """Return a message about fields in the words of a command line."""
+    for name in names:
+        field = name.removeprefix(prefix)
+        message = re.sub(rf"(?<![\w/.-]){field}=", f"{_flag(name)} ", message)
+        if "_" in field:  # else it may be an ordinary word
+            message = re.sub(rf"(?<![\w/.-]){field}(?![\w/.])", _flag(name), message)
+    return message
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,9 @@ _USE = """\
 ## Use it
 
 ```python
-from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
+from vocag import AlignedRows, StreamConfig, load_batches
 
-rows = AlignedRows(StreamConfig(Reading("this folder or its URL"), seq_length=2048))
+rows = AlignedRows(StreamConfig("this folder or its URL", seq_length=2048))
 ```
 
 Shards are plain WebDataset tars; `manifest.json` names every file with its SHA-256. The index is a

@@ -76,6 +76,8 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
         f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
         f"  dead letters    {_dead_letters(manifest)}",
     ]
+    if manifest.student.sha256 == manifest.teacher.sha256:
+        lines.append("  one tokenizer   the teacher's is the student's: every token maps to itself")
     for name, side in (("student", run.student), ("teacher", run.teacher)):
         if side.slow_reason:
             lines.append(f"  reference path  {name}: {side.slow_reason}")

@@ -105,9 +105,9 @@ def find_finished(folder: str, manifest: Manifest, rule: TeacherRule) -> ScoreMa
 
 
 def _default_dtype(device: str) -> str:
-    from pipeline.scoring.engines.transformers import default_device
+    from pipeline.models.devices import find_device  # loads torch
 
-    return "float32" if (device or default_device()) == "cpu" else "bfloat16"
+    return "float32" if (device or str(find_device())) == "cpu" else "bfloat16"
 
 
 def _served(

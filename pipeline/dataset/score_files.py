@@ -13,7 +13,7 @@ import fsspec
 
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import find_generation, read_whole
+from pipeline.dataset.reading import find_generation, read_manifest_bytes, read_whole
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from schemas.manifest import ShardRecord
 from schemas.sidecar import (
@@ -27,6 +27,7 @@ from vocag.failures import hinted
 from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 SCORE_AGAIN = "run vocag score again"
+_ROWS = "--seq-length 2048  # student tokens per row in training"
 NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
 
 
@@ -93,8 +94,9 @@ def find_scores(
     )
     if fitting:
         raise hinted(missing, f"--stored-losses {fitting[0].manifest.rule.fingerprint[:16]}")
-    command = f"vocag score {quote(location)} --teacher {quote(source or 'MODEL')}"
-    raise hinted(missing, f"{command} --top-k 16" if with_distributions else command)
+    top = " --top-k 16" if with_distributions else ""
+    command = f"vocag score {quote(location)} --teacher {quote(source or 'MODEL')}{top}"
+    raise hinted(missing, f"{command} {_ROWS}")
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:
@@ -130,6 +132,20 @@ def list_scores(location: str) -> list[ScoreFiles]:
     filesystem.invalidate_cache()
     names = sorted(name.rsplit("/", 1)[-1] for name in found)
     return [_read_scores(f"{location}/{name}") for name in names]
+
+
+def scores_to_paste(location: str) -> str:
+    """Return the option that reads a dataset's scores, or the command that makes some.
+
+    Raises:
+        DatasetError: there is no such dataset.
+    """
+    read_manifest_bytes(location)
+    found = list_scores(location)
+    if not found:
+        return f"vocag score {quote(location)} --teacher MODEL {_ROWS}"
+    name = '""' if len(found) == 1 else found[0].manifest.rule.fingerprint[:16]
+    return f"--stored-losses {name}"
 
 
 def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:

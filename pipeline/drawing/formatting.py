@@ -1,6 +1,10 @@
 """Numbers and names for people: one notation in the terminal, the report and the preview."""
 
 import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 
 _GENERIC = re.compile(r"(tokenizer\.\w+(\.v\d+)?|data)$")
 """Last parts of a tokenizer's path that many tokenizers share."""
@@ -100,6 +104,21 @@ def short_names(*sources: str) -> tuple[str, ...]:
     telling = [[part for part in each if not _GENERIC.match(part)] for each in parts]
     names = tuple((each or [source])[-1] for each, source in zip(telling, sources, strict=True))
     return names if len(set(names)) == len(set(sources)) else sources
+
+
+def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines of names and values, wrapped to the terminal's width; to a pipe, a line each.
+
+    Example:
+        >>> list(format_facts({"text": "27 kB", "shards": "1"}))
+        ['text    27 kB', 'shards  1']
+    """
+    indent = max(map(len, facts)) + 2
+    columns = max(shutil.get_terminal_size((sys.maxsize, 24)).columns - indent, 20)
+    for name, value in facts.items():
+        lines = textwrap.wrap(printable(value), columns, break_on_hyphens=False) or [""]
+        yield printable(f"{name:<{indent}}{lines[0]}")
+        yield from (" " * indent + line for line in lines[1:])
 
 
 def format_table(rows: list[list[str]], *, align: str) -> list[str]:

@@ -1,8 +1,9 @@
-"""What counts as an answer in a model's text, and whether it is right.
+r"""What counts as an answer in a model's text, and whether it is right.
 
 Which part of a text is its answer is math-evaluation-harness's rule. A unit of one or two words
 ("5 dollars") is forgiven here, where the harness has a list of units; everything else that follows
-an answer ("The answer is 5. Next we …") is part of it here as there, and makes it wrong.
+an answer ("The answer is 5. Next we …") is part of it here as there, and makes it wrong. So does
+the markup in which chat models write (`**5**`, `\(5\)`) there, but not here.
 """
 
 import re
@@ -12,6 +13,8 @@ from typing import Any
 from pipeline.evaluation.equality import is_equal
 
 _CHOICE = re.compile(r"answer is \(?([a-e])\)?")
+_MARKUP = re.compile(r"(?<![^\s(])\*\*|\*\*(?=[\s.,;:!?)]|$)|(?<!\\)\\[()\[\]]")
+"""Bold at the edge of a word, unlike a power's `2**3`, and brackets of mathematics."""
 _LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
@@ -46,7 +49,7 @@ def chosen_letter(text: str) -> str:
         >>> chosen_letter("The choice is (c). Problem: … the answer is (a)")
         'C'
     """
-    text = text.split("Problem:", 1)[0].replace("choice is", "answer is")
+    text = _MARKUP.sub("", text).split("Problem:", 1)[0].replace("choice is", "answer is")
     found = _CHOICE.search(text.lower())
     return found[1].upper() if found else ""
 
@@ -60,6 +63,7 @@ def answer_of(text: str) -> str:
         >>> answer_of(r"So $x = \boxed{\frac{1}{2}}$.")
         '\\frac{1}{2}'
     """
+    text = _MARKUP.sub("", text)
     if "final answer is $" in text and "$. I hope" in text:
         found = text.split("final answer is $", 1)[1].split("$. I hope", 1)[0]
     elif "boxed" in text:

@@ -84,8 +84,8 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     from pipeline.evaluation.summary import describe_measurement, describe_results
 
     output, asked = Path(options.output), options.asked
-    steps = plan(asked)
     student, engine = find_student(options.student), with_device(options.engine)
+    steps = plan(asked)
     folder = output / student.name
     results = open_results(student, folder, engine)
     model = open_model(student, engine)

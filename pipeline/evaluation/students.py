@@ -99,9 +99,9 @@ def with_device(engine: Engine) -> Engine:
         >>> with_device(Engine(device="cuda:1")).device
         'cuda:1'
     """
-    import torch
+    from pipeline.models.devices import find_device  # loads torch
 
-    return replace(engine, device=engine.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return replace(engine, device=str(find_device(engine.device)))
 
 
 def _tokenizer_files(path: Path) -> list[Path]:

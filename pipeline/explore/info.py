@@ -11,6 +11,7 @@ from pipeline.dataset.groups import count_by, count_read
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
+    format_facts,
     format_plural,
     format_ratio,
     format_share,
@@ -31,13 +32,12 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
     yield printable(f"{manifest.name}  {dataset.location}")
     yield f"fingerprint {manifest.fingerprint}"
     yield ""
-    yield from _facts(_totals(manifest, statistics))
-    yield ""
-    yield from _tokenizers(manifest)
+    yield from format_facts(_totals(manifest, statistics) | _tokenizers(manifest))
     yield ""
     if manifest.metadata:
         named = ", ".join(f"{entry.name} ({entry.type})" for entry in manifest.metadata)
-        yield printable(f"metadata: {named}; count by one with --by {manifest.metadata[0].name}")
+        count = f"{named}; count by one with --by {manifest.metadata[0].name}"
+        yield from format_facts({"metadata:": count})
         yield ""
     yield from _lengths(statistics)
     yield ""
@@ -80,7 +80,7 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
     student_padding, teacher_padding = plan.padding()
     steps, dropped = divmod(len(plan), global_batch_size)
     student_text, teacher_text = plan.num_text_tokens
-    yield from _facts(
+    yield from format_facts(
         {
             "rows": format_count(num_rows),
             "student tokens of text": format_count(student_text),
@@ -150,28 +150,18 @@ def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
     return read
 
 
-def _facts(facts: dict[str, str]) -> Iterator[str]:
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        yield printable(f"{name:<{width}}  {value}")
-
-
-def _tokenizers(manifest: Manifest) -> list[str]:
-    rows = [["tokenizer", "source", "ids", "before a text", "after", "special strings", "SHA-256"]]
+def _tokenizers(manifest: Manifest) -> dict[str, str]:
+    facts = {}
     for side, record in (("student", manifest.student), ("teacher", manifest.teacher)):
-        rows.append(
-            [
-                side,
-                printable(record.source),
-                format_count(record.vocab_size),
-                _name(record.around_text.first_token_id),
-                # Rows put nothing after a teacher's text.
-                _name(record.around_text.end_token_id if side == "student" else None),
-                record.special_strings,
-                record.sha256[:16] + "…",
-            ]
+        around = record.around_text
+        # Rows put nothing after a teacher's text.
+        after = _name(around.end_token_id if side == "student" else None)
+        facts[f"{side} tokenizer"] = (
+            f"{record.source} ({record.sha256[:16]}…), {format_count(record.vocab_size)} ids, "
+            f"{_name(around.first_token_id)} before a text, {after} after it, special strings "
+            f"{record.special_strings}"
         )
-    return format_table(rows, align="<<>>><<")
+    return facts
 
 
 def _name(token_id: int | None) -> str:
@@ -195,7 +185,6 @@ def _dead_letters(manifest: Manifest) -> Iterator[str]:
         yield "dead letters: none"
         return
     yield printable(f"dead letters: {format_count(letters.count)}, named in {letters.file}")
-    rows = [["reason", "documents"]]
+    yield ""
     for reason, count in sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0])):
-        rows.append([printable(reason), format_count(count)])
-    yield from format_table(rows, align="<>")
+        yield from format_facts({f"{format_count(count):>9}": reason})

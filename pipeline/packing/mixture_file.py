@@ -20,6 +20,7 @@ is trained on, and nobody would know.
 
 import math
 import os
+import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+from vocag.failures import hinted
 
 _TOLERANCE = 1e-6
 
@@ -110,7 +113,7 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
         stages = tuple(Stage(entry.from_tokens, entry.weights) for entry in entries.stages)
         _require_stages(stages, {dataset.name for dataset in datasets})
     except ValueError as error:
-        raise MixtureFileError(f"{path}: {error}") from error
+        raise _with_nearest_key(MixtureFileError(f"{path}: {error}")) from error
     return Mixture(path, entries.seed, datasets, stages)
 
 
@@ -133,6 +136,17 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     datasets: Annotated[dict[_Name, _Dataset], Meta(min_length=1, max_length=65_535)]
     stages: Annotated[list[_Stage], Meta(min_length=1)]
     seed: Annotated[int, Meta(ge=0)] = 0
+
+
+def _with_nearest_key(error: MixtureFileError) -> MixtureFileError:
+    from difflib import get_close_matches  # only for an error
+
+    unknown = re.search(r"unknown field `(.+?)`(?: - at `\$\.(\w+))?", str(error))
+    if unknown is None:
+        return error
+    kind = {"stages": _Stage, "datasets": _Dataset}.get(unknown[2], _File)
+    close = get_close_matches(unknown[1], kind.__struct_fields__, 1)
+    return hinted(error, f"{close[0]}  # the nearest key") if close else error
 
 
 def _dataset(file: str, name: str, entry: _Dataset) -> MixedDataset:

@@ -13,8 +13,6 @@ def check_teachers(
     names: str | Sequence[str] | None,
     weights: Sequence[float],
     choice: TeacherChoice,
-    *,
-    prefix: str = "--",
 ) -> tuple[float, ...]:
     """Return the teachers' shares of a mean, adding up to 1; none for a choice.
 
@@ -22,7 +20,6 @@ def check_teachers(
         names: the stored losses; None if a run has none.
         weights: of each, with any sum; none weighs all alike.
         choice: how they become one.
-        prefix: of the options that messages name.
 
     Raises:
         ValueError: not a positive weight for each teacher, a sum that is too large for a number,
@@ -32,24 +29,23 @@ def check_teachers(
         >>> check_teachers(("1.5B", "7B"), (1, 3), "mean")
         (0.25, 0.75)
     """
-    option = f"{prefix}teacher-weights"
     if names is None:
         if weights or choice != "mean":
             raise ValueError(
-                f"{option} and {prefix}teacher-choice are for several {prefix}stored-losses, and "
-                "none are given: leave them out"
+                "teacher_weights and teacher_choice are for several stored_losses, and none are "
+                "given: leave them out"
             )
         return ()
     if choice == "likelier":
         if weights:
-            raise ValueError(f"{option} are for a mean: leave them or {prefix}teacher-choice out")
+            raise ValueError("teacher_weights are for a mean: leave them or teacher_choice out")
         return ()
     count = 1 if isinstance(names, str) else len(names)
     given = tuple(weights) or (1.0,) * count
-    shown = f"{option} {' '.join(map(str, given))}"
+    shown = f"teacher_weights={' '.join(map(str, given))}"
     if len(given) != count or not all(0 < weight < inf for weight in given):
         raise ValueError(
-            f"{shown} must be one positive number for each of the {count} {prefix}stored-losses"
+            f"{shown} must be one positive number for each of the {count} stored_losses"
         )
     if sum(given) == inf:
         raise ValueError(f"{shown} add up to more than a number holds: divide them all by 10")

@@ -39,7 +39,7 @@ class Rows(Mapping[str, torch.Tensor]):
         if shape is None:
             raise KeyError(
                 f"no field {name!r} but {', '.join(self)}; a DataLoader needs "
-                "collate_fn=pipeline.streaming.collate_rows"
+                "collate_fn=vocag.collate_rows"
             )
         words = self.buffer[..., self.layout.words[name]]
         if name in FLOAT_FIELDS:

@@ -1,6 +1,7 @@
 """What a run reads, and how: options of `pipeline.streaming`, without torch."""
 
 from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike, fspath
 from pathlib import Path
 
 from pipeline.packing.reading import Reading
@@ -13,7 +14,7 @@ class StreamConfig:
     """What a run reads, and how.
 
     Attributes:
-        data: what to read.
+        data: what to read: a `Reading`, or the path of a dataset or a mixture.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row; None takes `suggest_teacher_seq_length`.
         seed: of the order.
@@ -26,7 +27,7 @@ class StreamConfig:
         cache_folder: for remote shards and for plans that can't lie next to the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
-        stored_losses: losses that `beam_jobs.score` has stored: a score manifest, or the name of
+        stored_losses: losses that `vocag score` has stored: a score manifest, or the name of
             a teacher; several for several teachers; None leaves them out of the rows.
         teacher_weights: of several teachers in their mean; none weighs all alike.
         teacher_choice: "mean", or "likelier" for the teacher that finds a document likelier.
@@ -34,7 +35,7 @@ class StreamConfig:
             the student's vocabulary.
     """
 
-    data: Reading
+    data: Reading | str | PathLike[str]
     _: KW_ONLY
     seq_length: int
     teacher_seq_length: int | None = None
@@ -50,6 +51,11 @@ class StreamConfig:
     teacher_weights: tuple[float, ...] = ()
     teacher_choice: TeacherChoice = "mean"
     with_distributions: bool = False
+
+    @property
+    def reading(self) -> Reading:
+        """What to read, also if a path alone was given."""
+        return self.data if isinstance(self.data, Reading) else Reading(fspath(self.data))
 
     def __post_init__(self) -> None:
         """Check the counts, and what is read of which teachers."""

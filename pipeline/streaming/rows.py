@@ -29,7 +29,7 @@ a row of 6 student and 6 teacher tokens:
 - Unmapped (0, 0): the label is EOS, padding, or a token that no teacher token covers.
 - A teacher token whose position is 0 has no context and no loss; it is the context token, or the
   text's first token if the convention has none.
-- With `StreamConfig.stored_losses` a row also holds `teacher_losses`, which `beam_jobs.score` has
+- With `StreamConfig.stored_losses` a row also holds `teacher_losses`, which `vocag score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
 - With `StreamConfig.with_distributions` a row also holds `next_token_ids` and `next_token_probs`:
   what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
@@ -99,11 +99,11 @@ class AlignedRows(TorchDataset[Rows]):
             ValueError: impossible configuration. And what `open_run` raises.
 
         Example:
-            >>> rows = AlignedRows(StreamConfig(Reading("aligned"), seq_length=8))  # doctest: +SKIP
+            >>> rows = AlignedRows(StreamConfig("aligned", seq_length=8))  # doctest: +SKIP
         """
         self.config = config
         self.opened = opened or open_run(
-            config.data, saved, seed=config.seed, max_epochs=config.num_epochs
+            config.reading, saved, seed=config.seed, max_epochs=config.num_epochs
         )
         self.rules = PackingRules.of_dataset(
             self.opened.manifest,
@@ -191,7 +191,7 @@ class AlignedRows(TorchDataset[Rows]):
             shuffle_shards=self.config.shuffle_shards,
             samples_per_epoch=self.samples_per_epoch,
             consumed_samples=consumed_samples,
-            where=self.config.data.where.strip(),
+            where=self.config.reading.where.strip(),
             scores=self.opened.scores_digest,
             generations=self.opened.generations,
         )

@@ -170,9 +170,21 @@ class TrainConfig:
         if self.stored_losses is not None and self.teacher is not None:
             raise ValueError("--teacher and --stored-losses are given: choose one")
         if kind.needs != "nothing" and self.stored_losses is None and not self.teacher:
-            stored = ", or --stored-losses" if kind.takes_stored else ""
-            error = ValueError(f"--method {name} needs --teacher{stored}")
-            raise hinted(error, '--stored-losses ""' if kind.takes_stored else "--teacher MODEL")
+            teachers = "--teacher, or --stored-losses" if kind.takes_stored else "--teacher"
+            error = ValueError(f"--method {name} needs {teachers}")
+            raise hinted(
+                error, self._teacher_to_paste() if kind.takes_stored else "--teacher MODEL"
+            )
+
+    def _teacher_to_paste(self) -> str:
+        """Return how the data's own scores are read, or made.
+
+        Raises:
+            ValueError: there is no such data, which should be known first.
+        """
+        from pipeline.dataset.score_files import scores_to_paste  # only for an error
+
+        return scores_to_paste(self.data.mixture().datasets[0].path)
 
 
 def _split_name(source: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from pipeline.dataset.selection import Kept
 from pipeline.packing.opening import open_run
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import score_labels, student_states
 from pipeline.training.ranks import Ranks
@@ -36,8 +36,8 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)
     for name, path in config.heldout_sets.items():
-        stream = StreamConfig(Reading(path), seq_length=config.seq_length, seed=config.seed)
-        run = open_run(stream.data, seed=stream.seed)
+        stream = StreamConfig(path, seq_length=config.seq_length, seed=config.seed)
+        run = open_run(stream.reading, seed=stream.seed)
         record = replace(run.manifest.student, convention=endless)
         run = replace(run, manifest=replace(run.manifest, student=record))
         rows = AlignedRows(stream, opened=run)

@@ -76,7 +76,7 @@ class GuidedTrainer(Trainer):
         Args:
             model: the student, or one of peft around it; as `AutoModelForCausalLM` loads it.
             args: of the Trainer. They say how many rows a step has and how often data are read.
-            data: what to read, `StreamConfig(Reading("aligned"), seq_length=2048,
+            data: what to read, `StreamConfig("aligned", seq_length=2048,
                 stored_losses="teacher")`.
             method: how the loss is made; None: the paper's.
             heldout: an aligned dataset to measure, or several by name.

@@ -68,9 +68,9 @@ class Method:
         self.rule("full", PAPER_RULE.keep_fraction)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
         if not self.temperature > 0:
-            raise ValueError(f"--temperature {self.temperature} must be above 0")
+            raise ValueError(f"temperature={self.temperature} must be above 0")
         if self.top_k is not None and not 1 <= self.top_k <= MOST_ENTRIES:
-            raise ValueError(f"--top-k {self.top_k} must lie in 1..{MOST_ENTRIES}")
+            raise ValueError(f"top_k={self.top_k} must lie in 1..{MOST_ENTRIES}")
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
         """Return the rule by which tokens are chosen; the share is a default."""

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.models.devices import find_device
+
 # A rank may wait while another downloads a model.
 _TIMEOUT = timedelta(hours=2)
 
@@ -67,14 +69,14 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
             this process's number on the machine.
 
     Raises:
-        ValueError: one device for several processes.
+        ValueError: no such device, or one for several processes.
 
     Example:
         >>> with joined_ranks() as ranks:
         ...     train(config, ranks)
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = find_device(device)
     if count == 1:
         yield Ranks(place)
         return

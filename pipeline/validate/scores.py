@@ -170,7 +170,8 @@ def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray
 def _score_again(
     teacher: str, dataset: Dataset, found: list[ScoreFiles], findings: Findings
 ) -> None:
-    from pipeline.scoring.engines.transformers import default_device, load_scorer
+    from pipeline.models.devices import find_device
+    from pipeline.scoring.engines.transformers import load_scorer
 
     weights = find_teacher(teacher)
     own = [s for s in found if s.manifest.rule.weights_sha256 == weights.sha256]
@@ -189,7 +190,7 @@ def _score_again(
                 "and its kernels or quantization round differently from transformers"
             )
             continue
-        rule, device = scores.manifest.rule, default_device()
+        rule, device = scores.manifest.rule, str(find_device())
         scorer = load_scorer(
             str(weights.path),
             ContextRule.from_json(rule.context),

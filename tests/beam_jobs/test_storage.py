@@ -145,7 +145,7 @@ def test_a_file_where_a_folder_is_to_be_is_named_with_a_remedy(tmp_path: Path, i
     file.touch()
     with pytest.raises(NotADirectoryError, match=re.escape(f"{file} is a file")) as refused:
         storage.make_folder(f"{file}{inside}")
-    assert refused.value.__notes__ == [f"hint: mv '{file}' '{file}.old'"]
+    assert refused.value.__notes__ == [f"hint: --output '{file}-2'"]
     storage.make_folder(f"{tmp_path}/a/b")
     storage.make_folder(f"{tmp_path}/a/b")
     assert (tmp_path / "a" / "b").is_dir()

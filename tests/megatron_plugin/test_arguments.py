@@ -128,6 +128,15 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
         ((*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"), "parallelism: leave out"),
         ((*TEACHER, "--vocag-teacher-micro-batch-size", "0"), "micro-batch size 0 and"),
         ((*TEACHER, "--vocag-temperature", "2"), "--vocag-temperature 2.0 is for --vocag-method d"),
+        ((*TEACHER, "--vocag-temperature", "0"), "^--vocag-temperature 0.0 must be above 0"),
+        (
+            (*TEACHER, "--vocag-keep-fraction", "7"),
+            "^--vocag-keep-fraction must lie in 0..1, got 7",
+        ),
+        (
+            (*TEACHER, "--vocag-teacher-weights", "1"),
+            "^--vocag-teacher-weights and --vocag-teacher-c",
+        ),
         ((*TEACHER, "--vocag-weight", "0.5"), "--vocag-weight 0.5 is for --vocag-method distill"),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "--vocag-top-k 4 is for a running --vocag-teach"),
         (("--vocag-method", "distill"), "distill needs --vocag-teacher or --vocag-stored-losses"),
@@ -151,6 +160,15 @@ def test_impossible_options(extra, message):
         (
             (*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"),
             "--vocag-teacher-world-size 2",
+        ),
+        ((*TEACHER, "--vocag-temperature", "0"), "^--vocag-temperature 0.0 must be above 0"),
+        (
+            (*TEACHER, "--vocag-keep-fraction", "7"),
+            "^--vocag-keep-fraction must lie in 0..1, got 7",
+        ),
+        (
+            (*TEACHER, "--vocag-teacher-weights", "1"),
+            "^--vocag-teacher-weights and --vocag-teacher-c",
         ),
         ((*TEACHER, "--vocag-weight", "0.5"), "leave out --vocag-weight"),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "leave out --vocag-top-k"),

@@ -184,6 +184,9 @@ def test_a_hint_outlives_what_wraps_its_error() -> None:
     assert hints_of(another) == []
 
 
+ROWS = " --seq-length 2048  # student tokens per row in training"
+
+
 def slow_tokenizer(root: Path) -> object:
     (root / "slow").mkdir()
     (root / "slow" / "vocab.txt").touch()
@@ -196,7 +199,17 @@ def where(root: Path) -> object:
 
 
 def untaught(root: Path) -> object:
-    return TrainConfig(data=Reading("a"), student="s", output=root, teacher=None)
+    return TrainConfig(data=Reading(str(root / "data")), student="s", output=root, teacher=None)
+
+
+def untaught_without_scores(root: Path) -> object:
+    for path in (root / "data").glob("teacher-*.json"):
+        path.unlink()
+    return untaught(root)
+
+
+def untaught_without_data(root: Path) -> object:
+    return TrainConfig(data=Reading(str(root / "dat")), student="s", output=root, teacher=None)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +219,12 @@ def untaught(root: Path) -> object:
         (
             lambda root: find_scores("qwen", str(root / "data")),
             DatasetError,
-            "vocag score {}/data --teacher qwen",
+            "vocag score {}/data --teacher qwen" + ROWS,
         ),
         (
             lambda root: find_scores("", str(root / "data"), with_distributions=True),
             DatasetError,
-            "vocag score {}/data --teacher MODEL --top-k 16",
+            "vocag score {}/data --teacher MODEL --top-k 16" + ROWS,
         ),
         (
             slow_tokenizer,
@@ -221,8 +234,19 @@ def untaught(root: Path) -> object:
         ),
         (where, WhereError, "--where 'num_student_tokens > 5'"),
         (untaught, ValueError, '--stored-losses ""'),
+        (untaught_without_scores, ValueError, "vocag score {}/data --teacher MODEL" + ROWS),
+        (untaught_without_data, DatasetError, "{}/data  # a dataset"),
     ],
-    ids=["dataset", "losses", "distributions", "tokenizer", "column", "teacher"],
+    ids=[
+        "dataset",
+        "losses",
+        "distributions",
+        "tokenizer",
+        "column",
+        "teacher",
+        "no scores",
+        "no data",
+    ],
 )
 def test_what_users_meet_most_ends_in_something_to_paste(
     copied: Path, act: Callable[[Path], object], kind: type[Exception], hint: str
@@ -239,7 +263,7 @@ def test_an_install_line_names_the_checkout(
     assert install("") == f"pip install -e {repository}"
     shutil.copytree(repository / "vocag", tmp_path / "site/vocag")
     monkeypatch.setattr("vocag.installed.__file__", str(tmp_path / "site/vocag/installed.py"))
-    assert install("hf") == "pip install -e '.[hf]'"
+    assert install("hf") == "pip install 'vocag[hf]'"
 
 
 def test_explore_says_who_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

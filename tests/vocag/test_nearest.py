@@ -11,6 +11,8 @@ from vocag.nearest import look_near, nearest
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "demo" / "aligned set").mkdir(parents=True)
     (tmp_path / "demo" / "corpus.jsonl").touch()
+    for other in ("smollm2", "llama3"):
+        (tmp_path / "models" / other).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -28,6 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("/xyz/corpus", None, "ls /"),
         ("demo/corpus.jsonl/xyz", None, "ls demo/corpus.jsonl"),
         ("demo/", None, "ls demo/"),
+        ("models/llama2", None, "ls models"),
+        ("models/smolm2", "models/smollm2", "models/smollm2  # the nearest name"),
     ],
 )
 @pytest.mark.usefixtures("folder")

@@ -211,6 +211,51 @@ def test_options_join_a_parser_that_has_others() -> None:
     assert re.findall(r"--[a-z-]+", gifts) == names
 
 
+@dataclass(frozen=True)
+class Fussy:
+    """Refuse.
+
+    Attributes:
+        seed: even.
+        top_k: even, too.
+    """
+
+    seed: int = 0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed % 2:
+            raise ValueError(f"seed={self.seed} is odd, as in my/top_k.txt; a seed must be even")
+        if self.top_k % 2:
+            raise ValueError(f"top_k {self.top_k} is odd")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Hold it.
+
+    Attributes:
+        fussy: what is held.
+    """
+
+    fussy: Fussy = Fussy()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("seed", "--my-seed 3 is odd, as in my/top_k.txt; a seed must be even"),
+        ("top_k", "--my-top-k 3 is odd"),
+    ],
+)
+def test_errors_of_fields_name_the_options_that_were_given(given: str, message: str) -> None:
+    values = {"my_seed": 0, "my_top_k": 0, f"my_{given}": 3}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_options(Holder, values, prefix="my_")
+    with pytest.raises(ValueError, match=f"^{given}[= ]3 is odd"):
+        Fussy(**{given: 3})
+
+
 def test_a_flag_that_may_be_left_open_has_a_twin() -> None:
     required = ["--input=a", "--output=b"]
     for given, expected in (([], None), (["--keep-text"], True), (["--no-keep-text"], False)):

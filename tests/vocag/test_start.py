@@ -55,6 +55,16 @@ def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.slow
+def test_a_terminal_that_knows_ascii_only_shows_escapes(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    line = "from vocag.command import main; import sys; main(sys.argv[1:])"
+    wrapped = f"import vocag.command as c; c.run_command = lambda a: print(a[0]) or 0; {line}"
+    done = subprocess.run([sys.executable, "-c", wrapped, "·⏎"], env=environment, cwd=tmp_path,
+                          capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "\\xb7\\u23ce\n")
+
+
+@pytest.mark.slow
 def test_data_folders_of_our_packages_names_hide_nothing(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "notes.txt").write_text("no package")

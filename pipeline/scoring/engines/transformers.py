@@ -30,6 +30,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.likeliest import score_with_likeliest
+from pipeline.models.devices import find_device
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -218,7 +219,7 @@ def load_scorer(
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    device = settings.device or default_device()
+    device = str(find_device(settings.device))
     wanted = DTYPES[dtype]
     flash = device.startswith("cuda") and wanted.itemsize == 2 and is_flash_attn_2_available()
     attention = "flash_attention_2" if flash else None
@@ -227,11 +228,6 @@ def load_scorer(
         source, dtype=wanted, device=device, attention=attention, packed=False
     )
     return Scorer(model, rule, batch_tokens=settings.batch_tokens, distributions=distributions)
-
-
-def default_device() -> str:
-    """Return "cuda" if there is a GPU, else "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _require_finite(

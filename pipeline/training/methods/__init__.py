@@ -29,14 +29,14 @@ def kind_of(method: Method) -> MethodKind:
         'nothing'
     """
     if method.name not in METHODS:
-        raise ValueError(f"--method {method.name}: choose one of {', '.join(METHODS)}")
+        raise ValueError(f"method={method.name}: choose one of {', '.join(METHODS)}")
     kind = METHODS[method.name]
     given = [each.name for each in fields(method) if getattr(method, each.name) != each.default]
     for option in given:
         readers = [other.name for other in METHODS.values() if option in other.options]
         if readers and kind.name not in readers:
             raise ValueError(
-                f"--{option.replace('_', '-')} {getattr(method, option)} is for --method "
-                f"{' and '.join(readers)}: leave it out with {kind.name}"
+                f"{option}={getattr(method, option)} is for method={' and '.join(readers)}: leave "
+                f"it out with {kind.name}"
             )
     return kind

@@ -24,6 +24,15 @@ SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"
         ("First \\boxed{1}, then \\boxed{2}.", "2"),
         ("That makes 3 and 1,250 in all", "1250"),
         ("The answer is\n  12\n", "12"),
+        ("The answer is **70,000**.", "70,000"),
+        ("**The answer is 5.**", "5"),
+        ("The final answer is: **12** dollars", "12 dollars"),
+        ("The answer is \\(70,000\\).", "70,000"),
+        ("The answer is $2**3$", "$2**3$"),
+        (
+            "\\[ \\boxed{\\begin{pmatrix} 1 \\\\[2pt] 2 \\end{pmatrix}} \\]",
+            "\\begin{pmatrix} 1 \\\\[2pt] 2 \\end{pmatrix}",
+        ),
         ("nothing at all", ""),
         ("", ""),
         ("The answer is \\boxed{", ""),
@@ -38,6 +47,7 @@ def test_the_answer_of_a_text(text: str, answer: str) -> None:
     [
         ("Final Answer: The final answer is (B).", "B"),
         ("the choice is d", "D"),
+        ("The answer is **(B)**.", "B"),
         ("the answer is (A). No, the answer is (C).", "A"),
         ("Problem:\nThe answer is (A).", ""),
         ("the answer is 24", ""),

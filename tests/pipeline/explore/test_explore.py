@@ -319,3 +319,17 @@ def test_errors_are_one_line(
     assert captured.out == ""
     assert captured.err.startswith(f"vocag explore: {words}")
     assert all(line.startswith("hint: ") for line in captured.err.splitlines()[1:])
+
+
+def test_info_fits_a_terminal(
+    dataset: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe gets each fact on one line, a terminal the same words in its width."""
+    shown = {}
+    for columns in ("", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["info", str(dataset)]) == 0
+        shown[columns] = capsys.readouterr().out
+    own = [line for line in shown["80"].splitlines() if str(dataset) not in line]
+    assert max(map(len, own)) <= 80 < max(map(len, shown[""].splitlines()))
+    assert shown["80"].split() == shown[""].split()

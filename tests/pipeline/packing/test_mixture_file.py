@@ -1,6 +1,7 @@
 """Mixture files: strictly read, each mistake a message that says what to change."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from pipeline.packing.mixture_file import (
     read_mixture,
 )
 from schemas.errors import DatasetError
+from vocag.failures import hints_of
 
 WORKING = """
 seed = 7
@@ -110,3 +112,19 @@ def test_a_folder_and_a_dataset_that_is_a_file_are_named(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}")
     with pytest.raises(DatasetError, match=r"a\.jsonl is a file, not a dataset: name the folder"):
         read_manifest(str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "right"),
+    [
+        ('sede = 7\n[datasets.a]\npath = "d"', "seed"),
+        ('[datasets.a]\npath = "d"\nrepaet = true', "repeat"),
+        ('[datasets.a]\npath = "d"\n[[stages]]\nwieghts = { a = 1.0 }', "weights"),
+    ],
+)
+def test_a_misspelt_key_gets_the_nearest(tmp_path: Path, misspelt: str, right: str) -> None:
+    file = tmp_path / "mixture.toml"
+    file.write_text(misspelt)
+    with pytest.raises(MixtureFileError, match="unknown field") as refused:
+        read_mixture(file)
+    assert hints_of(refused.value) == [f"hint: {right}  # the nearest key"]

@@ -114,9 +114,7 @@ def test_rows_equal_the_reference_for_every_stored_width(tmp_path, largest_id):
 @pytest.mark.parametrize("make_student", [lambda: None, word_pieces], ids=["tiling", "with gaps"])
 def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path, make_student):
     build_dataset(tmp_path / "data", student=make_student())
-    rows = AlignedRows(
-        StreamConfig(Reading(str(tmp_path / "data")), seq_length=48, teacher_seq_length=64)
-    )
+    rows = AlignedRows(StreamConfig(tmp_path / "data", seq_length=48, teacher_seq_length=64))
     found = decoded_documents(str(tmp_path / "data"))
     assert len(rows) > 10
     require_reference_rows(rows, [sample["document"] for sample in found])

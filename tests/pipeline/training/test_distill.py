@@ -206,5 +206,5 @@ def test_several_teachers_train_a_student_from_the_command_line(
 def test_weights_are_refused_before_anything_is_read(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"--teacher-weights .*{message}"):
+    with pytest.raises(ValueError, match=f"teacher_weights.*{message}"):
         config(tmp_path / "missing", tmp_path, **changes)

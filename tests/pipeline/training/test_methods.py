@@ -50,13 +50,11 @@ def test_options_of_a_method_are_checked() -> None:
     assert given == SelectionRule("full", keep_fraction=0.0, scope="row", seed=3)
     with pytest.raises(ValueError, match=r"keep_fraction must lie in 0\.\.1, got 40"):
         Method(keep_fraction=40)
-    with pytest.raises(ValueError, match="--method best: choose one of teacher, full, random, "):
+    with pytest.raises(ValueError, match="method=best: choose one of teacher, full, random, "):
         kind_of(Method("best"))
-    with pytest.raises(
-        ValueError, match=r"--temperature 2\.0 is for --method distill: leave it out"
-    ):
+    with pytest.raises(ValueError, match=r"temperature=2\.0 is for method=distill: leave it out"):
         kind_of(Method("kld", temperature=2.0))
-    with pytest.raises(ValueError, match=r"--top-k 256 must lie in 1\.\.255"):
+    with pytest.raises(ValueError, match=r"top_k=256 must lie in 1\.\.255"):
         Method("distill", top_k=256)
-    with pytest.raises(ValueError, match=r"--temperature 0 must be above 0"):
+    with pytest.raises(ValueError, match=r"temperature=0 must be above 0"):
         Method("distill", temperature=0)

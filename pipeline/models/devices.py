@@ -1,0 +1,35 @@
+"""Where a model runs: the device that an option names, checked before anything is loaded."""
+
+import torch
+
+from vocag.failures import hinted
+
+
+def find_device(name: str = "") -> torch.device:
+    """Return the device that `--device` names.
+
+    Args:
+        name: such as "cpu" or "cuda:1"; "": the GPU if there is one.
+
+    Raises:
+        ValueError: torch doesn't know the name, or has no such GPU.
+
+    Example:
+        >>> find_device("cpu")
+        device(type='cpu')
+    """
+    if not name:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise hinted(ValueError(f"--device {name}: {reason}"), "--device cpu") from error
+    # Counted without a context of CUDA's, which processes that are forked later could not use.
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        error = ValueError(
+            f"--device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs "
+            "here; see vocag doctor"
+        )
+        raise hinted(error, "--device cpu")
+    return device
