@@ -2,7 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch", reason="needs vocag[torch]")
+
+import torch
 
 from pipeline.models.devices import find_device
 from vocag.failures import hints_of
