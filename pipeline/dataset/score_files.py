@@ -95,8 +95,8 @@ def find_scores(
     if fitting:
         raise hinted(missing, f"--stored-losses {fitting[0].manifest.rule.fingerprint[:16]}")
     top = " --top-k 16" if with_distributions else ""
-    command = f"vocag score {quote(location)} --teacher {quote(source or 'MODEL')}{top}"
-    raise hinted(missing, f"{command} {_ROWS}")
+    teacher = f"{quote(source or 'MODEL')}{top}"
+    raise hinted(missing, f"vocag score {quote(location)} --teacher {teacher} {_ROWS}")
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:

@@ -4,7 +4,7 @@ import argparse
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ OTHERS = {
 """Options that no parser of ours or of the trainers knows."""
 
 
+NOTHING: Mapping[str, str] = {}
+
+
 class Accepted(BaseException):  # no command may catch it
     """A command has read its options."""
 
@@ -39,9 +42,14 @@ def texts() -> Iterator[tuple[str, str]]:
     for path in FILES:
         tree = ast.parse(path.read_text("utf-8"))
         inner = {id(part) for node in ast.walk(tree) for part in _parts_of(node)}
+        named = {
+            node.targets[0].id: rendered(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
         for node in ast.walk(tree):
             # Not a page's style, in which colours are named like options.
-            if id(node) not in inner and (text := rendered(node)) and "var(--" not in text:
+            if id(node) not in inner and (text := rendered(node, named)) and "var(--" not in text:
                 yield text, f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
 
 
@@ -53,15 +61,18 @@ def _parts_of(node: ast.AST) -> Iterator[ast.AST]:
         yield from (part for part in ast.walk(node) if part is not node)
 
 
-def rendered(node: ast.AST) -> str:
+def rendered(node: ast.AST, named: Mapping[str, str] = NOTHING) -> str:
+    """Return a text with a module's own texts put in, and 1 for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.replace("{}", "1")
     if isinstance(node, ast.JoinedStr):
-        return "".join(rendered(part) for part in node.values)
+        return "".join(rendered(part, named) for part in node.values)
     if isinstance(node, ast.FormattedValue):
-        return rendered(node.value) or "1"
+        return rendered(node.value, named) or "1"
+    if isinstance(node, ast.Name):
+        return named.get(node.id, "")
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "quote":
-        return shlex.quote(rendered(node.args[0]) or "1")
+        return shlex.quote(rendered(node.args[0], named) or "1")
     return ""
 
 
