@@ -35,6 +35,7 @@ ALLOWED = {
     "pipeline.dataset.reading": "pipeline.remote vocag",
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading vocag",
     "pipeline.packing": "pipeline.compiled",
+    "pipeline.packing.mixture_file": "vocag",
     "pipeline.packing.reading": "pipeline.packing vocag",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
@@ -54,7 +55,7 @@ ALLOWED = {
     " pipeline.selection_rule pipeline.distributions vocag",
     "pipeline.transfer": "pipeline.models pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag",
-    "pipeline.evaluation": "pipeline.models.teacher_files"
+    "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.devices"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag",
