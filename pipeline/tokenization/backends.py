@@ -36,9 +36,6 @@ from pipeline.tokenization.definition import (
 from pipeline.tokenization.offset_proof import byte_positions
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile
 
-Report = tuple[NDArray[np.uint32], NDArray[np.int64]]
-"""A text's ids [T] and byte ranges [T, 2], as a library reports them."""
-
 
 class LibraryError(ValueError):
     """A tokenizer library failed on a text; the message names it and what it says."""
@@ -60,6 +57,18 @@ def _failures_of(library: str) -> Iterator[None]:
             kind = type(error).__name__
             raise LibraryError(f"the {library} library fails ({kind}): {error}") from error
         raise
+
+
+class Report(NamedTuple):
+    """A text's ids [T] and byte ranges [T, 2], as a library reports them.
+
+    `surfaces` [T] is what each token stands for, b"" if the library doesn't say: the unknown token
+    may stand for anything.
+    """
+
+    ids: NDArray[np.uint32]
+    ranges: NDArray[np.int64]
+    surfaces: list[bytes]
 
 
 class Encoded(NamedTuple):
@@ -160,7 +169,7 @@ class HuggingFaceReference:
         """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
         if self._normalizer is not None:
             text = self._normalizer.normalize_str(text)
-        return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
+        return self._read_spaces(text)
 
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids, added tokens left out."""
@@ -169,7 +178,14 @@ class HuggingFaceReference:
     def _report(self, text: str, ids: NDArray[np.uint32], encoding: tokenizers.Encoding) -> Report:
         """Return ids and ranges, converted from characters to bytes."""
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        return ids, byte_positions(text)[characters]
+        surfaces = [b""] * len(ids)
+        if self.definition["model"].get("type") == "Unigram":  # others give the unknown one's name
+            surfaces = [self._read_spaces(token).encode() for token in encoding.tokens]
+        return Report(ids, byte_positions(text)[characters], surfaces)
+
+    def _read_spaces(self, text: str) -> str:
+        """Return a text with `▁` as the space it stands for, if it does."""
+        return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def _require_usable(self, source: str) -> None:
         if loses_characters(self.definition):
@@ -270,7 +286,8 @@ class SentencePieceReference:
         """Return ids and ranges in bytes: bytes, because bytes are asked for."""
         report = self.processor.Encode(text.encode(), return_type="offset_mapping")
         ranges = np.array(report["offsets"], np.int64).reshape(-1, 2)
-        return np.array(report["ids"], np.uint32), ranges
+        surfaces = [piece.replace(SPACE_PIECE.encode(), b" ") for piece in report["pieces"]]
+        return Report(np.array(report["ids"], np.uint32), ranges, surfaces)
 
     def _keeps_ascii(self) -> bool:
         """Return whether normalising keeps every pair of ASCII characters.

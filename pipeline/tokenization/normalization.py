@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Normalize = Callable[[str], str]
+Levels = Sequence[Callable[[str], list[str]]]
+"""Ways to divide a piece, the coarsest first."""
 
 _FRAME = "q"
 """A letter that no mark composes with, and that no known normaliser changes."""
@@ -145,8 +147,7 @@ class _FrameLostError(ValueError):
 
 def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
     """Yield the text piece by piece, each with what it became."""
-    for match in _BLOCK.finditer(text):
-        block = match[0]
+    for block in _blocks(text, rewrite):
         result = rewrite(block)
         if result == block:
             yield block, block
@@ -154,20 +155,23 @@ def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
             yield from _divide(block, result, rewrite, (_WORD.findall, _clusters))
 
 
-def _divide(
-    piece: str,
-    result: str,
-    rewrite: Normalize,
-    levels: Sequence[Callable[[str], list[str]]],
-) -> Iterator[tuple[str, str]]:
-    """Divide a piece that changed into parts that make up its result, as far as there are such.
+def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
+    """Yield blocks of a text, none of which begins with what may join the white space before it."""
+    block = ""
+    for match in _BLOCK.finditer(text):
+        if block and not _begins_blank(rewrite(match[0][0])):
+            yield block
+            block = ""
+        block += match[0]
+    if block:
+        yield block
 
-    Where a level's parts don't, two halves of them may.
-    """
-    parts = levels[0](piece)
-    middle = len(parts) // 2
-    halves = ["".join(parts[:middle]), "".join(parts[middle:])] if middle else []
-    for division, finer in ((parts, levels[1:]), (halves, levels)):
+
+def _divide(
+    piece: str, result: str, rewrite: Normalize, levels: Levels
+) -> Iterator[tuple[str, str]]:
+    """Divide a piece that changed into parts that make up its result, as far as there are such."""
+    for division, finer in _divisions(piece, rewrite, levels):
         results = [rewrite(part) for part in division]
         if "".join(results) != result:
             continue
@@ -177,15 +181,51 @@ def _divide(
             elif finer:
                 yield from _divide(part, became, rewrite, finer)
             else:
-                yield from _without_equal_ends(part, became)
+                yield from _without_equal_ends(part, became, rewrite)
         return
-    yield piece, result
 
 
-def _without_equal_ends(source: str, result: str) -> Iterator[tuple[str, str]]:
+def _divisions(
+    piece: str, rewrite: Normalize, levels: Levels
+) -> Iterator[tuple[list[str], Levels]]:
+    """Yield divisions of a piece, and the levels at which their parts may be divided further.
+
+    A level's parts; these joined where white space would meet, of which a normaliser may make one
+    space; two halves; the whole, which finer parts may make up.
+    """
+    parts = levels[0](piece)
+    yield parts, levels[1:]
+    parts = _without_meeting_blanks(parts, rewrite)
+    yield parts, levels[1:]
+    middle = len(parts) // 2
+    if middle:
+        yield ["".join(parts[:middle]), "".join(parts[middle:])], levels
+    yield [piece], levels[1:]
+
+
+def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[str]:
+    """Join parts of which one ends in a space and the next begins with one, or becomes nothing."""
+    joined: list[str] = []
+    meets = False
+    for part in parts:
+        result = rewrite(part)
+        if meets and _begins_blank(result):
+            joined[-1] += part
+        else:
+            joined.append(part)
+        meets = result.endswith(" ") or (meets and not result)
+    return joined
+
+
+def _begins_blank(result: str) -> bool:
+    return result[:1] in ("", " ")
+
+
+def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
     """Yield a changed piece less the characters that it begins and ends with on both sides.
 
-    Both rests keep a character: a base whose marks were dropped keeps them.
+    Both rests keep a character: a base whose marks were dropped keeps them. A rest that becomes
+    something else alone isn't divided.
     """
     shorter = min(len(source), len(result)) - 1
     head = 0
@@ -194,8 +234,12 @@ def _without_equal_ends(source: str, result: str) -> Iterator[tuple[str, str]]:
     tail = 0
     while tail < shorter - head and source[-1 - tail] == result[-1 - tail]:
         tail += 1
+    rest, became = source[head : len(source) - tail], result[head : len(result) - tail]
+    if rewrite(rest) != became:
+        head = tail = 0
+        rest, became = source, result
     yield source[:head], source[:head]
-    yield source[head : len(source) - tail], result[head : len(result) - tail]
+    yield rest, became
     yield source[len(source) - tail :], source[len(source) - tail :]
 
 

@@ -11,6 +11,7 @@ that share bytes are checked against them together.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,9 @@ def find_unproven(
     rewrite = framed(normalize)
     ranges = byte_offsets.tolist()
     runs = list(_runs(ranges))
+    if rewrite is None:
+        return list(range(len(ranges)))
+    first_byte, last_byte = _edges(text.decode(), rewrite)
     unproven: list[int] = []
     for number, (first, stop) in enumerate(runs):
         if stop == first + 1 and contents[first] == text[slice(*ranges[first])]:
@@ -103,13 +107,45 @@ def find_unproven(
         a, b = _whole_characters(runs, ranges, text, number)
         start, end = ranges[a][0], ranges[b - 1][1]
         try:
-            if rewrite is None or not _holds(
-                rewrite(text[start:end].decode()).encode(), contents[a:b], lost_bytes, keeps_spaces
-            ):
-                unproven += range(first, stop)
+            normalized = rewrite(text[start:end].decode()).encode().translate(None, lost_bytes)
         except ValueError:  # half a character is nobody's, or can't be normalised on its own
             unproven += range(first, stop)
+            continue
+        at_edges = start <= first_byte, end >= last_byte
+        if not _holds(normalized, contents[a:b], keeps_spaces, at_edges):
+            unproven += range(first, stop)
     return unproven
+
+
+def spelled_from(
+    spelled: bytes, piece: bytes, *, at_start: bool = True, at_end: bool = True
+) -> int | None:
+    """Return where tokens begin in a piece of a normalised text, None if they don't spell it.
+
+    -1 if a space comes first. At a text's start and end white space may be left out, and a space
+    may come last instead of first.
+
+    Args:
+        spelled: what the tokens stand for.
+        piece: what they have to spell.
+        at_start: whether nothing but white space is before it in the text.
+        at_end: whether nothing but white space is behind it.
+
+    Example:
+        >>> spelled_from(b" a b", b"a b ")
+        -1
+    """
+    if spelled in (piece, b" " + piece):
+        return len(piece) - len(spelled)
+    core = spelled.strip() or spelled.strip(b" ")
+    if core not in piece or not core:
+        return None
+    (head, _, tail), (piece_head, _, piece_tail) = spelled.partition(core), piece.partition(core)
+    if (piece_head + piece_tail).strip():
+        return None
+    starts = head in (piece_head, b" " + piece_head) or (at_start and piece_head.endswith(head))
+    ends = tail == piece_tail or (at_end and (piece_tail + b" ").startswith(tail))
+    return len(piece_head) - len(head) if starts and ends else None
 
 
 def _lay_out(
@@ -151,16 +187,31 @@ def _whole_characters(
     return runs[a][0], runs[b][1]
 
 
+def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
+    """Return the bytes between which a text isn't blank: normalising may trim the rest of it."""
+
+    def is_blank(character: str) -> bool:
+        return not rewrite(character).strip()
+
+    try:
+        head, tail = takewhile(is_blank, text), takewhile(is_blank, reversed(text))
+        return len("".join(head).encode()), len(text.encode()) - len("".join(tail).encode())
+    except ValueError:  # a character that can't be normalised on its own isn't blank
+        return 0, len(text.encode())
+
+
 def _holds(
-    normalized: bytes, contents: Sequence[bytes], lost_bytes: bytes, keeps_spaces: bool
+    normalized: bytes, contents: Sequence[bytes], keeps_spaces: bool, at_edges: tuple[bool, bool]
 ) -> bool:
-    normalized = normalized.translate(None, lost_bytes)
+    """Return whether a piece of the text holds what its tokens stand for."""
     if not keeps_spaces:
         normalized = normalized.translate(None, _WHITE_SPACE)
         contents = [content.translate(None, _WHITE_SPACE) for content in contents]
+    at_start, at_end = at_edges
     if all(contents):
         joined = b"".join(contents)
-        return joined in (normalized, b" " + normalized)
+        return spelled_from(joined, normalized, at_start=at_start, at_end=at_end) is not None
+    normalized += b" " if at_end else b""
     place = 0  # unknown tokens may stand for anything between the known ones
     for content in filter(None, contents):
         found = normalized.find(content, place)

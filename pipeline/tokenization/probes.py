@@ -35,6 +35,8 @@ PROBES: tuple[str, ...] = (
     "ø ö ú ÿ õ ÷ û ý À ù Á þ ü",
 )
 
+_PLAIN = PROBES[:2]
+
 
 def probes_of(added_strings: Sequence[str]) -> list[bytes]:
     """Return the probes, and texts with a tokenizer's own added tokens, plain and among others."""
@@ -46,18 +48,16 @@ def require_usable(source: str, path: ReferencePath) -> None:
     """Refuse a tokenizer whose offsets can't be trusted even on plain text.
 
     Raises:
-        TokenizerError: it leaves letters of it uncovered.
+        TokenizerError: it fails on some, or leaves letters of it uncovered.
     """
-    text = PROBES[1].encode()
-    batch = path.tokenize([text, *(probe.encode() for probe in PROBES)])
-    covered = np.zeros(len(text), bool)
-    for start, end in batch.byte_offsets[: batch.cu_tokens[1]]:
-        covered[start:end] = True
-    missing = [place for place in np.flatnonzero(~covered) if text[place : place + 1] != b" "]
-    if missing or batch.failures:
-        raise TokenizerError(
-            f'tokenizer "{source}" is lossy beyond repair: its offsets leave '
-            f"{len(missing)} of {len(text)} bytes of plain English uncovered "
-            f"and fail on {len(batch.failures)} probe texts "
-            f"{list(batch.failures.values())[:1]}; use the fast tokenizer.json of the model"
-        )
+    batch = path.tokenize([text.encode() for text in _PLAIN])
+    for d, text in enumerate(_PLAIN):
+        covered = np.array([character.isspace() for character in text])
+        for start, end in batch.byte_offsets[batch.cu_tokens[d] : batch.cu_tokens[d + 1]]:
+            covered[start:end] = True
+        missing = f"its offsets leave {np.sum(~covered)} of {len(text)} bytes uncovered"
+        if d in batch.failures or not covered.all():
+            raise TokenizerError(
+                f'tokenizer "{source}" is lossy beyond repair: on the plain text "{text}" '
+                f"{batch.failures.get(d, missing)}; use the fast tokenizer.json of the model"
+            )

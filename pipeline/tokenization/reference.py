@@ -2,9 +2,9 @@
 
 Where tokens spell a text, offsets are a running sum. Where a normaliser rewrote it, they spell what
 it became (`pipeline.tokenization.normalization`), and are carried back over each piece that
-changed. Only if a token stands for unknown bytes is the library's report used, mended and
-then held against the text: a token that its bytes do not hold takes its whole word, or the document
-fails.
+changed. What the unknown token stands for is the library's report to say. Only if it doesn't are
+the ranges of the report used, mended and then held against the text: a token that its bytes do not
+hold takes its whole word, or the document fails.
 """
 
 import re
@@ -14,9 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import Ranges, TokenBatch, without_failures
-from pipeline.tokenization.backends import Encoded, LibraryError, Reference
+from pipeline.tokenization.backends import Encoded, LibraryError, Reference, Report
 from pipeline.tokenization.normalization import Rewriting, follow_normalizer
-from pipeline.tokenization.offset_proof import byte_positions, find_unproven, mend_offsets
+from pipeline.tokenization.offset_proof import (
+    byte_positions,
+    find_unproven,
+    mend_offsets,
+    spelled_from,
+)
 from pipeline.tokenization.vocabulary_table import VocabularyTable
 from schemas.document import tiles_text
 
@@ -77,37 +82,28 @@ class ReferencePath:
         if self._reference.lost_bytes or not self.contents.all_known(input_ids):
             return None
         rewriting = follow_normalizer(text.decode(), self._reference.normalize)
-        if rewriting is None:
+        contents = self.contents.of(input_ids)
+        whole = rewriting and rewriting.normalized
+        if whole is None or b"".join(contents) not in (whole, b" " + whole):
             return None
-        whole = rewriting.normalized
-        if self.contents.spell(input_ids) not in (whole, b" " + whole):
-            return None
-        places = self._find_places(input_ids, whole)
-        return None if places is None else rewriting.to_text(places)
+        return self._lay_out_rewritten(contents, rewriting)
 
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
         """Return the tokens of a text whose bytes do not hold what the tokens stand for."""
-        if self._tile(input_ids, byte_offsets, text):
-            return []
+        contents = self.contents.of(input_ids)
+        if b"".join(contents) == text:
+            bounds = np.cumsum([0, *map(len, contents)])
+            if np.array_equal(byte_offsets, np.stack([bounds[:-1], bounds[1:]], axis=1)):
+                return []
         return find_unproven(
             byte_offsets,
-            [self.contents.entries[token_id] for token_id in input_ids.tolist()],
+            contents,
             text,
             self._reference.normalize,
             lost_bytes=self._reference.lost_bytes,
             keeps_spaces=self._reference.spells,
-        )
-
-    def _tile(self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes) -> bool:
-        """Return whether tokens spell the text, side by side."""
-        ends = np.cumsum(self.contents.lengths(input_ids))
-        return (
-            self.contents.spell(input_ids) == text
-            and np.array_equal(byte_offsets[:, 1], ends)
-            and np.array_equal(byte_offsets[1:, 0], ends[:-1])
-            and not byte_offsets[:1, 0].any()
         )
 
     def _encode(
@@ -122,7 +118,7 @@ class ReferencePath:
                 return [self._encode([text], failures, place)[0] for place, text in each]
             failures[first] = str(error)
             ids = np.empty(0, np.uint32)
-            return [Encoded(ids, lambda: (ids, np.empty((0, 2), np.int64)))]
+            return [Encoded(ids, lambda: Report(ids, np.empty((0, 2), np.int64), []))]
 
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         """Return exact offsets of a text's tokens, or what is wrong."""
@@ -133,23 +129,39 @@ class ReferencePath:
 
     def _prove_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         rewriting = follow_normalizer(text, self._reference.normalize)
-        if rewriting is not None and self.contents.all_known(encoded.ids):
-            places = self._find_places(encoded.ids, rewriting.normalized)
-            if places is not None:
-                return rewriting.to_text(places)
-        return self._mend(text, encoded, rewriting)
+        contents = self.contents.of(encoded.ids)
+        found = self._lay_out_rewritten(contents, rewriting)
+        if found is not None:
+            return found
+        report = encoded.report()
+        if not np.array_equal(report.ids, encoded.ids):
+            return "the reference tokenizer gave other ids for the same text the second time"
+        contents = [of or says for of, says in zip(contents, report.surfaces, strict=True)]
+        found = self._lay_out_rewritten(contents, rewriting)
+        return self._mend(text, report, contents, rewriting) if found is None else found
 
-    def _find_places(self, ids: NDArray[np.uint32], normalized: bytes) -> NDArray[np.int64] | None:
+    def _lay_out_rewritten(
+        self, contents: Sequence[bytes], rewriting: Rewriting | None
+    ) -> NDArray[np.int64] | None:
+        """Return the ranges of tokens that spell what a text became, None if they don't."""
+        if rewriting is None or not all(contents):
+            return None
+        places = self._find_places(contents, rewriting.normalized)
+        return None if places is None else rewriting.to_text(places)
+
+    def _find_places(
+        self, contents: Sequence[bytes], normalized: bytes
+    ) -> NDArray[np.int64] | None:
         """Return where tokens lie in the normalised text, [T, 2]; None: they don't spell it."""
         lost = self._reference.lost_bytes
         kept = normalized.translate(None, lost)
-        shift = _spelled_from(self.contents.spell(ids), kept)
+        shift = spelled_from(b"".join(contents), kept)
         if shift is None:
-            places = None if self._reference.spells else self.contents.walk(ids, kept)
+            places = None if self._reference.spells else _walk(contents, kept)
         else:
-            ends = np.cumsum(self.contents.lengths(ids), dtype=np.int64) + shift
-            starts = ends - self.contents.lengths(ids)
-            places = np.stack([np.maximum(starts, 0), np.maximum(ends, 0)], axis=1)
+            bounds = np.cumsum([0, *map(len, contents)], dtype=np.int64) + shift
+            bounds = np.clip(bounds, 0, len(kept))  # without a space that isn't the text's
+            places = np.stack([bounds[:-1], bounds[1:]], axis=1)
         if places is None or len(kept) == len(normalized):
             return places
         positions = np.flatnonzero(~np.isin(np.frombuffer(normalized, np.uint8), list(lost)))
@@ -158,25 +170,19 @@ class ReferencePath:
         return np.stack([starts, np.where(places[:, 1] > places[:, 0], ends, starts)], axis=1)
 
     def _mend(
-        self, text: str, encoded: Encoded, rewriting: Rewriting | None
+        self, text: str, report: Report, contents: Sequence[bytes], rewriting: Rewriting | None
     ) -> NDArray[np.int64] | str:
         """Return the library's own offsets, mended and proven, or what is wrong."""
-        ids, reported = encoded.report()
-        if not np.array_equal(ids, encoded.ids):
-            return "the reference tokenizer gave other ids for the same text the second time"
+        ids, reported = report.ids, report.ranges
         if np.any(reported[1:] < reported[:-1]) or np.any(reported[:, 1] < reported[:, 0]):
             return "the tokenizer's offsets are not monotone"
         data = text.encode()
-        mended = mend_offsets(
-            reported,
-            data,
-            [self.contents.entries[token_id] for token_id in ids.tolist()],
-        )
+        mended = mend_offsets(reported, data, contents)
         if rewriting is not None:
             mended = rewriting.widen(mended)
         unproven = self.find_unproven(ids, mended, data)
         if unproven:
-            mended[unproven] = _words_around(mended[unproven], text)
+            mended[unproven] = words_around(mended[unproven], text)
             mended[:, 0] = np.minimum.accumulate(mended[::-1, 0])[::-1]
             mended[:, 1] = np.maximum.accumulate(mended[:, 1])
             unproven = self.find_unproven(ids, mended, data)
@@ -189,37 +195,35 @@ class ReferencePath:
         return mended
 
 
-def _spelled_from(spelled: bytes, text: bytes) -> int | None:
-    """Return where in a text its tokens begin, None if they don't spell it.
+def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
+    """Return where tokens lie in a text that they spell but for white space, int64 [T, 2].
 
-    -1 if a space comes first; more than 0 where white space is left out at the text's start.
+    None if they don't.
     """
-    if spelled in (text, b" " + text):
-        return len(text) - len(spelled)
-    core = spelled.strip()
-    if core != text.strip():
-        return None
-    head, tail = _ends(spelled)
-    text_head, text_tail = _ends(text)
-    if not core or not text_tail.startswith(tail):
-        return None
-    fits = head == b" " + text_head or text_head.endswith(head)
-    return len(text_head) - len(head) if fits else None
+    places: list[tuple[int, int]] = []
+    position = 0
+    for content in contents:
+        while not text.startswith(content, position):
+            if content.startswith(b" "):  # one that the tokenizer put in
+                content = content[1:]
+            elif text[position : position + 1].isspace():  # one that it left out
+                position += 1
+            else:
+                return None
+        places.append((position, position + len(content)))
+        position += len(content)
+    left = text[position:]
+    return None if left.strip() else np.array(places, np.int64).reshape(-1, 2)
 
 
-def _ends(text: bytes) -> tuple[bytes, bytes]:
-    """Return the white space at both ends of a text."""
-    return text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-
-
-def _words_around(ranges: NDArray[np.int64], text: str) -> NDArray[np.int64]:
-    """Return the ranges, int64 [T, 2], widened over the words that they touch."""
+def words_around(ranges: NDArray[np.int64], text: str) -> NDArray[np.int64]:
+    """Return the ranges, int64 [T, 2], widened over the words that they touch, else the next."""
     positions = byte_positions(text)
     words = np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
     words = positions[words]
     if len(words) == 0:
         return ranges
     first = np.minimum(np.searchsorted(words[:, 1], ranges[:, 0], side="right"), len(words) - 1)
-    last = np.maximum(np.searchsorted(words[:, 0], ranges[:, 1], side="left") - 1, 0)
+    last = np.maximum(np.searchsorted(words[:, 0], ranges[:, 1], side="left") - 1, first)
     starts = np.minimum(ranges[:, 0], words[first, 0])
     return np.stack([starts, np.maximum(ranges[:, 1], words[last, 1])], axis=1)

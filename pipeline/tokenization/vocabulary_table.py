@@ -53,52 +53,28 @@ class VocabularyTable:
         )
         return byte_offsets, proven
 
-    def lengths(self, input_ids: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return how many bytes tokens stand for, int32 [T]."""
-        lengths: NDArray[np.int32] = self._lengths[input_ids]
-        return lengths
+    def of(self, input_ids: NDArray[np.integer]) -> list[bytes]:
+        """Return what each token stands for."""
+        return [self.entries[token_id] for token_id in input_ids.tolist()]
 
     def all_known(self, input_ids: NDArray[np.integer]) -> bool:
         """Return whether each token stands for known bytes."""
         return bool(self._lengths[input_ids].all())
 
-    def walk(self, input_ids: NDArray[np.integer], text: bytes) -> NDArray[np.int64] | None:
-        """Return where tokens lie in a text that they spell but for white space, int64 [T, 2].
-
-        None if they don't.
-        """
-        places: list[tuple[int, int]] = []
-        position = 0
-        for token_id in input_ids.tolist():
-            content = self.entries[token_id]
-            if not content:
-                return None
-            while not text.startswith(content, position):
-                if content.startswith(b" "):  # one that the tokenizer put in
-                    content = content[1:]
-                elif text[position : position + 1].isspace():  # one that it left out
-                    position += 1
-                else:
-                    return None
-            places.append((position, position + len(content)))
-            position += len(content)
-        left = text[position:]
-        return None if left.strip() else np.array(places, np.int64).reshape(-1, 2)
-
-    def spell(self, input_ids: NDArray[np.integer]) -> bytes:
-        """Return what tokens stand for, one after another."""
-        return b"".join([self.entries[token_id] for token_id in input_ids.tolist()])
-
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
         """Return the text that tokens tile, None if one stands for too few bytes.
 
         Where a token covers fewer bytes than it stands for, the last ones are the text's: a dummy
-        prefix is in the vocabulary and not in the text.
+        prefix is in the vocabulary and not in the text. A space that may come last instead is left
+        out of the last token.
         """
         ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
         widths = ends - byte_offsets[:, 0]
         if ids.max(initial=0) >= len(self.entries) or (self._lengths[ids] < widths).any():
             return None
-        places = np.arange(widths.sum()) + np.repeat(self._cu_flat[ids + 1] - ends, widths)
+        firsts = self._cu_flat[ids + 1] - widths
+        if self.entries[ids[-1]].endswith(b" "):
+            firsts[-1] = self._cu_flat[ids[-1]]
+        places = np.arange(widths.sum()) + np.repeat(firsts - byte_offsets[:, 0], widths)
         text: NDArray[np.uint8] = self._flat[places]
         return text.tobytes()

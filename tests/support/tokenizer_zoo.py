@@ -281,18 +281,18 @@ def _xlm_roberta_like() -> Definition:
     return body
 
 
-def _sentencepiece(model_type: str, rule: str) -> bytes:
+def _sentencepiece(model_type: str, rule: str, **options: bool) -> bytes:
     model = BytesIO()
+    defaults = {"byte_fallback": True, "remove_extra_whitespaces": rule != "identity"}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 20),
         model_writer=model,
         model_type=model_type,
         vocab_size=420,
         hard_vocab_limit=False,
-        byte_fallback=True,
         normalization_rule_name=rule,
-        remove_extra_whitespaces=rule != "identity",
         minloglevel=2,
+        **(defaults | options),
     )
     return model.getvalue()
 
@@ -327,6 +327,10 @@ TRAINED_SENTENCEPIECE: dict[str, Callable[[], bytes]] = {
     "sentencepiece_bpe": lambda: _sentencepiece("bpe", "identity"),
     "sentencepiece_nfkc": lambda: _sentencepiece("bpe", "nmt_nfkc"),
     "sentencepiece_unigram": lambda: _sentencepiece("unigram", "nmt_nfkc"),
+    "sentencepiece_unknown": lambda: _sentencepiece("unigram", "nmt_nfkc", byte_fallback=False),
+    "sentencepiece_suffix": lambda: _sentencepiece(
+        "bpe", "nfkc", byte_fallback=False, treat_whitespace_as_suffix=True
+    ),
 }
 
 NFC, NFD, NFKC, NFKD = ({"type": form} for form in ("NFC", "NFD", "NFKC", "NFKD"))
@@ -343,6 +347,16 @@ NORMALIZING: dict[str, Callable[[], Definition]] = {
 """What normalisers do to offsets; tests of normalization follow each by itself."""
 
 SMALL = (*TRAINED, *TRAINED_SENTENCEPIECE)
+SHARED_SENTENCEPIECE = {
+    name: SHARED / name / file
+    for name, file in (
+        ("t5_model", "spiece.model"),
+        ("xlnet_model", "spiece.model"),
+        ("bpemb_en", "en.wiki.bpe.model"),
+        ("sentencepiece_test", "test_model.model"),
+        ("marian", "source.spm"),
+    )
+}
 SHARED_NAMES = ("qwen2_5", "llama2", "mistral", "deepseek_llm", "smollm2")
 DEEPSEEK = pytest.param("deepseek", marks=pytest.mark.slow)
 EVERY = [*SMALL, "mistral_v1", DEEPSEEK, *map(shared, SHARED_NAMES)]

@@ -1,5 +1,6 @@
 """Offsets behind a normaliser, against an oracle that follows it character by character."""
 
+import re
 import unicodedata
 from functools import partial
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.tokenization import Tokenizer
 from pipeline.tokenization.normalization import follow_normalizer
 from pipeline.tokenization.offset_proof import find_unproven
+from pipeline.tokenization.reference import words_around
 from tests.support.normalizer_oracle import (
     Step,
     cluster_hull,
@@ -23,7 +25,8 @@ from tests.support.normalizer_oracle import (
     without_accents,
     without_marks,
 )
-from tests.support.tokenizer_zoo import NORMALIZING, load
+from tests.support.range_oracle import bound_ranges
+from tests.support.tokenizer_zoo import NORMALIZING, TRAINED_SENTENCEPIECE, load
 
 ARABIC = "\u0634\u0651\u064e"
 KOREAN = unicodedata.normalize("NFD", "를 위한 유효한")
@@ -55,6 +58,18 @@ def marked_texts() -> st.SearchStrategy[str]:
     return st.text(characters, max_size=24)
 
 
+def blank_texts() -> st.SearchStrategy[str]:
+    """Texts with much that becomes white space or nothing, beside what is rewritten otherwise."""
+    blanks = " \t\n\ufffd\ufeff\u200b\u3000\xa0\x01\x7f\u2028\u1680"
+    characters = st.sampled_from((blanks, blanks, "´¨ﷺ", "⅔⁄½①㌔ﬁ", *MARKED))
+    return st.text(characters.flatmap(st.sampled_from), max_size=16)
+
+
+def collapse(text: str) -> str:
+    """What SentencePiece's nmt_nfkc does to white space and U+FFFD."""
+    return re.sub("[ \ufffd]+", " ", text)
+
+
 def stands_for(tokenizer: Tokenizer, token_id: int) -> bytes:
     """What a token stands for in the normalised text."""
     entry: bytes = tokenizer._reference_path.contents.entries[token_id]
@@ -84,6 +99,33 @@ def test_each_token_covers_the_characters_that_it_came_from_and_no_others(
             first, last = cluster_hull(text, own)
             assert first <= start
             assert end <= last
+
+
+@pytest.mark.parametrize("name", [*TRAINED_SENTENCEPIECE, "unigram", "nfkc"])
+@given(text=blank_texts())
+@example(text="⅔ x⁄")
+@example(text="bad \ufffd\ufffd bytes \ufffd")
+@example(text="t\ufeff\ufeff")
+@example(text="a ´ ´b")
+@example(text="plain words " * 45 + "\ufffd ´x \ufffdy \ufeff" * 3)
+@settings(max_examples=100)
+def test_ranges_lie_between_those_that_trying_every_cut_gives(name: str, text: str) -> None:
+    tokenizer = load(name, fast=False)
+    data = text.encode()
+    batch = tokenizer.tokenize_batch([data])
+    assert not batch.failures
+    assert tokenizer.find_unproven(batch.input_ids, batch.byte_offsets, data) == []
+    (encoded,) = tokenizer._reference.encode_batch([text])
+    surfaces = encoded.report().surfaces
+    pieces = [
+        stands_for(tokenizer, i) or s for i, s in zip(encoded.ids.tolist(), surfaces, strict=True)
+    ]
+    bounds = bound_ranges(text, pieces, tokenizer._reference.normalize)
+    if bounds is None:
+        return
+    for (start, end), (own, (first, last)) in zip(batch.byte_offsets.tolist(), bounds, strict=True):
+        assert own <= set(range(start, end))
+        assert first <= start <= end <= last
 
 
 @pytest.mark.parametrize("name", [*NORMALIZING, "word_pieces", "sentencepiece_nfkc"])
@@ -133,6 +175,15 @@ def test_long_texts_are_followed_piece_by_piece() -> None:
     assert rewriting.normalized.decode() == nfc(text)
 
 
+@pytest.mark.parametrize("between", ["\ufffd", " \ufffd", "\ufffd \ufffd"])
+def test_white_space_that_becomes_one_is_followed_where_blocks_meet(between: str) -> None:
+    text = ("word " * 103 + between) * 10 + "x"
+    rewriting = follow_normalizer(text, collapse)
+    assert rewriting is not None
+    assert rewriting.normalized.decode() == collapse(text)
+    assert max(rewriting.changes[:, 1] - rewriting.changes[:, 0]) == len(f" {between}".encode())
+
+
 def test_what_keeps_no_frame_is_not_followed() -> None:
     assert follow_normalizer("abc", lambda text: text.replace("q", "k")) is None
     assert follow_normalizer("abc", lambda text: text.replace("aq", "x")) is not None
@@ -163,3 +214,40 @@ def test_wrong_ranges_are_condemned(
     contents = [piece.encode(errors="surrogateescape") for piece in pieces]
     nfc = partial(unicodedata.normalize, "NFC")
     assert find_unproven(np.array(ranges), contents, text.encode(), nfc) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "ranges", "expected"),
+    [
+        ("bad \ufffd\ufffd bytes \ufffd", [" bad", " bytes"], [(0, 20), (0, 20)], []),
+        ("bad \ufffd bytes \ufffd", [" bad", " byte"], [(0, 17), (0, 17)], [0, 1]),
+        ("t \ufffd", ["t"], [(0, 5)], []),
+        ("\ufffd t", ["t"], [(0, 5)], []),
+        ("t \ufffd", ["t "], [(0, 1)], []),  # a space that comes last instead of first
+        ("t \ufffdx", ["t", "x"], [(0, 5), (5, 6)], [0]),
+        ("x\ufffd t", ["x", "t"], [(0, 1), (1, 6)], [1]),
+        ("t x", ["t ", "x"], [(0, 1), (2, 3)], [0]),
+        ("t \ufffd", ["   t"], [(0, 1)], [0]),
+    ],
+)
+def test_white_space_may_be_left_out_at_the_ends_of_a_text_only(
+    text: str, pieces: list[str], ranges: list[tuple[int, int]], expected: list[int]
+) -> None:
+    contents = [piece.encode() for piece in pieces]
+    assert find_unproven(np.array(ranges), contents, text.encode(), collapse) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "ranges", "expected"),
+    [
+        ("a  ⅔ b", [(1, 2)], [(1, 6)]),  # white space only: to the next word
+        ("a  ⅔ b", [(4, 5)], [(3, 6)]),
+        ("a  ⅔ b", [(0, 4)], [(0, 6)]),
+        ("ab  ", [(2, 3)], [(0, 3)]),  # none follows
+        ("  ", [(0, 1)], [(0, 1)]),
+    ],
+)
+def test_ranges_are_widened_to_whole_words(
+    text: str, ranges: list[tuple[int, int]], expected: list[tuple[int, int]]
+) -> None:
+    assert list(map(tuple, words_around(np.array(ranges), text).tolist())) == expected

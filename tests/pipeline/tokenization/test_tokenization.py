@@ -359,6 +359,14 @@ class TestVocabulary:
         assert tokenizer.token_bytes(-1) == b""
         assert load("word_pieces").token_bytes(20) == b""
 
+    @pytest.mark.parametrize("name", ["sentencepiece_suffix", "sentencepiece_bpe", "llama_like"])
+    @pytest.mark.parametrize("text", ["the sum of x", "x", "sum "])
+    def test_tokens_that_tile_a_text_spell_it(self, name: str, text: str) -> None:
+        batch = tokenize(load(name), text)
+        size = len(text.encode())
+        assert batch.tiles[0]
+        assert load(name).spell_text(batch.input_ids, batch.byte_offsets, size) == text.encode()
+
     def test_base_vocabulary_leaves_added_tokens_out(self) -> None:
         base = load("qwen_like").base_vocabulary()
         assert base["Ġthe"] == b" the"
