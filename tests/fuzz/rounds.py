@@ -57,7 +57,10 @@ def draw_target(seed: str, folder: Path) -> Target:
     fast = name != "fresh" or choose.random() < 0.2  # which sweeps every character first
     if name == "fresh":
         path = write_fresh(seed, folder / "tokenizers" / seed.replace(" ", "-"))
-        name += "-" + json.loads(path.read_bytes())["model"].get("type")
+        is_json = path.suffix == ".json"
+        name += "-" + (
+            json.loads(path.read_bytes())["model"]["type"] if is_json else "SentencePiece"
+        )
     else:
         path = source(name)
     honoured = choose.random() < 0.5 and path.suffix not in (".v1", ".model")

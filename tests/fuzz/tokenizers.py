@@ -3,8 +3,10 @@
 import json
 import random
 from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
 
+import sentencepiece
 from tokenizers import AddedToken, Tokenizer
 
 from tests.support import tokenizer_zoo as zoo
@@ -30,6 +32,9 @@ def write_fresh(seed: str, folder: Path) -> Path:
     Its vocabulary is one of the tests' own; what stands before its model is drawn.
     """
     choose = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    if choose.random() < 0.25:
+        return _write_sentencepiece(choose, folder / "tokenizer.model")
     name = choose.choice(("qwen_like", "qwen_like", "byte_incomplete", *OTHERS))
     body = deepcopy(zoo.definition(name))
     if name not in OTHERS:
@@ -51,8 +56,29 @@ def write_fresh(seed: str, folder: Path) -> Path:
         names = ["single_word", "lstrip", "rstrip", "special", "normalized"]
         flags = {name: choose.random() < 0.35 for name in names}
         tokenizer.add_tokens([AddedToken(content, **flags)])
-    folder.mkdir(parents=True, exist_ok=True)
     return zoo.write_definition(json.loads(tokenizer.to_str()), folder)
+
+
+def _write_sentencepiece(choose: random.Random, path: Path) -> Path:
+    flags = ("byte_fallback", "treat_whitespace_as_suffix", "split_digits")
+    rule = choose.choice(("nmt_nfkc", "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"))
+    model = BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(zoo.SENTENCES * 20),
+        model_writer=model,
+        model_type=choose.choice(("unigram", "bpe", "word", "char")),
+        vocab_size=420,
+        hard_vocab_limit=False,
+        normalization_rule_name=rule,
+        remove_extra_whitespaces=choose.random() < 0.7,
+        add_dummy_prefix=choose.random() < 0.7,
+        user_defined_symbols=choose.sample(("<x>", "ab", "é", "1", "数"), choose.choice((0, 0, 3))),
+        num_threads=1,
+        minloglevel=2,
+        **{name: choose.random() < 0.3 for name in flags},
+    )
+    path.write_bytes(model.getvalue())
+    return path
 
 
 def _byte_level(choose: random.Random) -> zoo.Definition:
