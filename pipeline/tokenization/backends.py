@@ -60,11 +60,7 @@ def _failures_of(library: str) -> Iterator[None]:
 
 
 class Report(NamedTuple):
-    """A text's ids [T] and byte ranges [T, 2], as a library reports them.
-
-    `surfaces` [T] is what each token stands for, b"" if the library doesn't say: the unknown token
-    may stand for anything.
-    """
+    """A text's ids [T], byte ranges [T, 2], and what each token stands for there, b"" if unsaid."""
 
     ids: NDArray[np.uint32]
     ranges: NDArray[np.int64]
@@ -169,7 +165,7 @@ class HuggingFaceReference:
         """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
         if self._normalizer is not None:
             text = self._normalizer.normalize_str(text)
-        return self._read_spaces(text)
+        return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids, added tokens left out."""
@@ -179,13 +175,10 @@ class HuggingFaceReference:
         """Return ids and ranges, converted from characters to bytes."""
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         surfaces = [b""] * len(ids)
-        if self.definition["model"].get("type") == "Unigram":  # others give the unknown one's name
-            surfaces = [self._read_spaces(token).encode() for token in encoding.tokens]
+        if self._spells_spaces and self.definition["model"].get("type") == "Unigram":
+            # Other models give the unknown token's name.
+            surfaces = [token.replace(SPACE_PIECE, " ").encode() for token in encoding.tokens]
         return Report(ids, byte_positions(text)[characters], surfaces)
-
-    def _read_spaces(self, text: str) -> str:
-        """Return a text with `▁` as the space it stands for, if it does."""
-        return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def _require_usable(self, source: str) -> None:
         if loses_characters(self.definition):

@@ -159,7 +159,7 @@ def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
     """Yield blocks of a text, none of which begins with what may join the white space before it."""
     block = ""
     for match in _BLOCK.finditer(text):
-        if block and not _begins_blank(rewrite(match[0][0])):
+        if block and rewrite(match[0][0])[:1].strip(" "):
             yield block
             block = ""
         block += match[0]
@@ -209,16 +209,11 @@ def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[st
     meets = False
     for part in parts:
         result = rewrite(part)
-        if meets and _begins_blank(result):
-            joined[-1] += part
-        else:
-            joined.append(part)
+        if meets and not result[:1].strip(" "):
+            part = joined.pop() + part
+        joined.append(part)
         meets = result.endswith(" ") or (meets and not result)
     return joined
-
-
-def _begins_blank(result: str) -> bool:
-    return result[:1] in ("", " ")
 
 
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
@@ -236,8 +231,8 @@ def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterato
         tail += 1
     rest, became = source[head : len(source) - tail], result[head : len(result) - tail]
     if rewrite(rest) != became:
-        head = tail = 0
-        rest, became = source, result
+        yield source, result
+        return
     yield source[:head], source[:head]
     yield rest, became
     yield source[len(source) - tail :], source[len(source) - tail :]

@@ -108,12 +108,11 @@ def find_unproven(
         start, end = ranges[a][0], ranges[b - 1][1]
         try:
             normalized = rewrite(text[start:end].decode()).encode().translate(None, lost_bytes)
+            at_edges = start <= first_byte, end >= last_byte
+            proven = _holds(normalized, contents[a:b], keeps_spaces, at_edges)
         except ValueError:  # half a character is nobody's, or can't be normalised on its own
-            unproven += range(first, stop)
-            continue
-        at_edges = start <= first_byte, end >= last_byte
-        if not _holds(normalized, contents[a:b], keeps_spaces, at_edges):
-            unproven += range(first, stop)
+            proven = False
+        unproven += () if proven else range(first, stop)
     return unproven
 
 
@@ -122,14 +121,8 @@ def spelled_from(
 ) -> int | None:
     """Return where tokens begin in a piece of a normalised text, None if they don't spell it.
 
-    -1 if a space comes first. At a text's start and end white space may be left out, and a space
-    may come last instead of first.
-
-    Args:
-        spelled: what the tokens stand for.
-        piece: what they have to spell.
-        at_start: whether nothing but white space is before it in the text.
-        at_end: whether nothing but white space is behind it.
+    -1 if a space comes first. White space may be left out where nothing else is before or behind
+    the piece (`at_start`, `at_end`), and a space may come last instead of first.
 
     Example:
         >>> spelled_from(b" a b", b"a b ")
@@ -189,15 +182,14 @@ def _whole_characters(
 
 def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
     """Return the bytes between which a text isn't blank: normalising may trim the rest of it."""
-
-    def is_blank(character: str) -> bool:
-        return not rewrite(character).strip()
-
     try:
-        head, tail = takewhile(is_blank, text), takewhile(is_blank, reversed(text))
-        return len("".join(head).encode()), len(text.encode()) - len("".join(tail).encode())
+        head, tail = (
+            "".join(takewhile(lambda character: not rewrite(character).strip(), characters))
+            for characters in (text, reversed(text))
+        )
     except ValueError:  # a character that can't be normalised on its own isn't blank
-        return 0, len(text.encode())
+        head = tail = ""
+    return len(head.encode()), len(text.encode()) - len(tail.encode())
 
 
 def _holds(

@@ -35,8 +35,6 @@ PROBES: tuple[str, ...] = (
     "ø ö ú ÿ õ ÷ û ý À ù Á þ ü",
 )
 
-_PLAIN = PROBES[:2]
-
 
 def probes_of(added_strings: Sequence[str]) -> list[bytes]:
     """Return the probes, and texts with a tokenizer's own added tokens, plain and among others."""
@@ -50,8 +48,9 @@ def require_usable(source: str, path: ReferencePath) -> None:
     Raises:
         TokenizerError: it fails on some, or leaves letters of it uncovered.
     """
-    batch = path.tokenize([text.encode() for text in _PLAIN])
-    for d, text in enumerate(_PLAIN):
+    plain = PROBES[:2]
+    batch = path.tokenize([text.encode() for text in plain])
+    for d, text in enumerate(plain):
         covered = np.array([character.isspace() for character in text])
         for start, end in batch.byte_offsets[batch.cu_tokens[d] : batch.cu_tokens[d + 1]]:
             covered[start:end] = True

@@ -57,7 +57,10 @@ class ReferencePath:
             if document in failures:
                 continue
             own = byte_offsets[cu_tokens[document] : cu_tokens[document + 1]]
-            found = self._find_offsets(decoded[document], encoded[document])
+            try:
+                found = self._find_offsets(decoded[document], encoded[document])
+            except LibraryError as error:
+                found = str(error)
             if isinstance(found, str):
                 failures[document] = found
             else:
@@ -79,14 +82,14 @@ class ReferencePath:
         None if they don't spell it to the last byte, but for a space put before it: an encoder
         that isn't the reference may not leave out white space either.
         """
-        if self._reference.lost_bytes or not self.contents.all_known(input_ids):
+        contents = self.contents.of(input_ids)
+        if self._reference.lost_bytes or not all(contents):
             return None
         rewriting = follow_normalizer(text.decode(), self._reference.normalize)
-        contents = self.contents.of(input_ids)
-        whole = rewriting and rewriting.normalized
-        if whole is None or b"".join(contents) not in (whole, b" " + whole):
-            return None
-        return self._lay_out_rewritten(contents, rewriting)
+        spelled = b"".join(contents)
+        if rewriting and spelled in (rewriting.normalized, b" " + rewriting.normalized):
+            return self._carry_back(contents, rewriting)
+        return None
 
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
@@ -122,38 +125,25 @@ class ReferencePath:
 
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         """Return exact offsets of a text's tokens, or what is wrong."""
-        try:
-            return self._prove_offsets(text, encoded)
-        except LibraryError as error:
-            return str(error)
-
-    def _prove_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         rewriting = follow_normalizer(text, self._reference.normalize)
         contents = self.contents.of(encoded.ids)
-        found = self._lay_out_rewritten(contents, rewriting)
+        found = self._carry_back(contents, rewriting)
         if found is not None:
             return found
         report = encoded.report()
         if not np.array_equal(report.ids, encoded.ids):
             return "the reference tokenizer gave other ids for the same text the second time"
         contents = [of or says for of, says in zip(contents, report.surfaces, strict=True)]
-        found = self._lay_out_rewritten(contents, rewriting)
+        found = self._carry_back(contents, rewriting)
         return self._mend(text, report, contents, rewriting) if found is None else found
 
-    def _lay_out_rewritten(
+    def _carry_back(
         self, contents: Sequence[bytes], rewriting: Rewriting | None
     ) -> NDArray[np.int64] | None:
         """Return the ranges of tokens that spell what a text became, None if they don't."""
         if rewriting is None or not all(contents):
             return None
-        places = self._find_places(contents, rewriting.normalized)
-        return None if places is None else rewriting.to_text(places)
-
-    def _find_places(
-        self, contents: Sequence[bytes], normalized: bytes
-    ) -> NDArray[np.int64] | None:
-        """Return where tokens lie in the normalised text, [T, 2]; None: they don't spell it."""
-        lost = self._reference.lost_bytes
+        lost, normalized = self._reference.lost_bytes, rewriting.normalized
         kept = normalized.translate(None, lost)
         shift = spelled_from(b"".join(contents), kept)
         if shift is None:
@@ -163,11 +153,12 @@ class ReferencePath:
             bounds = np.clip(bounds, 0, len(kept))  # without a space that isn't the text's
             places = np.stack([bounds[:-1], bounds[1:]], axis=1)
         if places is None or len(kept) == len(normalized):
-            return places
+            return None if places is None else rewriting.to_text(places)
         positions = np.flatnonzero(~np.isin(np.frombuffer(normalized, np.uint8), list(lost)))
         starts = np.append(positions, len(normalized))[places[:, 0]]
         ends = np.append(positions, len(normalized))[places[:, 1] - 1] + 1
-        return np.stack([starts, np.where(places[:, 1] > places[:, 0], ends, starts)], axis=1)
+        ends = np.where(places[:, 1] > places[:, 0], ends, starts)
+        return rewriting.to_text(np.stack([starts, ends], axis=1))
 
     def _mend(
         self, text: str, report: Report, contents: Sequence[bytes], rewriting: Rewriting | None
@@ -196,10 +187,7 @@ class ReferencePath:
 
 
 def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
-    """Return where tokens lie in a text that they spell but for white space, int64 [T, 2].
-
-    None if they don't.
-    """
+    """Return where tokens lie in a text that they spell but for white space, [T, 2], else None."""
     places: list[tuple[int, int]] = []
     position = 0
     for content in contents:

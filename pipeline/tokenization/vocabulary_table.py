@@ -73,7 +73,7 @@ class VocabularyTable:
         if ids.max(initial=0) >= len(self.entries) or (self._lengths[ids] < widths).any():
             return None
         firsts = self._cu_flat[ids + 1] - widths
-        if self.entries[ids[-1]].endswith(b" "):
+        if len(ids) and self.entries[ids[-1]].endswith(b" "):
             firsts[-1] = self._cu_flat[ids[-1]]
         places = np.arange(widths.sum()) + np.repeat(firsts - byte_offsets[:, 0], widths)
         text: NDArray[np.uint8] = self._flat[places]
