@@ -129,7 +129,7 @@ def _leave_trainer(_worker: int) -> None:
     connections, of which a fork holds copies, must not seem alive until then.
     """
     os.setpgid(0, 0)
-    with open(os.devnull) as nothing:
+    with open(os.devnull) as nothing, suppress(FileNotFoundError):  # a system without /dev/fd
         for descriptor in map(int, os.listdir("/dev/fd")):
             with suppress(OSError):  # of the listed folder itself, which is closed by now
                 # What a worker logs may go to a socket.

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def fork_ranks(num_ranks, module, *command, timeout=600, check=True, **environment):
+def fork_ranks(num_ranks, module, *command, timeout=2400, check=True, **environment):
     """Run a module's `main` in each rank; return the job's end, with all ranks' output in one."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
