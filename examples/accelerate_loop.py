@@ -25,6 +25,7 @@ from vocag import (
     StreamConfig,
     load_batches,
     load_language_model,
+    prove_tokenizer,
 )
 
 
@@ -49,6 +50,7 @@ def train(options: argparse.Namespace) -> list[float]:
         )
     )
     student = load_language_model(options.student)
+    tokenizer = prove_tokenizer(rows, student)  # of the data, and the student's chat template
     guided: nn.Module = GuidedStudent(student, Method("teacher", scope="row"))
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         guided.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -61,6 +63,7 @@ def train(options: argparse.Namespace) -> list[float]:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         accelerator.unwrap_model(guided).model.save_pretrained(options.output)
+        tokenizer.write(options.output)
     accelerator.end_training()
     return losses
 

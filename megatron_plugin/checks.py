@@ -271,6 +271,7 @@ def require_teacher(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_l
         ForeignTokenizerError: it comes with another tokenizer.
     """
     require_room(
+        [each.dataset for each in opened.datasets],
         opened.manifest.teacher,
         str(folder),
         side="teacher",

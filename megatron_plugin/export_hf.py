@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weights import checkpoint_args, newest_iteration, read_student
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import DatasetError
@@ -69,6 +70,7 @@ def export_student(
     save_torch_state_dict(tensors, output, max_shard_size="4GB")
     if tokenizer is not None:
         tokenizer.write(output)
+        config |= tokenizer.token_ids
         print(tokenizer)
     # Last, because it makes the folder a model.
     (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -90,4 +92,9 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer
             f"the run's dataset {reading.path} can't be read, so its tokenizer can't either "
             f"({error}): bring it back, or pass --no-tokenizer"
         ) from error
-    return export_tokenizer(opened.dataset, config=config, record=opened.manifest.student)
+    return export_tokenizer(
+        opened.dataset,
+        config=config,
+        record=opened.manifest.student,
+        defaults=read_generation_defaults(getattr(args, "vocag_student", None) or ""),
+    )

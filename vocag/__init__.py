@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipeline.streaming.next_tokens import vocabulary_map as vocabulary_map
     from pipeline.tokenization import Tokenizer as Tokenizer
     from pipeline.tokenization import load_tokenizer as load_tokenizer
+    from pipeline.training.export import prove_tokenizer as prove_tokenizer
     from pipeline.training.guided import GuidedStudent as GuidedStudent
     from pipeline.training.hf_trainer import GuidedTrainer as GuidedTrainer
     from pipeline.training.method import Method as Method
@@ -61,6 +62,7 @@ _MODULES = {
     " load_batches",
     "pipeline.streaming.next_tokens": "vocabulary_map",
     "pipeline.tokenization": "Tokenizer load_tokenizer",
+    "pipeline.training.export": "prove_tokenizer",
     "pipeline.training.guided": "GuidedStudent",
     "pipeline.training.hf_trainer": "GuidedTrainer",
     "pipeline.training.method": "Method",

@@ -4,13 +4,15 @@ A student is useless with a different tokenizer from its own, and `transformers`
 some of its loader classes change a tokenizer without a word. So an export writes a complete
 `tokenizer.json` (converted if the dataset has a SentencePiece model) with a class that changes
 nothing, loads it as a user will, with `AutoTokenizer`, and compares ids on the dataset's own texts.
+The model's chat template, ends and sampling come along, and its three configurations name the same
+tokens.
 """
 
 import json
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,11 @@ from transformers import AutoTokenizer
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
+from pipeline.models.generation_defaults import (
+    GENERATION_FILE,
+    TOKENIZER_FILE,
+    GenerationDefaults,
+)
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
@@ -47,17 +54,21 @@ class ExportedTokenizer:
         files: path in the model's folder, and content, of each file.
         num_documents: documents of the dataset whose ids came out equal.
         differing_probes: texts known to be hard that differ, none of which the dataset holds.
+        token_ids: what the model's configuration has to say of tokens; None where there is none.
     """
 
     files: Mapping[str, bytes]
-    num_documents: int
-    differing_probes: Sequence[str]
+    num_documents: int = 0
+    differing_probes: Sequence[str] = ()
+    token_ids: Mapping[str, int | list[int] | None] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the files into a model's folder."""
+        """Write the files into a model's folder, and the tokens into its configuration."""
         for name, data in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
+        if (config := folder / "config.json").is_file():
+            config.write_bytes(_dump(json.loads(config.read_bytes()) | dict(self.token_ids)))
 
     def __str__(self) -> str:
         """Return on what it was proven, in a line."""
@@ -77,6 +88,7 @@ def export_tokenizer(
     *,
     config: Mapping[str, Any],
     record: TokenizerRecord | None = None,
+    defaults: GenerationDefaults | None = None,
     max_documents: int = 200,
 ) -> ExportedTokenizer:
     """Make the student's tokenizer for `transformers` and prove it on the dataset's texts.
@@ -86,6 +98,7 @@ def export_tokenizer(
         config: the model's `config.json`; `AutoTokenizer` looks at it.
         record: the student's, with the tokens that rows put around a text where those are not the
             manifest's, as `choose_conventions` gives it.
+        defaults: how the model writes, of `read_generation_defaults`; its tokens are the dataset's.
         max_documents: of the dataset to compare, 8 MiB of text at most.
 
     Raises:
@@ -99,7 +112,7 @@ def export_tokenizer(
     record = record or dataset.manifest.student
     own = load_dataset_tokenizer(dataset, "student")
     known = list(_known_documents(dataset, own, max_documents))
-    return convert_tokenizer(own, record, known, config=config)
+    return convert_tokenizer(own, record, known, config=config, defaults=defaults)
 
 
 def convert_tokenizer(
@@ -108,6 +121,7 @@ def convert_tokenizer(
     known: Iterable[KnownText],
     *,
     config: Mapping[str, Any],
+    defaults: GenerationDefaults | None = None,
 ) -> ExportedTokenizer:
     """Make a tokenizer for `transformers` and prove it on texts.
 
@@ -116,12 +130,16 @@ def convert_tokenizer(
         record: what `pipeline.dataset.conventions.describe_tokenizer` says of it.
         known: texts with its ids.
         config: the model's `config.json`.
+        defaults: how the model writes, in this tokenizer's tokens.
 
     Raises:
         TokenizerError: ids differ on a text, or there is no conversion.
     """
+    defaults = defaults or GenerationDefaults()
     definition, names = _definition(own, record)
     special = _special_ids(names, record)
+    ends = _ends(special.get("eos"), defaults, names)
+    special |= {"eos": ends[0]} if ends else {}
     before = _before(record)
     # transformers reads these in a text as their tokens, as it should in a prompt; the dataset
     # reads them as text, so that no document can forge one. Such texts can't be equal.
@@ -134,12 +152,16 @@ def convert_tokenizer(
             "texts only",
             record.source,
         )
-    settings = {f"{name}_token": names[token_id] for name, token_id in special.items()}
+    settings: dict[str, Any] = {
+        f"{name}_token": names[token_id] for name, token_id in special.items()
+    }
     # This class takes the file as it is, in transformers 4 and 5.
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    template = defaults.chat_template(settings)
+    settings |= {"chat_template": template} if template else {}
     files = {
         "tokenizer.json": orjson.dumps(definition),
-        "tokenizer_config.json": _dump(settings | {"clean_up_tokenization_spaces": False}),
+        TOKENIZER_FILE: _dump(settings | {"clean_up_tokenization_spaces": False}),
     }
     folder, loaded = _load_as_proven(files, config, documents, before)
     probes = [text for text in PROBES if not any(name in text for name in control)]
@@ -160,10 +182,19 @@ def convert_tokenizer(
             len(documents),
             [text[:40] for text in differing],
         )
-    generation = {f"{name}_token_id": token_id for name, token_id in special.items()}
+    ids = special | ({"eos": ends} if len(ends) > 1 else {})
+    token_ids = {f"{name}_token_id": ids.get(name) for name in ("bos", "eos", "pad")}
+    generation = {name: value for name, value in token_ids.items() if value is not None}
     written = {str(Path(folder, name)): data for name, data in files.items()}
-    written["generation_config.json"] = _dump(generation)
-    return ExportedTokenizer(written, len(documents), differing)
+    written[GENERATION_FILE] = _dump({**defaults.settings, **generation})
+    return ExportedTokenizer(written, len(documents), differing, token_ids)
+
+
+def _ends(own: int | None, defaults: GenerationDefaults, names: Mapping[int, str]) -> list[int]:
+    """Return what ends a text: what ends rows first, then the model's own ends, each once."""
+    called = defaults.names.get("eos_token")
+    further = (*defaults.end_ids, *(token for token, name in names.items() if name == called))
+    return [*dict.fromkeys(token for token in (own, *further) if token is not None)]
 
 
 def _load_as_proven(

@@ -6,7 +6,7 @@ No torch here: the machine that starts a job need not be one that can run the mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from pipeline.tokenization import Tokenizer
-from pipeline.tokenization.definition import token_names
+from pipeline.tokenization.definition import control_tokens, token_names
+from schemas.document import decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import TokenizerRecord
 
@@ -58,6 +59,7 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
 
 
 def require_room(
+    datasets: Sequence[Dataset],
     record: TokenizerRecord,
     source: str,
     *,
@@ -67,12 +69,16 @@ def require_room(
     max_length: int | None,
     remedy: str,
 ) -> None:
-    """Check that a model has room for a dataset's tokens, and for rows of so many.
+    """Check that a model has room for the tokens of rows, and for so many in a row.
+
+    What counts is the largest token of the documents and around them: a tokenizer's file may name
+    more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python).
 
     Args:
-        record: of the model's tokenizer in the dataset.
+        datasets: whose documents are in the rows.
+        record: of the model's tokenizer, with what rows put around a text.
         source: the model as the user named it.
-        side: which of the dataset's two models this is.
+        side: which of the datasets' two models this is.
         vocab_size: rows of the model's output layer.
         seq_length: tokens of this side in a row.
         max_length: positions that the model was made for; None: any.
@@ -82,19 +88,45 @@ def require_room(
         ValueError: it has not.
 
     Example:
-        >>> require_room(manifest.teacher, "models/teacher", side="teacher", vocab_size=151936,
-        ...     seq_length=2048, max_length=4096, remedy="lower --seq-length")
+        >>> require_room([dataset], manifest.teacher, "models/teacher", side="teacher",
+        ...     vocab_size=151936, seq_length=2048, max_length=4096, remedy="lower --seq-length")
     """
-    if record.vocab_size > vocab_size:
+    ends = vars(record.around_text).values()
+    largest, place = max((token for token in ends if token is not None), default=-1), "around texts"
+    for dataset in datasets if largest < vocab_size < record.vocab_size else ():
+        largest, place = _first_beyond(dataset, record, side, vocab_size) or (largest, place)
+    if largest >= vocab_size:
         raise ValueError(
-            f"the data has {side} tokens up to {record.vocab_size - 1} (tokenizer "
-            f"{record.source}), {source} knows {vocab_size}: name the model that this tokenizer "
-            f"belongs to, or align again with the tokenizer of this {side}"
+            f"the data holds {side} token {largest} {place} (tokenizer {record.source}), {source} "
+            f"has rows for {vocab_size} tokens, 0 … {vocab_size - 1}: it needs a model with more "
+            f"rows, or to be aligned with the tokenizer of {source}"
         )
     if max_length is not None and seq_length > max_length:
         raise ValueError(
             f"a row holds {seq_length} {side} tokens, {source} was made for {max_length}: {remedy}"
         )
+
+
+def _first_beyond(
+    dataset: Dataset, record: TokenizerRecord, side: Side, vocab_size: int
+) -> tuple[int, str] | None:
+    """Return a token of a document that a model has no row for, and where it is.
+
+    Documents are read only if texts can spell such a token: plain control tokens they can't.
+    """
+    definition = load_dataset_tokenizer(dataset, side).file.definition
+    if definition and record.special_strings == "plain":
+        named = {token for token in token_names(definition) if token >= vocab_size}
+        if named <= {*control_tokens(definition).values()}:
+            return None
+    for number in range(len(dataset.manifest.shards)):
+        for _, sample in dataset.samples(number, dataset.read_index(number, with_names=True)):
+            document = decode_document(sample)
+            largest = int(getattr(document, side).input_ids.max(initial=-1))
+            if largest >= vocab_size:
+                name = json.dumps(document.document_id)
+                return largest, f"in document {name} of {dataset.location}"
+    return None
 
 
 def tokenize_alike(first: Tokenizer, second: Tokenizer) -> bool:

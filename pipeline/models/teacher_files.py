@@ -19,7 +19,7 @@ from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 from vocag.nearest import look_near, nearest
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model"]
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,13 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
     raise hinted(error, look_near(str(path)))
 
 
-def find_folder(source: str, *, role: str = "teacher") -> Path:
+def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
     """Return the folder that a user names, or that of a repository, which is downloaded first.
 
     Args:
         source: a folder, or a Hugging Face repository, as in `find_teacher`.
         role: what errors call it.
+        files: patterns of those of a repository that are needed.
 
     Raises:
         ValueError: no folder, and no repository that can be had; or Git LFS pointers.
@@ -121,7 +122,7 @@ def find_folder(source: str, *, role: str = "teacher") -> Path:
         )
         raise hinted(missing, look_near(source))
     try:
-        return download_folder(source, _HUB_FILES)
+        return download_folder(source, files)
     except HubError as error:
         missing = ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}')
         raise (hinted(missing, look_near(source)) if nearest(source) else missing) from error

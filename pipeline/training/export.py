@@ -8,29 +8,33 @@ from pathlib import Path
 import fsspec
 from transformers import PreTrainedModel
 
-from pipeline.models.exported_tokenizer import export_tokenizer
+from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
-from pipeline.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
 
 
-def prove_tokenizer(
-    config: TrainConfig, rows: AlignedRows, student: PreTrainedModel
-) -> dict[str, bytes]:
-    """Return the files of a tokenizer that `AutoTokenizer` loads and that gives the data's ids.
+def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedTokenizer:
+    """Return the tokenizer of a run's data, for `AutoTokenizer`, and how its student writes.
 
     Made before a run starts, so that nobody learns after it that there is none. Where transformers
-    can't be brought to the dataset's ids, the dataset's own file is returned, with a warning.
+    can't be brought to the dataset's ids, it is the dataset's own file, with a warning.
+
+    Args:
+        rows: of the run.
+        student: its chat template, ends and sampling are those of the folder it was loaded from.
 
     Example:
-        >>> sorted(prove_tokenizer(config, rows, student))
+        >>> sorted(prove_tokenizer(rows, student).files)  # doctest: +SKIP
         ['generation_config.json', 'tokenizer.json', 'tokenizer_config.json']
     """
     dataset, record = rows.dataset, rows.manifest.student
+    config = student.config.to_dict()
+    defaults = read_generation_defaults(str(student.config.name_or_path))
     try:
-        return dict(export_tokenizer(dataset, config=student.config.to_dict(), record=record).files)
+        return export_tokenizer(dataset, config=config, record=record, defaults=defaults)
     except TokenizerError as error:
         with fsspec.open(f"{dataset.location}/{record.file}", "rb") as file:
             data: bytes = file.read()
@@ -41,10 +45,10 @@ def prove_tokenizer(
             name,
             error,
         )
-        return {name: data}
+        return ExportedTokenizer({name: data})
 
 
-def export_model(student: PreTrainedModel, tokenizer: dict[str, bytes], folder: Path) -> None:
+def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it is replaced whole.
 
     Args:
@@ -53,14 +57,12 @@ def export_model(student: PreTrainedModel, tokenizer: dict[str, bytes], folder: 
         folder: to make.
 
     Example:
-        >>> export_model(student, prove_tokenizer(config, rows, student), Path("model"))
+        >>> export_model(student, prove_tokenizer(rows, student), Path("model"))  # doctest: +SKIP
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     student.save_pretrained(temporary)
-    for name, data in tokenizer.items():
-        (temporary / name).parent.mkdir(exist_ok=True)
-        (temporary / name).write_bytes(data)
+    tokenizer.write(temporary)
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(temporary, folder)

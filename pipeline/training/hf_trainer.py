@@ -29,6 +29,7 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
 from pipeline.guidance import LossResult, metric_values
+from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.output_layer import require_own_losses
 from pipeline.models.packed_check import keep_documents_apart
@@ -37,6 +38,7 @@ from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, col
 from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import heldout_bytes, open_heldout
+from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
 from pipeline.training.losses import score_labels, student_states
 from pipeline.training.method import Method
@@ -91,8 +93,8 @@ class GuidedTrainer(Trainer):
         config = _as_run(args, data, method, heldout, teacher)
         self.rows = _open_rows(args, data, config)
         require_context(config, self.rows)
-        _require_student(model, config, self.rows)
         sets = open_heldout(config, self.rows)
+        _require_student(model, self.rows, *sets.values())
         super().__init__(
             model=model,
             args=args,
@@ -118,6 +120,9 @@ class GuidedTrainer(Trainer):
         if teacher is not None:
             cast(Any, teacher).requires_grad_(False).to(args.device)
         self._teacher = teacher
+        self._tokenizer = ExportedTokenizer({})
+        if args.should_save and self.processing_class is None:
+            self._tokenizer = prove_tokenizer(self.rows, language_model(model))
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
 
@@ -159,6 +164,12 @@ class GuidedTrainer(Trainer):
             logs |= metric_values(dict(zip(self._sums, added, strict=True)))
             self._sums = {}
         super().log(logs, *args, **options)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the student and the dataset's tokenizer, unless `processing_class` is another."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            self._tokenizer.write(Path(output_dir or str(self.args.output_dir)))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of an epoch, in the order of the run."""
@@ -328,14 +339,13 @@ def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig)
     return rows
 
 
-def _require_student(model: nn.Module, config: TrainConfig, rows: AlignedRows) -> None:
+def _require_student(model: nn.Module, *every: AlignedRows) -> None:
     student = language_model(model)
     source = str(student.config.name_or_path)
     if source:
-        require_tokenizer(find_folder(source, role="student"), rows.dataset, side="student")
-    require_model_room(
-        student, rows.manifest.student, source or "model", "student", config.seq_length
-    )
+        require_tokenizer(find_folder(source, role="student"), every[0].dataset, side="student")
+    for rows in every:
+        require_model_room(student, rows, source or "model", "student")
     require_own_losses(student)
     keep_documents_apart(student)
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from pipeline.guidance import LossResult, metric_values
+from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
@@ -28,7 +29,12 @@ from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
 from pipeline.training.methods import kind_of
-from pipeline.training.models import load_student, load_teacher, require_context
+from pipeline.training.models import (
+    load_student,
+    load_teacher,
+    require_context,
+    require_model_room,
+)
 from pipeline.training.ranks import Ranks
 
 
@@ -44,7 +50,7 @@ class Run:
         guided: the student with its loss, wrapped for data parallelism if there are processes.
         teacher: frozen; None if the method runs none.
         optimizer: of the student's weights.
-        tokenizer: files that are written with the student, in the first process.
+        tokenizer: what is written with the student, in the first process.
         heldout: rows of each held-out set, by its name.
     """
 
@@ -55,7 +61,7 @@ class Run:
     guided: nn.Module
     teacher: PreTrainedModel | None
     optimizer: torch.optim.Optimizer
-    tokenizer: dict[str, bytes] = field(default_factory=dict)
+    tokenizer: ExportedTokenizer = field(default_factory=lambda: ExportedTokenizer({}))
     heldout: Mapping[str, AlignedRows] = field(default_factory=dict)
 
 
@@ -169,6 +175,8 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     require_context(config, rows)
     heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
+    for held_out in heldout.values():
+        require_model_room(student, held_out, config.student, "student")
     teacher = load_teacher(config, rows, ranks.device)
     optimizer = _optimizer(student, config)
     step = load_checkpoint(config, rows, student, optimizer)
@@ -181,7 +189,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
         vocab_size=vocab_size,
         vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if online else None,
     )
-    tokenizer = prove_tokenizer(config, rows, student) if ranks.is_first else {}
+    tokenizer = prove_tokenizer(rows, student) if ranks.is_first else ExportedTokenizer({})
     return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer, heldout), step
 
 

@@ -18,7 +18,6 @@ from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
 from pipeline.training.methods import kind_of
-from schemas.manifest import TokenizerRecord
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
@@ -28,7 +27,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         ForeignTokenizerError: it comes with a different tokenizer from the data's.
         ValueError: its vocabulary or its length is too small for the data.
     """
-    manifest, source = rows.manifest, config.student
+    source = config.student
     if config.random_init:
         require_tokenizer(Path(source), rows.dataset, side="student")
         torch.manual_seed(config.seed)
@@ -40,7 +39,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         files = find_teacher(source, role="student")
         require_tokenizer(files.path, rows.dataset, side="student")
         model = load_language_model(str(files.path), device=str(device))
-    require_model_room(model, manifest.student, source, "student", config.seq_length)
+    require_model_room(model, rows, source, "student")
     return cast(PreTrainedModel, model)
 
 
@@ -67,8 +66,7 @@ def load_teacher(
     require_tokenizer(files.path, rows.dataset, side="teacher")
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
-    length = rows.rules.teacher_seq_length
-    require_model_room(teacher, manifest.teacher, config.teacher, "teacher", length)
+    require_model_room(teacher, rows, config.teacher, "teacher")
     teacher.requires_grad_(False)
     # The data's own text: unlike a text of ours, the teacher knows it if it knows any.
     mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(device))
@@ -104,20 +102,20 @@ def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
     return float(guidance[batch["loss_mask"].bool()].nanmean())
 
 
-def require_model_room(
-    model: PreTrainedModel, record: TokenizerRecord, source: str, side: Side, seq_length: int
-) -> None:
-    """Check that a model's vocabulary and length are large enough for the data.
+def require_model_room(model: PreTrainedModel, rows: AlignedRows, source: str, side: Side) -> None:
+    """Check that a model's vocabulary and length are large enough for rows.
 
     Raises:
         ValueError: they aren't.
     """
+    rules, prefix = rows.rules, "" if side == "student" else "teacher-"
     require_room(
-        record,
+        [each.dataset for each in rows.opened.datasets],
+        getattr(rows.manifest, side),
         source,
         side=side,
         vocab_size=output_layer(model).vocab_size,
-        seq_length=seq_length,
+        seq_length=rules.seq_length if side == "student" else rules.teacher_seq_length,
         max_length=getattr(model.config, "max_position_embeddings", None),
-        remedy=f"lower --{'' if side == 'student' else 'teacher-'}seq-length",
+        remedy=f"lower --{prefix}seq-length",
     )

@@ -12,7 +12,8 @@ distribution. Expectations are computed, nothing is drawn but the target's sampl
 
 With two vocabularies, as in universal assisted decoding, the draft reads the text so far in its own
 tokens, writes some, and their bytes are tokenized again by the target's tokenizer: accepted as long
-as they are the tokens of the target's continuation.
+as they are the tokens of the target's continuation. Sampled, that is the chance that two samples
+match, Σ p·q, and below that of speculative sampling, Σ min(p, q): it is called matched.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,12 @@ class Side:
 
     model: PreTrainedModel
     tokenizer: Tokenizer
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of embeddings and output layer, as servers read them from its configuration."""
+        rows: int = self.model.config.get_text_config(decoder=True).vocab_size
+        return rows
 
     def encode(self, text: bytes) -> list[int] | None:
         """Return a text's tokens behind the context token; None if it can't be tokenized."""

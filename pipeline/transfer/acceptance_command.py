@@ -12,9 +12,11 @@ examples:
   vocag acceptance models/target models/draft --text corpus.jsonl
       Continue the beginnings of 20 texts, greedily and sampled.
 
-Models with one tokenizer are compared token by token. With two, the draft's text is tokenized again
-by the target's tokenizer, as in transformers' universal assisted generation. Length is how many
-tokens come out of one pass of the target, its own token among them: 1.0 gains nothing."""
+Models with one tokenizer are compared token by token; sampled is speculative sampling, as servers
+do it. With two, the draft's text is tokenized again by the target's tokenizer, as in transformers'
+universal assisted generation; matched is how often its sample is the target's, which is less.
+Length is how many tokens come out of one pass of the target, its own token among them: 1.0 gains
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
     from pipeline.tokenization import load_tokenizer
     from pipeline.transfer.acceptance import Acceptance, Side, measure_acceptance
     from pipeline.transfer.run import cut_text
+    from pipeline.transfer.serving import judge_servers
 
     def load(source: str) -> Side:
         folder = find_folder(source, role="model")
@@ -91,7 +94,8 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
     target, draft = load(options.target), load(options.draft)
     shared = tokenize_alike(target.tokenizer, draft.tokenizer)
     yield f"{len(prompts)} prompts, {'one vocabulary' if shared else 'two vocabularies'}"
-    for name, sampled in (("greedy", False), ("sampled", True)):
+    yield from judge_servers(target, draft)
+    for name, sampled in (("greedy", False), ("sampled" if shared else "matched", True)):
         torch.manual_seed(options.seed)
         each = measure_acceptance(
             target,

@@ -13,6 +13,9 @@ examples:
   vocag transfer models/smollm2 --tokenizer models/llama2 --text aligned --layers 0 1 2 15 28 29 \\
       --output draft
       A draft of six layers, by the texts of an aligned dataset.
+  vocag transfer models/small --tokenizer models/large --rows-of models/large --text corpus.jsonl \\
+      --output draft
+      A draft that vLLM takes for models/large.
 
 Where each new token's embedding and output row come from, the first rule that applies:
   special    a control token: the old one of the same name, else of the same role

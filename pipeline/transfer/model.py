@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pipeline.transfer.origins import MEAN, Origins
 
 _LAYERS = "model.layers."
+_NUM_TOKENS = 16
 
 
 class UntransferableError(ValueError):
@@ -25,23 +27,25 @@ def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
         rows: float [V_old, …], such as embeddings or an output layer's bias; rows beyond the old
             tokenizer's vocabulary are padding, which no token comes from.
         origins: of the tokens.
-        num_rows: at least as many as new tokens; the rest is padding and gets the mean.
+        num_rows: those beyond the new tokens are padding and get the mean; new tokens beyond them
+            get none.
 
     Example:
         >>> origins = Origins(np.array([2], np.uint8), np.array([0, 0]), np.array([1, 2]),
-        ...                   np.array([0.5, 0.5]))
+        ...                   np.array([0.5, 0.5]), num_old=3)
         >>> transfer_rows(torch.tensor([[9.0], [2.0], [4.0]]), origins, num_rows=1)
         tensor([[3.]])
     """
     wide = rows.detach().cpu().double().reshape(len(rows), -1)
-    places = torch.from_numpy(np.stack((origins.new_ids, origins.old_ids)))
-    shares = torch.from_numpy(origins.shares)
+    made = origins.new_ids < num_rows
+    places = torch.from_numpy(np.stack((origins.new_ids[made], origins.old_ids[made])))
+    shares = torch.from_numpy(origins.shares[made])
     shape = (num_rows, len(rows))
     matrix = torch.sparse_coo_tensor(places, shares, shape, check_invariants=True)
     new = torch.sparse.mm(matrix, wide)
     unknown = torch.ones(num_rows, dtype=torch.bool)
-    unknown[: len(origins.rules)] = torch.from_numpy(origins.rules == MEAN)
-    new[unknown] = wide.mean(0)
+    unknown[: len(origins.rules)] = torch.from_numpy(origins.rules[:num_rows] == MEAN)
+    new[unknown] = wide[: origins.num_old].mean(0)
     shaped: Tensor = new.reshape(num_rows, *rows.shape[1:])
     return shaped.to(rows.dtype).to(rows.device)
 
@@ -50,18 +54,14 @@ def transfer_vocabulary(
     model: PreTrainedModel,
     origins: Origins,
     *,
-    multiple: int = 1,
-    bos_token_id: int | None = None,
-    eos_token_id: int | None = None,
+    num_rows: int | None = None,
 ) -> None:
     """Give a model another vocabulary, in place: embeddings, output layer and its bias.
 
     Args:
         model: a causal language model.
         origins: of `pipeline.transfer.origins.find_origins`.
-        multiple: of the number of rows; rows beyond the vocabulary are padding.
-        bos_token_id: of the new vocabulary, for the model's configuration.
-        eos_token_id: the same.
+        num_rows: as in `transfer_rows`; None: as many as new tokens.
 
     Raises:
         UntransferableError: something else in the model has a row a token.
@@ -72,7 +72,7 @@ def transfer_vocabulary(
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
     _require_transferable(model, embeddings, output)
-    num_rows = -(-len(origins.rules) // multiple) * multiple
+    num_rows = num_rows or len(origins.rules)
     tied = output.weight is embeddings.weight
     bias = getattr(output, "bias", None)
     weight = transfer_rows(embeddings.weight, origins, num_rows=num_rows)
@@ -84,21 +84,18 @@ def transfer_vocabulary(
     output.weight.data.copy_(of_output)
     if of_bias is not None:
         output.bias.data.copy_(of_bias)
-    for configuration in (model.config, model.generation_config):
-        if configuration is not None:
-            configuration.bos_token_id, configuration.eos_token_id = bos_token_id, eos_token_id
-            configuration.pad_token_id = None
 
 
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """Return a copy of a model with some of its layers, in the order given: pruned in depth.
 
     Args:
-        model: whose layers are `model.layers` of its weights' names, as in Llama, Qwen or Mistral.
+        model: whose layers are `model.layers`, as in Llama, Qwen or Mistral.
         layers: the numbers of those that stay.
 
     Raises:
-        UntransferableError: layers that the model lacks, or a model whose layers have other names.
+        UntransferableError: layers that the model lacks, a model whose layers have other names, or
+            one whose layers depend on their numbers in a way that isn't known here.
 
     Example:
         >>> keep_layers(model, (0, 1, 28, 29)).config.num_hidden_layers  # doctest: +SKIP
@@ -109,36 +106,72 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
         raise UntransferableError(
             f"layers {list(layers)} must be some of 0 … {count - 1}, the model's"
         )
+    if len(getattr(getattr(model, "model", None), "layers", ())) != count:
+        raise UntransferableError(
+            f"{type(model).__name__} has no {count} layers under {_LAYERS!r}: its weights aren't "
+            "named like Llama's; leave --layers out"
+        )
+    try:
+        pruned, ordered = _with_layers(model, layers), sorted({*layers})
+        same = pruned if [*layers] == ordered else _with_layers(model, ordered)
+        torch.testing.assert_close(
+            *_logits(model, same, ordered), rtol=1e-3, atol=1e-3, equal_nan=True
+        )
+    except (AssertionError, RuntimeError, ValueError, LookupError, TypeError) as error:
+        named = ", ".join(name for name in model.config.to_dict() if "layer" in name)
+        raise UntransferableError(
+            f"{type(model).__name__} with layers {[*layers]} alone isn't what these compute where "
+            f"they are ({shorten(str(error), 200)}): they depend on their numbers in a way that "
+            f"isn't known here (its configuration says {named}); leave --layers out"
+        ) from error
+    return pruned
+
+
+def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     config = cast(Any, copy.deepcopy(model.config))
-    config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in layers]
-    weights, by_layer = _weights_by_layer(model, count)
+    count, config.num_hidden_layers = config.num_hidden_layers, len(layers)
+    for name, values in config.to_dict().items():
+        if isinstance(values, (list, tuple)) and "token_id" not in name:
+            setattr(config, name, _of_layers(name, list(values), layers, count))
+    weights = {n: own for n, own in model.state_dict().items() if not n.startswith(_LAYERS)}
     for place, layer in enumerate(layers):
-        weights |= {f"{_LAYERS}{place}.{name}": weight for name, weight in by_layer[layer].items()}
+        own = model.get_submodule(f"{_LAYERS}{layer}")
+        weights |= own.state_dict(prefix=f"{_LAYERS}{place}.")
     pruned = cast(Any, AutoModelForCausalLM).from_config(config, dtype=model.dtype)
     pruned.load_state_dict(weights)
-    return cast(PreTrainedModel, pruned)
+    pruned.generation_config = model.generation_config
+    return cast(PreTrainedModel, pruned.train(model.training))
 
 
-def _weights_by_layer(
-    model: PreTrainedModel, count: int
-) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Return the weights outside the layers, and those of each layer by their names in it."""
-    outside: dict[str, Tensor] = {}
-    by_layer: dict[int, dict[str, Tensor]] = {}
-    for name, weight in model.state_dict().items():
-        if not name.startswith(_LAYERS):
-            outside[name] = weight
-            continue
-        number, _, inner = name.removeprefix(_LAYERS).partition(".")
-        by_layer.setdefault(int(number), {})[inner] = weight
-    if len(by_layer) != count:
-        raise UntransferableError(
-            f"{type(model).__name__} has {len(by_layer)} of {count} layers under {_LAYERS!r}: its "
-            "weights aren't named like Llama's; leave --layers out"
-        )
-    return outside, by_layer
+def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) -> list[Any]:
+    """Return what a list of a configuration says of the layers left, by their new numbers.
+
+    It names layers (Llama 4's `moe_layers`, Qwen3-MoE's `mlp_only_layers`), has an entry for each
+    (SmolLM3's `no_rope_layers`), or is about something else.
+    """
+    numbers = all(type(value) is int and 0 <= value < count for value in values)
+    if "layer" in name and numbers and values == sorted({*values}):
+        return [place for place, layer in enumerate(layers) if layer in values]
+    return [values[layer] for layer in layers] if len(values) == count else values
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[int]) -> list[Tensor]:
+    """Return the logits of 16 tokens by a pruned model, and by those layers where they were."""
+
+    def pass_on(_: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
+        states = args[0] if args else given["hidden_states"]
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    every = enumerate(cast(Any, model).model.layers)
+    left = [layer for number, layer in every if number not in layers]
+    hooks = [layer.register_forward_hook(pass_on, with_kwargs=True) for layer in left]
+    ids = torch.arange(_NUM_TOKENS, device=model.device)[None]
+    try:
+        return [cast(Any, one)(input_ids=ids, use_cache=False).logits for one in (pruned, model)]
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _require_transferable(

@@ -22,6 +22,7 @@ class TransferOptions:
         text_field: field of each line that holds the text.
         text_megabytes: read no more text than this.
         multiple: pad the number of rows to a multiple, such as 128 for tensor cores.
+        rows_of: the model that this one drafts for: make as many rows as its, which vLLM demands.
     """
 
     model: Annotated[ModelSource, Option("MODEL", form="positional")]
@@ -32,6 +33,7 @@ class TransferOptions:
     text_field: Annotated[str, Option("NAME")] = "text"
     text_megabytes: int = 64
     multiple: int = 1
+    rows_of: Annotated[ModelSource | None, Option("TARGET")] = None
 
     def __post_init__(self) -> None:
         """Check the counts, and that nothing is overwritten."""
@@ -39,6 +41,8 @@ class TransferOptions:
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least 1")
+        if self.rows_of is not None and self.multiple != 1:
+            raise ValueError("--rows-of and --multiple both say how many rows: leave one out")
         output = Path(self.output)
         if output.exists() and any(output.iterdir()):
             raise ValueError(f"--output {output} is not empty: name a new folder")

@@ -39,25 +39,30 @@ class Origins:
         new_ids: int64 [P]; tokens of rule "mean" have no pair.
         old_ids: int64 [P].
         shares: float64 [P], of each new token 1 in all.
+        num_old: old tokens that have a row; further rows are padding.
     """
 
     rules: NDArray[np.uint8]
     new_ids: NDArray[np.int64]
     old_ids: NDArray[np.int64]
     shares: NDArray[np.float64]
+    num_old: int
 
     def counts(self) -> dict[str, int]:
         """Return how many tokens each rule made."""
         return dict(zip(RULES, np.bincount(self.rules, minlength=5).tolist(), strict=True))
 
 
-def find_origins(new: Tokenizer, old: Tokenizer, pairs: TokenPairs) -> Origins:
+def find_origins(
+    new: Tokenizer, old: Tokenizer, pairs: TokenPairs, *, num_rows: int | None = None
+) -> Origins:
     """Return where each row of a new vocabulary comes from.
 
     Args:
         new: the new tokenizer.
         old: the model's own.
         pairs: which of their tokens cover the same text.
+        num_rows: of the model, whose tokenizer may name more tokens (Gemma 3 1B); None: enough.
 
     Raises:
         ValueError: pairs of other tokenizers.
@@ -66,17 +71,22 @@ def find_origins(new: Tokenizer, old: Tokenizer, pairs: TokenPairs) -> Origins:
         >>> find_origins(new, old, pairs).counts()  # doctest: +SKIP
         {'special': 3, 'copied': 18391, 'seen': 2210, 'segmented': 11396, 'mean': 0}
     """
-    for side, ids, own in (("new", pairs.new_ids, new), ("old", pairs.old_ids, old)):
-        if ids.max(initial=-1) >= own.vocab_size:
+    num_old = min(old.vocab_size, num_rows or old.vocab_size)
+    for side, ids, count in (
+        ("new", pairs.new_ids, new.vocab_size),
+        ("old", pairs.old_ids, num_old),
+    ):
+        if ids.max(initial=-1) >= count:
             raise ValueError(
-                f"{side} token {ids.max()} exceeds the {side} vocabulary's {own.vocab_size}: the "
+                f"{side} token {ids.max()} exceeds the {side} vocabulary's {count}: the "
                 "text was aligned with other tokenizers"
             )
     rules = np.full(new.vocab_size, MEAN, np.uint8)
     found: dict[int, Sequence[int]] = {}
 
     def take(rule: int, sources: Mapping[int, Sequence[int]]) -> None:
-        free = {token: ids for token, ids in sources.items() if ids and rules[token] == MEAN}
+        known = {token: [i for i in ids if i < num_old] for token, ids in sources.items()}
+        free = {token: ids for token, ids in known.items() if ids and rules[token] == MEAN}
         found.update(free)
         rules[list(free)] = rule
 
@@ -100,6 +110,7 @@ def find_origins(new: Tokenizer, old: Tokenizer, pairs: TokenPairs) -> Origins:
         np.concatenate(
             [np.repeat(1 / counts, counts), (pairs.weights / totals[pairs.new_ids])[of_seen]]
         ),
+        num_old,
     )
 
 

@@ -1,19 +1,20 @@
 """`vocag transfer`, step by step."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import batched
 from pathlib import Path
 from typing import Any, cast
 
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.conventions import describe_tokenizer
 from pipeline.dataset.texts import read_texts
 from pipeline.drawing.formatting import format_count, format_plural
-from pipeline.models.exported_tokenizer import ExportedTokenizer, KnownText, convert_tokenizer
+from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
+from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.transfer.measure import bits_per_byte
@@ -44,25 +45,27 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    num_rows = _count_rows(options, new)
+    defaults, left = in_vocabulary(read_generation_defaults(str(folder)), old, new)
     # Before any hour is spent: without a tokenizer for transformers nobody can use the model.
-    tokenizer = _export(new, seen, model)
+    record, known = describe_tokenizer(new, "tokenizer"), _known(new, seen)
+    config = cast(Any, model).config.to_dict()
+    tokenizer = convert_tokenizer(new, record, known, config=config, defaults=defaults)
     before = bits_per_byte(model, old, held_out)
-    origins = find_origins(new, old, count_pairs(_align(seen, new, old)))
+    own_rows = model.get_input_embeddings().weight.shape[0]
+    origins = find_origins(new, old, count_pairs(_align(seen, new, old)), num_rows=own_rows)
     if options.layers:
         model = keep_layers(model, options.layers)
-    transfer_vocabulary(
-        model,
-        origins,
-        multiple=options.multiple,
-        bos_token_id=new.bos_token_id,
-        eos_token_id=new.eos_token_id,
-    )
+    transfer_vocabulary(model, origins, num_rows=num_rows)
     after = bits_per_byte(model, new, held_out)
     output = Path(options.output)
     model.save_pretrained(output)
     tokenizer.write(output)
     size = sum(parameter.numel() for parameter in model.parameters())
-    yield f"{output}: {format_count(size)} parameters, {format_count(new.vocab_size)} tokens"
+    yield (
+        f"{output}: {format_count(size)} parameters, {format_count(new.vocab_size)} tokens, "
+        f"{format_count(num_rows)} rows"
+    )
     for rule, count in origins.counts().items():
         yield f"  {rule:<10} {format_count(count):>9}  {100 * count / new.vocab_size:5.1f} %"
     yield (
@@ -71,12 +74,32 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
         f"{before:.3f} before, {after:.3f} after"
     )
     yield str(tokenizer)
+    if left:
+        yield f"left out, for the new vocabulary has nothing for it: {', '.join(left)}"
     yield "next: align with it, score with the old model, train (vocag transfer --help)"
 
 
 def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
     """Return the beginning of a UTF-8 text, whole characters of at most so many bytes."""
     return text[:num_bytes].decode(errors="ignore").encode()
+
+
+def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
+    """Return the rows of the new model: the target's, or enough for every token.
+
+    Raises:
+        ValueError: texts may hold a token that the target has no row for.
+    """
+    if options.rows_of is None:
+        return -(-new.vocab_size // options.multiple) * options.multiple
+    folder = find_folder(options.rows_of, role="target", files=("config.json",))
+    rows: int = AutoConfig.from_pretrained(folder).get_text_config(decoder=True).vocab_size
+    if any(map(new.token_bytes, range(rows, new.vocab_size))):  # control tokens may lie beyond
+        raise ValueError(
+            f"--rows-of {options.rows_of}: it has {rows} rows, {options.tokenizer} has "
+            f"{new.vocab_size} tokens: name the target that has this tokenizer"
+        )
+    return rows
 
 
 def _read(options: TransferOptions) -> list[SourceDocument]:
@@ -102,15 +125,11 @@ def _align(
         yield align_batch(list(part), new, old)
 
 
-def _export(
-    new: Tokenizer, documents: Iterable[SourceDocument], model: PreTrainedModel
-) -> ExportedTokenizer:
-    some = [document for document, _ in zip(documents, range(_MAX_PROVEN), strict=False)]
+def _known(new: Tokenizer, documents: Sequence[SourceDocument]) -> Iterator[KnownText]:
+    """Yield the first texts with their tokens."""
+    some = documents[:_MAX_PROVEN]
     batch = new.tokenize_batch([document.text for document in some])
-    known = []
     for place, document in enumerate(some):
         if place not in batch.failures:
             ids = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
-            known.append(KnownText(document.document_id, document.text.decode(), ids))
-    record = describe_tokenizer(new, "tokenizer")
-    return convert_tokenizer(new, record, known, config=cast(Any, model).config.to_dict())
+            yield KnownText(document.document_id, document.text.decode(), ids)

@@ -79,6 +79,8 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
     saved, own = weights(student), weights(tmp_path / "run/model")
     for name, tensor in own.items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (student / name).read_bytes() == (tmp_path / "run/model" / name).read_bytes()
 
 
 def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:

@@ -12,12 +12,12 @@ from contextlib import suppress
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.export_hf import export_student
-from megatron_plugin.models.weights import open_weights
+from megatron_plugin.models.weights import checkpoint_args, newest_iteration, open_weights
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.index import decode_index
 from tests.megatron_plugin.forked_ranks import ROOT, job_environment
@@ -120,6 +120,27 @@ def test_export_is_what_megatron_holds(inputs, interrupted, exported):
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert torch.equal(model.get_input_embeddings().weight, held["model.embed_tokens.weight"])
+
+
+def test_an_exported_student_writes_as_the_one_that_the_run_started_from(
+    inputs, interrupted, tmp_path, monkeypatch
+):
+    """Chat template, ends and sampling; its three configurations name the same tokens."""
+    args = checkpoint_args(newest_iteration(interrupted / "checkpoint"))
+    assert args.vocag_student == str(inputs.student)
+    student = shutil.copytree(inputs.student, tmp_path / "student")
+    (student / "tokenizer_config.json").write_text('{"chat_template": "{{ eos_token }}"}')
+    (student / "generation_config.json").write_text('{"eos_token_id": [1, 5], "top_p": 0.9}')
+    args.vocag_student = str(student)
+    monkeypatch.setattr("megatron_plugin.export_hf.checkpoint_args", lambda _: args)
+    export_student(interrupted / "checkpoint", tmp_path / "exported")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.chat_template == "{{ eos_token }}"
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == [1, 5]
+    assert (tokenizer.eos_token_id, model.generation_config.top_p) == (1, 0.9)
+    assert model.config.bos_token_id == tokenizer.bos_token_id
+    assert model.config.pad_token_id == tokenizer.pad_token_id
 
 
 def test_an_exported_checkpoint_is_evaluated(exported, tmp_path, capfd):

@@ -204,8 +204,19 @@ def word_pieces(vocab_size: int = 300) -> Tokenizer:
     return _train(tokenizer, trainer)
 
 
+def with_control_tokens(tokenizer: Tokenizer, *names: str, special: bool = True) -> Tokenizer:
+    """Return a tokenizer with more control tokens, or words, behind those that it has."""
+    more = tokenizers.Tokenizer.from_str(tokenizer.file_bytes.decode())
+    more.add_tokens([tokenizers.AddedToken(n, special=special, normalized=False) for n in names])
+    return _saved(more)
+
+
 def _train(tokenizer: tokenizers.Tokenizer, trainer: Any) -> Tokenizer:
     tokenizer.train_from_iterator(_SENTENCES, trainer)
+    return _saved(tokenizer)
+
+
+def _saved(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
     with TemporaryDirectory() as folder:
         path = Path(folder, "tokenizer.json")
         tokenizer.save(str(path))

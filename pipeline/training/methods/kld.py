@@ -18,8 +18,10 @@ def _loss(given: StudentPass) -> LossResult:
 
     counted = given.batch["loss_mask"].bool()
     own, others = output_layer(given.student), output_layer(given.running_teacher)
+    # A tokenizer's file may name tokens for which its models have no row.
+    shared = given.vocab_size and min(given.vocab_size, own.vocab_size, others.vocab_size)
     values = map_token_chunks(
-        lambda s, t: kld_losses(own.logits(s), others.logits(t), vocab_size=given.vocab_size),
+        lambda s, t: kld_losses(own.logits(s), others.logits(t), vocab_size=shared),
         given.hidden[counted],
         given.reference_states()[counted],
     )

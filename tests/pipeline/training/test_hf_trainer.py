@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
+from pipeline.dataset.files import open_dataset
 from pipeline.models.hf_models import load_language_model
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
@@ -20,6 +21,7 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.method import Method
+from schemas.document import decode_document
 from tests.support.scored_data import SEQ_LENGTH
 from tests.support.servers import free_port
 
@@ -104,6 +106,27 @@ def test_it_trains_as_vocag_train_does(world: Path, tmp_path: Path) -> None:
         result = GuidedStudent(trainer.model, Method("full"))(batch)
     expected = float(result.loss_sum) / float(result.num_tokens)
     assert logged(trainer, "eval_loss") == pytest.approx([expected], rel=1e-5)
+
+
+def test_it_saves_the_tokenizer_of_its_data(world: Path, tmp_path: Path) -> None:
+    """In checkpoints, too; but for one that the user brings."""
+    trainer = trainer_of(world, tmp_path, settings={"max_steps": 2})
+    trainer.train()
+    trainer.save_model()
+    dataset = open_dataset(str(world / "data"))
+    _, sample = next(dataset.samples(0, dataset.read_index(0, with_names=True)))
+    document = decode_document(sample)
+    for folder in (tmp_path, tmp_path / "checkpoint-2"):
+        loaded = AutoTokenizer.from_pretrained(folder)
+        ids = loaded(document.text.decode(), add_special_tokens=False)["input_ids"]
+        assert ids == document.student.input_ids.tolist()
+        config = AutoConfig.from_pretrained(folder)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            assert getattr(config, name) == getattr(loaded, name)
+    loaded.add_tokens(["<mine>"])
+    own = trainer_of(world, tmp_path / "own", settings={}, processing_class=loaded)
+    own.save_model()
+    assert "<mine>" in AutoTokenizer.from_pretrained(tmp_path / "own").get_vocab()
 
 
 def test_epochs_and_micro_batches_read_the_runs_rows_in_order(world: Path, tmp_path: Path) -> None:

@@ -36,8 +36,14 @@ from pipeline.training.ranks import Ranks
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
-from tests.support.datasets import build_dataset, byte_level, make_texts, remove_documents
-from tests.support.hf_folders import write_model
+from tests.support.datasets import (
+    build_dataset,
+    byte_level,
+    make_texts,
+    remove_documents,
+    with_control_tokens,
+)
+from tests.support.hf_folders import make_instruct, write_model
 
 SEQ_LENGTH = 64
 
@@ -475,15 +481,69 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
         ("kld", {}, ValueError, "--method kld needs a teacher with the student's token"),
         ("alm", {"data": silent}, ValueError, r"--method alm compares .* by --student-bos"),
         ("teacher", {"teacher": untrained}, UntrainedTeacherError, "first row of the data is"),
-        ("teacher", {"teacher": str(small)}, ValueError, "teacher tokens up to 479"),
+        ("teacher", {"teacher": str(small)}, ValueError, r"holds teacher token 4\d\d in doc"),
         ("teacher", {"teacher": str(world / "student")}, ForeignTokenizerError, "is not the data"),
         ("full", {"student": untrained}, ForeignTokenizerError, other_student),
         ("full", {"student": untrained, "random_init": True}, ForeignTokenizerError, other_student),
-        ("full", {"data": same, "student": str(small)}, ValueError, "student tokens up to 479"),
+        (
+            "full",
+            {"data": same, "student": str(small)},
+            ValueError,
+            r"holds student token 4\d\d in doc",
+        ),
         ("full", {"num_steps": 10**6}, ValueError, r"raise --num-epochs, .* or lower --num-steps"),
     ):
         with pytest.raises(error, match=message):
             train(_config(world, tmp_path / "run", Method(name), **changes))
+
+
+def test_a_tokenizers_file_may_name_a_token_that_its_model_has_no_row_for(
+    world: Path, tmp_path: Path
+) -> None:
+    """As Gemma 3 1B and CodeLlama-Python: student and teacher, held-out text, kld's columns."""
+    named = with_control_tokens(byte_level(400), "<image>")
+    build_dataset(tmp_path / "data", make_texts(40), student=named, teacher=named)
+    models = {
+        name: str(write_model(tmp_path / name, named, seed=seed, num_rows=400))
+        for seed, name in enumerate(("student", "teacher"))
+    }
+    data = {"data": Reading(str(tmp_path / "data")), "heldout": (str(tmp_path / "data"),)}
+    given = {"num_steps": 1, "warmup_steps": 0, **models, **data}
+    with pytest.raises(UntrainedTeacherError):  # not for want of rows
+        train(_config(world, tmp_path / "run", Method("kld"), **given))
+    batch = _rows(tmp_path / "data").__getitems__([0])
+    loaded = [load_language_model(models[name]) for name in ("student", "teacher")]
+    assert _loss(Method("kld"), *loaded, batch, vocab_size=named.vocab_size).loss_sum > 0
+    plain = {**given, "teacher": None}
+    assert train(_config(world, tmp_path / "plain", Method("full"), **plain))["loss"] > 0
+    # Held-out text counts, too.
+    spelled = with_control_tokens(byte_level(400), "<image>", special=False)
+    texts = [("one", "An <image> here."), ("two", "None here.")]
+    build_dataset(tmp_path / "held", texts, student=spelled, teacher=spelled, num_shards=1)
+    build_dataset(tmp_path / "spelled", make_texts(40), student=spelled, teacher=spelled)
+    (tmp_path / "student/tokenizer.json").write_bytes(spelled.file_bytes)
+    given = {**plain, "data": Reading(str(tmp_path / "spelled")), "heldout": ()}
+    assert train(_config(world, tmp_path / "spell", Method("full"), **given))["loss"] > 0
+    held = {**given, "heldout": (str(tmp_path / "held"),)}
+    with pytest.raises(ValueError, match=r'student token 400 in document "one" of \S*held '):
+        train(_config(world, tmp_path / "other", Method("full"), **held))
+
+
+def test_an_instruct_student_comes_back_as_one(tmp_path: Path, world: Path) -> None:
+    chat = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
+    build_dataset(tmp_path / "data", make_texts(40), student=chat)
+    student = make_instruct(write_model(tmp_path / "student", chat), chat)
+    given = {"num_steps": 1, "warmup_steps": 0, "student": str(student)}
+    given |= {"data": Reading(str(tmp_path / "data"))}
+    train(_config(world, tmp_path / "run", Method("full"), **given))
+    own, trained = (AutoTokenizer.from_pretrained(f) for f in (student, tmp_path / "run/model"))
+    turns = [{"role": "user", "content": "Two and two?"}]
+    chats = [one.apply_chat_template(turns, tokenize=False) for one in (own, trained)]
+    assert chats[0] == chats[1]
+    ends = [chat.eos_token_id, chat.find_token("<|im_end|>")]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == ends
+    assert (trained.eos_token_id, model.generation_config.temperature) == (ends[0], 0.6)
 
 
 def test_a_trained_student_brings_its_tokenizer(

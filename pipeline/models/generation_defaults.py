@@ -1,0 +1,139 @@
+"""What a model's folder says of how it writes: chat template, ends, sampling.
+
+Training changes none of it, so a trained model gets it back; a model with another vocabulary gets
+what that vocabulary has tokens for.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.models.teacher_files import find_folder
+from pipeline.tokenization import Tokenizer
+
+GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
+_SOURCES, _FILES = (GENERATION_FILE, TOKENIZER_FILE), ("*.json", "*.jinja")
+_NOT_CARRIED = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "_from_model_config"),
+    "transformers_version",
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """How a model writes unless it is told otherwise.
+
+    Attributes:
+        templates: of chats, by name; most models have one, "default".
+        names: of special tokens, by what templates call them, such as `eos_token`.
+        end_ids: tokens that end what it writes.
+        settings: of its generation config, such as `temperature`, less tokens around a text.
+    """
+
+    templates: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    end_ids: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def chat_template(self, names: Mapping[str, str]) -> str | list[dict[str, str]] | None:
+        """Return the templates for a tokenizer that may call other tokens `bos_token` and so on.
+
+        Example:
+            >>> own = GenerationDefaults({"default": "{{ eos_token }}"}, {"eos_token": "</s>"})
+            >>> own.chat_template({"eos_token": "<|endoftext|>"})
+            '{%- set eos_token = "</s>" %}{{ eos_token }}'
+        """
+        others = {role: name for role, name in self.names.items() if names.get(role) != name}
+        made = {}
+        for title, text in self.templates.items():
+            meant = {role: name for role, name in others.items() if re.search(rf"\b{role}\b", text)}
+            own = (json.dumps(name, ensure_ascii=False) for name in meant.values())
+            lines = [f"{{%- set {r} = {name} %}}" for r, name in zip(meant, own, strict=True)]
+            made[title] = "".join((*lines, text))
+        if {*made} <= {"default"}:
+            return made.get("default")
+        return [{"name": title, "template": text} for title, text in made.items()]
+
+
+def read_generation_defaults(source: str) -> GenerationDefaults:
+    """Return what a folder or a repository says; nothing of a bare model, or of one that is gone.
+
+    Example:
+        >>> read_generation_defaults("models/smollm2").end_ids  # doctest: +SKIP
+        (2,)
+    """
+    try:
+        folder = find_folder(source, role="model", files=_FILES) if source else Path()
+    except ValueError as error:
+        logger.warning("chat template, further ends and sampling are left out: %s", error)
+        source = ""
+    generation, own = (_read(folder / name) if source else {} for name in _SOURCES)
+    if not generation and not own:
+        return GenerationDefaults()
+    ends = generation.get("eos_token_id", _read(folder / "config.json").get("eos_token_id"))
+    special = _read(folder / "special_tokens_map.json") | own
+    tokens = {
+        role: token["content"] if isinstance(token, dict) else token
+        for role, token in special.items()
+        if role.endswith("_token") and isinstance(token, (str, dict))
+    }
+    templates = own.get("chat_template") or {}
+    if isinstance(templates, list):
+        templates = {entry["name"]: entry["template"] for entry in templates}
+    elif templates:
+        templates = {"default": templates}
+    for path in folder.glob("additional_chat_templates/*.jinja"):
+        templates[path.stem] = path.read_text("utf-8")
+    if (usual := folder / "chat_template.jinja").is_file():
+        templates["default"] = usual.read_text("utf-8")
+    return GenerationDefaults(
+        templates,
+        tokens,
+        tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
+        {name: value for name, value in generation.items() if name not in _NOT_CARRIED},
+    )
+
+
+def in_vocabulary(
+    own: GenerationDefaults, old: Tokenizer, new: Tokenizer
+) -> tuple[GenerationDefaults, list[str]]:
+    """Return what holds in another vocabulary, by the names of tokens, and what is left out.
+
+    Example:
+        >>> in_vocabulary(defaults, smollm2, llama2)[1]  # doctest: +SKIP
+        ['the default chat template (no token <|im_start|>, <|im_end|>)', 'the end <|im_end|>']
+    """
+    here, left, templates = new.named_tokens, [], {}
+    named: dict[int | None, str] = {token: name for name, token in old.named_tokens.items()}
+    for title, text in own.templates.items():
+        called = {name for role, name in own.names.items() if re.search(rf"\b{role}\b", text)}
+        # Where the new vocabulary has a begin and an end of its own, roles are taken over by them.
+        called -= {named.get(old.bos_token_id), named.get(old.eos_token_id)}
+        used = [name for name in old.named_tokens if name in text or name in called]
+        used = [name for name in used if not old.token_bytes(old.named_tokens[name])]
+        if gone := [name for name in used if name not in here]:
+            left.append(f"the {title} chat template (no token {', '.join(gone)})")
+        else:
+            templates[title] = text
+    further = [token for token in own.end_ids if token != old.eos_token_id]  # has a new one
+    left += [f"the end {named.get(i, i)}" for i in further if named.get(i) not in here]
+    # Lists, and whatever is called an id, speak of old tokens.
+    settings = {
+        name: value
+        for name, value in own.settings.items()
+        if not isinstance(value, (list, dict)) and not name.endswith("_id")
+    }
+    left += [name for name in own.settings if name not in settings]
+    names = {role: name for role, name in own.names.items() if name in here}
+    ends = tuple(here[named[token]] for token in own.end_ids if named.get(token) in here)
+    return GenerationDefaults(templates, names, ends, settings), left
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_bytes())) if path.is_file() else {}

@@ -1,0 +1,51 @@
+"""Has a model a row for every token of the data? What counts is what documents and rows hold."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.models import fit
+from schemas.manifest import ConventionRecord
+from tests.support.datasets import build_dataset, byte_level, with_control_tokens
+
+
+def _dataset(folder: Path, text: str, *, special: bool) -> Dataset:
+    named = with_control_tokens(byte_level(400), "<image>", special=special)
+    build_dataset(folder, [("one", text)], student=named, num_shards=1)
+    return open_dataset(str(folder))
+
+
+def _require(dataset: Dataset, record: Any = None, vocab_size: int = 400) -> None:
+    fit.require_room(
+        [dataset],
+        record or dataset.manifest.student,
+        "models/student",
+        side="student",
+        vocab_size=vocab_size,
+        seq_length=64,
+        max_length=512,
+        remedy="lower --seq-length",
+    )
+
+
+def test_a_control_token_beyond_the_rows_is_in_no_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever texts spell, so that none is read."""
+    dataset = _dataset(tmp_path, "An <image> here.", special=True)
+    monkeypatch.setattr(fit, "decode_document", lambda _: pytest.fail("reads the data"))
+    _require(dataset)
+    own = ConventionRecord(first_token_id=0, continued_token_id=0, end_token_id=400)
+    with pytest.raises(ValueError, match=r"holds student token 400 around texts .* 0 … 399"):
+        _require(dataset, replace(dataset.manifest.student, convention=own))
+
+
+def test_a_word_beyond_the_rows_is_looked_for(tmp_path: Path) -> None:
+    _require(_dataset(tmp_path / "without", "No picture here.", special=False))
+    dataset = _dataset(tmp_path / "with", "An <image> here.", special=False)
+    with pytest.raises(ValueError, match=r'token 400 in document "one" .* models/student has rows'):
+        _require(dataset)
+    _require(dataset, vocab_size=401)

@@ -1,0 +1,97 @@
+"""Chat template, ends and sampling of a model: read from its folder, carried, mapped by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from pipeline.dataset.conventions import describe_tokenizer
+from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
+from pipeline.models.generation_defaults import (
+    GenerationDefaults,
+    in_vocabulary,
+    read_generation_defaults,
+)
+from tests.support.datasets import byte_level, with_control_tokens
+from tests.support.hf_folders import make_instruct, write_model
+
+CHAT = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
+MESSAGES = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+
+
+def _export(folder: Path, defaults: GenerationDefaults, tokenizer: Any = CHAT) -> None:
+    text = "Two and two is four."
+    ids = tokenizer.tokenize_batch([text.encode()]).input_ids.tolist()
+    record = describe_tokenizer(tokenizer, "tokenizer")
+    config = json.loads((folder / "config.json").read_text())
+    known = [KnownText("a text", text, ids)]
+    convert_tokenizer(tokenizer, record, known, config=config, defaults=defaults).write(folder)
+
+
+@pytest.mark.parametrize("layout", ["config", "list", "jinja", "more jinja"])
+def test_an_exported_model_chats_as_its_own_and_its_files_agree(
+    layout: str, tmp_path: Path
+) -> None:
+    own = make_instruct(write_model(tmp_path / "own", CHAT), CHAT, layout=layout)
+    trained = write_model(tmp_path / "trained", CHAT)
+    _export(trained, read_generation_defaults(str(own)))
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (own, trained))
+    for name in ("default", "tool") if layout in ("list", "more jinja") else ("",):
+        given = {"chat_template": name} if name else {}
+        chats = [
+            one.apply_chat_template(MESSAGES, tokenize=False, **given) for one in (before, after)
+        ]
+        assert chats[0] == chats[1]
+        assert "<|im_end|>" in chats[0]
+    config, generation = (
+        AutoConfig.from_pretrained(trained),
+        GenerationConfig.from_pretrained(trained),
+    )
+    end = CHAT.eos_token_id
+    assert config.eos_token_id == generation.eos_token_id
+    assert config.eos_token_id == [end, CHAT.find_token("<|im_end|>")]
+    assert after.eos_token_id == end
+    for name in ("bos_token_id", "pad_token_id"):
+        assert getattr(config, name) == getattr(generation, name) == getattr(after, name)
+    assert (generation.temperature, generation.top_p, generation.do_sample) == (0.6, 0.9, True)
+    # Once more, from what was exported: nothing is added.
+    again = read_generation_defaults(str(trained))
+    text = again.chat_template(
+        {f"{role}_token": getattr(after, f"{role}_token") for role in ("bos", "eos", "pad")}
+    )
+    assert text == json.loads((trained / "tokenizer_config.json").read_text())["chat_template"]
+
+
+def test_a_bare_model_says_nothing(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, byte_level(400))
+    (folder / "generation_config.json").unlink()
+    assert read_generation_defaults(str(folder)) == GenerationDefaults()
+
+
+def test_a_model_that_is_gone_leaves_its_ways_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """As a Megatron run's student may be when its checkpoint is exported."""
+    assert read_generation_defaults("/no/such/folder") == GenerationDefaults()
+    assert "chat template, further ends and sampling are left out" in caplog.text
+    assert read_generation_defaults("") == GenerationDefaults()
+
+
+def test_another_vocabulary_gets_what_it_has_tokens_for(tmp_path: Path) -> None:
+    own = make_instruct(write_model(tmp_path / "own", CHAT), CHAT)
+    defaults = read_generation_defaults(str(own))
+    fitting = with_control_tokens(byte_level(350), "<|x|>", "<|im_end|>", "<|im_start|>")
+    mapped, left = in_vocabulary(defaults, CHAT, fitting)
+    assert (left, mapped.templates, mapped.settings) == ([], defaults.templates, defaults.settings)
+    assert mapped.end_ids == (fitting.eos_token_id, fitting.find_token("<|im_end|>"))
+    mapped, left = in_vocabulary(defaults, CHAT, byte_level(350))
+    assert left == [
+        "the default chat template (no token <|im_start|>, <|im_end|>)",
+        "the end <|im_end|>",
+    ]
+    assert (mapped.templates, mapped.end_ids) == ({}, (byte_level(350).eos_token_id,))
+    ids = GenerationDefaults(
+        settings={"suppress_tokens": [7], "top_k": 5, "forced_bos_token_id": 3}
+    )
+    mapped, left = in_vocabulary(ids, CHAT, fitting)
+    assert (mapped.settings, left) == ({"top_k": 5}, ["suppress_tokens", "forced_bos_token_id"])

@@ -1,0 +1,66 @@
+"""Both commands on tiny models: a draft for a target whose rows are padded, and what is said."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.transfer.acceptance_command import main as measure
+from pipeline.transfer.command import main as transfer
+from tests.support.datasets import byte_level, make_texts, with_control_tokens
+from tests.support.hf_folders import make_instruct, write_model
+
+TURNS = [{"role": "user", "content": "Two and two?"}]
+
+
+def test_an_instruct_model_drafts_for_a_target_with_padded_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    chat = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
+    old = make_instruct(write_model(tmp_path / "old", chat), chat)
+    own = with_control_tokens(byte_level(480), "<|x|>", "<|im_end|>", "<|im_start|>")
+    target = write_model(tmp_path / "target", own, num_rows=544)
+    given = [str(old), "--tokenizer", str(target), "--text", str(texts)]
+    assert transfer([*given, "--rows-of", str(target), "--output", str(tmp_path / "draft")]) == 0
+    assert "483 tokens, 544 rows" in (told := capsys.readouterr().out)
+    assert "left out" not in told
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    assert draft.get_input_embeddings().weight.shape[0] == draft.config.vocab_size == 544
+    before, after = (AutoTokenizer.from_pretrained(f) for f in (old, tmp_path / "draft"))
+    chats = [one.apply_chat_template(TURNS, tokenize=False) for one in (before, after)]
+    assert chats[0] == chats[1]
+    ends = [own.eos_token_id, own.find_token("<|im_end|>")]
+    assert draft.config.eos_token_id == draft.generation_config.eos_token_id == ends
+    assert (after.eos_token_id, draft.generation_config.top_p) == (ends[0], 0.9)
+    few = ["--text", str(texts), "--prompts", "2", "--tokens", "4", "--prompt-bytes", "40"]
+    assert measure([str(target), str(tmp_path / "draft"), *few]) == 0
+    told = capsys.readouterr().out
+    assert "vLLM takes the draft\nllama.cpp takes the draft\n" in told
+    assert "  sampled  rate" in told
+    assert measure([str(target), str(old), *few]) == 0
+    told = capsys.readouterr().out
+    assert "vLLM refuses the draft: the target has 544 rows, the draft 402" in told
+    assert "  matched  rate" in told
+    assert "sampled" not in told
+
+
+def test_what_a_vocabulary_lacks_is_left_out_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    chat = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
+    old = make_instruct(write_model(tmp_path / "old", chat), chat)
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts)]
+    other = ["--rows-of", str(write_model(tmp_path / "small", byte_level(350), num_rows=200))]
+    assert transfer([*given, *other, "--output", str(tmp_path / "new")]) == 2
+    assert "it has 200 rows, bytes has 258 tokens: name the target" in capsys.readouterr().err
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 0
+    lacking = "the default chat template (no token <|im_start|>, <|im_end|>), the end <|im_end|>"
+    assert f"nothing for it: {lacking}\n" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == 256
+    assert model.generation_config.temperature == 0.6
+    assert AutoTokenizer.from_pretrained(tmp_path / "new").chat_template is None

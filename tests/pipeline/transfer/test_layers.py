@@ -1,0 +1,89 @@
+"""Models with fewer layers, against the same layers run where they were."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from pipeline.transfer.model import UntransferableError, keep_layers
+
+SIZES = {
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3, "pad_token_id": 0},
+}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+# What each says of its layers one by one.
+FAMILIES = {
+    "llama": {},
+    "smollm3": {},  # no_rope_layers
+    "llama4_text": {"intermediate_size_mlp": 64, "num_local_experts": 2, "moe_layers": [1, 3, 6]},
+    "qwen3_moe": {**EXPERTS, "mlp_only_layers": [1, 3, 6]},
+    "gemma3_text": {"sliding_window": 4},  # layer_types
+}
+
+
+def _model(family: str, **given: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    settings = {**SIZES, "num_hidden_layers": 8, **given}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings)).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pruned_models_compute_what_the_layers_left_compute(family: str) -> None:
+    """The layers between are turned into what passes on its input, so numbers stay as they were."""
+    model, layers = _model(family, **FAMILIES[family]), (0, 3, 6, 7)
+    ids = torch.randint(64, (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        pruned = keep_layers(model, layers)
+        found, whole = (one(input_ids=ids, use_cache=False).logits for one in (pruned, model))
+        by_hand = copy.deepcopy(model)
+        for number in {*range(8)} - {*layers}:
+            own = by_hand.model.layers[number]
+            own.forward = lambda hidden_states, *_, **__: hidden_states
+        expected = by_hand(input_ids=ids, use_cache=False).logits
+    assert (pruned.config.num_hidden_layers, model.config.num_hidden_layers) == (4, 8)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(whole, expected, atol=1e-3)
+
+
+def test_an_order_of_ones_own_and_what_else_a_configuration_lists(tmp_path: Any) -> None:
+    model = _model("llama", num_hidden_layers=2, eos_token_id=[0, 1])
+    model.generation_config = GenerationConfig(temperature=0.5, do_sample=True)
+    turned = keep_layers(model, (1, 0, 1))
+    assert (turned.config.eos_token_id, turned.config.num_hidden_layers) == ([0, 1], 3)
+    assert turned.generation_config.temperature == 0.5
+    weights = [model.model.layers[n].mlp.up_proj.weight for n in (1, 0, 1)]
+    for layer, weight in zip(turned.model.layers, weights, strict=True):
+        assert torch.equal(layer.mlp.up_proj.weight, weight)
+
+
+def test_layers_that_depend_on_their_numbers_otherwise_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sparse = _model("qwen3_moe", **EXPERTS, decoder_sparse_step=2)
+    named = (
+        r"Qwen3MoeForCausalLM with layers \[0, 2, 3\] alone isn't what .* state_dict .*only_layers"
+    )
+    with pytest.raises(UntransferableError, match=named):
+        keep_layers(sparse, (0, 2, 3))
+    with pytest.raises(UntransferableError, match=r"layers \[0, 9\] must be some of 0 … 7"):
+        keep_layers(sparse, (0, 9))
+    # A model of somebody's own, whose first layers count for more.
+    own = LlamaForCausalLM.forward
+
+    def forward(self: Any, *args: Any, **given: Any) -> Any:
+        found = own(self, *args, **given)
+        found.logits = found.logits * self.config.num_hidden_layers
+        return found
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    with pytest.raises(UntransferableError, match=r"LlamaForCausalLM .* Mismatched elements"):
+        keep_layers(_model("llama"), (0, 1))
