@@ -60,7 +60,7 @@ def describe_fast_path() -> dict[str, Any]:
     """Return whether gigatoken encodes as the reference does here, tried on 256 byte tokens."""
     try:
         from pipeline.tokenization import load_tokenizer
-        from pipeline.tokenization.definition import BYTE_LEVEL_ALPHABET
+        from pipeline.tokenization.contents import BYTE_LEVEL_ALPHABET
         from pipeline.tokenization.sweep import DifferingCharacters
     except ImportError as error:
         return {"works": False, "problem": str(error)}

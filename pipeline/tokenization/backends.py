@@ -16,22 +16,24 @@ import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
 
+from pipeline.tokenization.contents import (
+    content_vocabulary,
+    loses_characters,
+    lost_bytes,
+    spells_text,
+)
 from pipeline.tokenization.definition import (
     SPACE_PIECE,
     Conventions,
     added_tokens,
     bare_definition,
     content_normalizer,
-    content_vocabulary,
     disarm_control_tokens,
     keeps_ascii,
-    loses_characters,
-    lost_bytes,
     model_pieces,
     puts_space_first,
     read_conventions,
     spells_spaces,
-    spells_text,
 )
 from pipeline.tokenization.offset_proof import byte_positions
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile
@@ -123,7 +125,7 @@ class HuggingFaceReference:
         loses_ascii = min(self.lost_bytes, default=255) < 128
         self.keeps_ascii = keeps_ascii(self.definition) and not (divided or loses_ascii)
         if not proven:
-            self._require_usable(file.source)
+            self._require_usable(file)
 
     @cached_property
     @_failures_of("tokenizers")
@@ -158,18 +160,25 @@ class HuggingFaceReference:
 
         White space aside, where tokens don't spell the text.
         """
-        return content_vocabulary(self.definition, control=self.control, vocab_size=self.vocab_size)
+        return content_vocabulary(
+            self.definition,
+            control=self.control,
+            vocab_size=self.vocab_size,
+            normalize=self.normalize,
+        )
 
     @_failures_of("tokenizers")
     def normalize(self, text: str) -> str:
         """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
-        if self._normalizer is not None:
-            text = self._normalizer.normalize_str(text)
+        text = self._normal_form(text)
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def pieces(self) -> dict[str, int]:
         """Return the model's token strings and their ids, added tokens left out."""
         return self._pieces
+
+    def _normal_form(self, text: str) -> str:
+        return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
     def _report(self, text: str, ids: NDArray[np.uint32], encoding: tokenizers.Encoding) -> Report:
         """Return ids and ranges, converted from characters to bytes."""
@@ -180,24 +189,35 @@ class HuggingFaceReference:
             surfaces = [token.replace(SPACE_PIECE, " ").encode() for token in encoding.tokens]
         return Report(ids, byte_positions(text)[characters], surfaces)
 
-    def _require_usable(self, source: str) -> None:
+    def _require_usable(self, file: TokenizerFile) -> None:
         if loses_characters(self.definition):
             raise TokenizerError(
-                f'tokenizer "{source}" has no unknown token: characters that its BPE lacks vanish '
-                'and shift the offsets behind them; give its model an "unk_token" or byte fallback'
+                f'tokenizer "{file.source}" has no unknown token: characters that its BPE lacks '
+                "vanish and shift the offsets behind them; give its model an "
+                '"unk_token" or byte fallback'
             )
         if self.definition["model"].get("dropout"):
             raise TokenizerError(
-                f'tokenizer "{source}" has BPE dropout {self.definition["model"]["dropout"]}: it '
-                'splits a text differently each time; set "dropout" to null in its file'
+                f'tokenizer "{file.source}" has BPE dropout {self.definition["model"]["dropout"]}: '
+                'it splits a text differently each time; set "dropout" to null in its file'
             )
-        for token in added_tokens(self.definition):
-            found = self.tokenizer.token_to_id(token["content"])
+        normal_forms: dict[str, str] = {}
+        loaded = added_tokens(self.definition)
+        for token, own in zip(added_tokens(file.definition), loaded, strict=True):
+            found = self.tokenizer.token_to_id(own["content"])
             if found != token["id"]:
                 raise TokenizerError(
-                    f'tokenizer "{source}": added token {token["content"]!r} has id '
+                    f'tokenizer "{file.source}": added token {token["content"]!r} has id '
                     f"{token['id']} in the file but the tokenizers library gives it {found}; "
                     "number added tokens without gaps from the end of the vocabulary"
+                )
+            form = self._normal_form(own["content"]) if own["normalized"] else ""
+            other = normal_forms.setdefault(form, token["content"]) if form else token["content"]
+            if other != token["content"]:
+                raise TokenizerError(
+                    f'tokenizer "{file.source}": added tokens {other!r} and {token["content"]!r} '
+                    f"are both {form!r} when normalised, and the tokenizers library takes either "
+                    'at random: remove one of them, or set its "normalized" to false'
                 )
 
 
@@ -324,6 +344,17 @@ class FastEncoder:
         """
         layout: Any = self.tokenizer.encode_batch(list(texts), parallel=False).layout
         return layout.content.data, layout.offsets.data
+
+
+def why_unsupported(reference: Reference) -> str:
+    """Return in words why `FastEncoder` does not load a tokenizer: its errors are Rust's."""
+    if isinstance(reference, SentencePieceReference):
+        return "gigatoken reads no SentencePiece model but BPE"
+    if (kind := reference.definition["model"]["type"]) != "BPE":
+        return f"gigatoken has no {kind} models"
+    if reference.lost_bytes:
+        return f"gigatoken needs a token for each byte, and {len(reference.lost_bytes)} have none"
+    return "gigatoken doesn't know the steps that divide its texts"
 
 
 def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:

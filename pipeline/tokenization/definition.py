@@ -5,7 +5,7 @@ Pure functions on its parsed JSON; the library that encodes is in `pipeline.toke
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 Definition = dict[str, Any]
 
 SPACE_PIECE = "▁"
-_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
 PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
 """What tokenizers call the token that fills rows."""
@@ -49,6 +48,23 @@ class Conventions:
     adds_eos: bool
 
 
+def with_model_type(definition: Definition) -> Definition:
+    """Return the definition with the model's type, which files before tokenizers 0.9 leave out.
+
+    The library finds it out by the fields that are there, in this order.
+    """
+    model = definition["model"]
+    if model.get("type"):
+        return definition
+    if "merges" in model:
+        kind = "BPE"
+    elif isinstance(model.get("vocab"), list):
+        kind = "Unigram"
+    else:
+        kind = "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+    return definition | {"model": model | {"type": kind}}
+
+
 def bare_definition(original: Definition) -> Definition:
     """Return the definition less what adds tokens or changes offsets, such as `trim_offsets`."""
     return original | {"post_processor": None, "truncation": None, "padding": None}
@@ -65,7 +81,10 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
     names = {content: f"{content}{token_hex(16)}" for content in control}
     model = dict(definition["model"])
     if isinstance(model["vocab"], dict):
+        made = names.keys() & model["vocab"].keys()
         model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+        if made and "merges" in model:
+            model["merges"] = [pair for pair in model["merges"] if made.isdisjoint(_parts_of(pair))]
     else:
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
     if model.get("unk_token") in names:
@@ -75,6 +94,12 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
         for token in added_tokens(definition)
     ]
     return definition | {"model": model, "added_tokens": added}, control
+
+
+def _parts_of(merge: str | Sequence[str]) -> set[str]:
+    """Return the pieces that a merge joins, and what it makes of them."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return {left, right, left + right}
 
 
 def added_tokens(definition: Definition) -> list[dict[str, Any]]:
@@ -100,35 +125,6 @@ def token_names(definition: Definition) -> dict[int, str]:
     """Return the strings of all tokens by their ids, added tokens included."""
     names = {token_id: piece for piece, token_id in model_pieces(definition).items()}
     return names | {token["id"]: token["content"] for token in added_tokens(definition)}
-
-
-def spells_text(definition: Definition) -> bool:
-    """Return whether tokens spell their text; WordPiece's drop white space, for one."""
-    return _speller(definition) is not None
-
-
-def content_vocabulary(
-    definition: Definition, *, control: Mapping[str, int], vocab_size: int
-) -> list[bytes]:
-    """Return the normalised text that each id stands for, white space aside if it is lost.
-
-    b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
-    that swallow the white space next to them or look like a dummy prefix.
-    """
-    spell = _speller(definition) or _reader(definition)
-    table = [b""] * vocab_size
-    model, pieces = definition["model"], model_pieces(definition)
-    for piece, token_id in pieces.items():
-        table[token_id] = spell(piece)
-    for token in added_tokens(definition):
-        swallows = token.get("lstrip") or token.get("rstrip")
-        doubtful = token["content"].startswith(" ") and puts_space_first(definition)
-        table[token["id"]] = b"" if swallows or doubtful else token["content"].encode()
-    unknown = [pieces.get(model.get("unk_token")), model.get("unk_id")]
-    for token_id in (*control.values(), *unknown):
-        if token_id is not None:
-            table[token_id] = b""
-    return table
 
 
 def content_normalizer(definition: Definition) -> Definition:
@@ -169,27 +165,6 @@ def keeps_ascii(definition: Definition) -> bool:
     return all(map(_normalizer_keeps_ascii, normalizers)) and all(
         map(_pre_tokenizer_keeps_text, pre_tokenizers)
     )
-
-
-def lost_bytes(definition: Definition) -> bytes:
-    """Return the bytes that a byte-level BPE leaves out of a text, because it lacks them.
-
-    A vocabulary made for GGUF, for one, may lack rare bytes. With an unknown token, none is lost.
-    """
-    model = definition["model"]
-    if _speller(definition) is not _spell_byte_level or model.get("unk_token") is not None:
-        return b""
-    pieces = model_pieces(definition)
-    return bytes(byte for piece, byte in BYTE_LEVEL_ALPHABET.items() if piece not in pieces)
-
-
-def loses_characters(definition: Definition) -> bool:
-    """Return whether a BPE of characters leaves out those it lacks, whichever they are."""
-    model = definition["model"]
-    if model.get("type", "BPE") != "BPE" or _speller(definition) is _spell_byte_level:
-        return False
-    fallback = {f"<0x{byte:02X}>" for byte in range(256)} if model.get("byte_fallback") else {""}
-    return model.get("unk_token") is None and not fallback <= set(model_pieces(definition))
 
 
 def read_conventions(definition: Definition) -> Conventions:
@@ -233,33 +208,6 @@ def control_tokens(definition: Definition) -> dict[str, int]:
     }
 
 
-def _speller(definition: Definition) -> Callable[[str], bytes] | None:
-    """Return what turns a piece into the bytes it stands for, None if nothing does."""
-    model = definition["model"]
-    kind = model.get("type", "BPE")
-    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    if kind not in ("BPE", "Unigram") or affixes:
-        return None
-    if is_byte_level(definition):
-        return _spell_byte_level
-    if _has_space_pieces(definition):
-        fallback = bool(model.get("byte_fallback"))
-        return lambda piece: _spell_sentencepiece(piece, byte_fallback=fallback)
-    return None
-
-
-def _reader(definition: Definition) -> Callable[[str], bytes]:
-    """Return what turns a piece that does not spell the text into what it stands for."""
-    model = definition["model"]
-    before = model.get("continuing_subword_prefix") or ""
-    after = model.get("end_of_word_suffix") or ""
-    if is_byte_level(definition):
-        return lambda piece: _spell_byte_level(piece.removeprefix(before).removesuffix(after))
-    if _has_space_pieces(definition):
-        before = before or SPACE_PIECE
-    return lambda piece: piece.removeprefix(before).removesuffix(after).encode()
-
-
 def _parts(definition: Definition) -> str:
     steps = [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
     return json.dumps(steps, ensure_ascii=False)
@@ -268,43 +216,6 @@ def _parts(definition: Definition) -> str:
 def _has_space_pieces(definition: Definition) -> bool:
     parts = _parts(definition)
     return '"Metaspace"' in parts or SPACE_PIECE in parts
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's map from printable characters to the bytes they stand for."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
-_FROM_LATIN_1 = {byte: character for character, byte in BYTE_LEVEL_ALPHABET.items()}
-_NO_BYTE = dict.fromkeys(map(chr, range(256)), "\uffff")
-_TO_LATIN_1 = str.maketrans(_NO_BYTE | {c: chr(byte) for c, byte in BYTE_LEVEL_ALPHABET.items()})
-
-
-def write_byte_level(piece: bytes) -> str:
-    """Return bytes in GPT-2's alphabet.
-
-    Example:
-        >>> write_byte_level(b" a")
-        'Ġa'
-    """
-    return piece.decode("latin-1").translate(_FROM_LATIN_1)
-
-
-def _spell_byte_level(piece: str) -> bytes:
-    try:  # twice as fast as looking each character up, for some 100,000 pieces
-        return piece.translate(_TO_LATIN_1).encode("latin-1")
-    except UnicodeEncodeError:
-        return b""
-
-
-def _spell_sentencepiece(piece: str, *, byte_fallback: bool) -> bytes:
-    if byte_fallback and _BYTE_PIECE.fullmatch(piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace(SPACE_PIECE, " ").encode()
 
 
 def _steps(part: Mapping[str, Any] | None, nested: str) -> Iterator[Mapping[str, Any]]:

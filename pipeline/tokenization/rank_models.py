@@ -5,7 +5,7 @@ as many ranks may want another pattern, and would be split wrongly without a wor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class RankModel:
     Attributes:
         name: for people.
         pattern: the regular expression whose matches are each encoded on their own.
-        control_tokens: they follow the ranks, in this order.
+        control_tokens: by their ids, or in the order in which they follow the ranks.
         normalizer: a Unicode form that texts are brought to first, "NFC" or None.
         bos_token: put before every text, None if nothing is.
     """
 
     name: str
     pattern: str
-    control_tokens: Sequence[str]
+    control_tokens: Sequence[str] | Mapping[str, int]
     normalizer: str | None = None
     bos_token: str | None = None
 
@@ -88,6 +88,30 @@ QWEN = RankModel(
     ),
     normalizer="NFC",
 )
+R50K = RankModel(
+    "r50k_base",
+    pattern=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    control_tokens={"<|endoftext|>": 50256},
+)
+P50K = replace(R50K, name="p50k_base")
+CL100K = RankModel(
+    "cl100k_base",
+    # As first published. tiktoken's today, made to be fast, differs only where a text ends with
+    # white space behind a line's end, and no token of the file spans that place.
+    pattern=LLAMA_3.pattern,
+    control_tokens={
+        "<|endoftext|>": 100257,
+        "<|fim_prefix|>": 100258,
+        "<|fim_middle|>": 100259,
+        "<|fim_suffix|>": 100260,
+        "<|endofprompt|>": 100276,
+    },
+)
+O200K = RankModel(
+    "o200k_base",
+    pattern=LLAMA_4.pattern,
+    control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+)
 BYTES = RankModel(
     "bytes",
     # Without merges it makes no difference where texts are split; this pattern has a fast path.
@@ -100,5 +124,9 @@ KNOWN_RANK_FILES: Mapping[str, RankModel] = {
     "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55": LLAMA_3,
     "d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed": LLAMA_4,
     "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186": QWEN,
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": R50K,
+    "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069": P50K,
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": CL100K,
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": O200K,
 }
 """By the SHA-256 of their files."""

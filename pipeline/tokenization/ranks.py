@@ -1,4 +1,4 @@
-"""Rank files to `tokenizer.json`: tiktoken's (Llama 3 and 4, Qwen) and Mistral's tekken.
+"""Rank files to `tokenizer.json`: tiktoken's (OpenAI's, Llama 3 and 4, Qwen), Mistral's tekken.
 
 Such a file lists tokens by the order in which BPE learned them. tiktoken joins the two neighbours
 whose joint is a token of the lowest rank, whichever they are; `tokenizers` wants a list of pairs.
@@ -11,17 +11,17 @@ here for the files that models came with, by the files' hashes. Others need `con
 
 import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
 import orjson
 
+from pipeline.tokenization.contents import write_byte_level
 from pipeline.tokenization.definition import (
     Definition,
     added_token,
     text_template,
-    write_byte_level,
 )
 from pipeline.tokenization.rank_models import BYTES, KNOWN_RANK_FILES, RankModel
 
@@ -106,7 +106,8 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
     r"""Return the `tokenizer.json` of tiktoken ranks; control tokens get the ids after them.
 
     Args:
-        ranks: tokens' bytes and their ids, 0 to N - 1, all 256 single bytes among them.
+        ranks: tokens' bytes and their ids, the first N that control tokens leave free, all 256
+            single bytes among them.
         model: how texts are split, and the control tokens.
 
     Raises:
@@ -116,9 +117,13 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
         >>> model = RankModel("mine", r"\s+|\S+", ["<|end|>"])
         >>> Path("tokenizer.json").write_bytes(convert_ranks(read_ranks(data), model))
     """
-    control = {token: len(ranks) + place for place, token in enumerate(model.control_tokens)}
+    control = model.control_tokens
+    if isinstance(control, Mapping):  # in the vocabulary, too: only there ids may have gaps
+        pieces = _pieces(ranks, set(control.values()))
+        return _definition(model, {**control, **pieces}, _merges(pieces), control)
     pieces = _pieces(ranks)
-    return _definition(model, pieces, _merges(pieces), control)
+    following = {token: len(ranks) + place for place, token in enumerate(control)}
+    return _definition(model, pieces, _merges(pieces), following)
 
 
 def convert_tekken(body: Any) -> bytes:
@@ -173,17 +178,21 @@ def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
     return tokens
 
 
-def _pieces(ranks: Ranks) -> dict[str, int]:
+def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
     """Return tokens by rank, their bytes in the printable alphabet of byte-level BPE.
+
+    No rank is an id that is taken.
 
     Raises:
         RankFileError: see `convert_ranks`.
     """
     ordered = sorted(ranks.items(), key=lambda entry: entry[1])
-    if [rank for _, rank in ordered] != list(range(len(ordered))):
+    num_ids = len(ordered) + len(taken)
+    free = [rank for rank in range(num_ids) if rank not in taken][: len(ordered)]
+    if [rank for _, rank in ordered] != free:
         raise RankFileError(
-            f"its {len(ordered)} ranks are not 0 to {len(ordered) - 1}, each once: "
-            "the library would give tokens other ids"
+            f"its {len(ordered)} ranks are not 0 to {max(free)}, each once and no control "
+            "token's: the library would give tokens other ids"
         )
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:

@@ -15,7 +15,7 @@ from typing import Literal
 import orjson
 
 from pipeline.remote.hub import HubError, download_file
-from pipeline.tokenization.definition import Definition
+from pipeline.tokenization.definition import Definition, with_model_type
 from pipeline.tokenization.rank_models import BYTES
 from pipeline.tokenization.ranks import (
     RankFileError,
@@ -33,7 +33,8 @@ Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
 
 _REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
-_MODEL_FILE = re.compile(r"\.model|\.tiktoken$|^tekken.*\.json$")
+_MODEL_FILE = re.compile(r"\.model|\.tiktoken$|^tekken.*\.json$|^rwkv_vocab.*\.txt$")
+_RWKV_LINE = re.compile(rb"[0-9]+ b?(['\"]).*\1 [0-9]+\r?\n")
 _FILE_SUFFIXES = {".json", ".model", ".tiktoken"}
 
 
@@ -131,6 +132,12 @@ def _read(source: str, path: Path) -> TokenizerFile:
         raise TokenizerError(f'tokenizer "{source}": {path.name}: {error}') from error
     if ".model" in path.name:
         return TokenizerFile(source, "sentencepiece", data)
+    if _RWKV_LINE.match(data):
+        raise TokenizerError(
+            f'tokenizer "{path}" is RWKV\'s own: always the longest token that fits, which no '
+            "library encodes that reports offsets; take an RWKV model with a tokenizer.json (the "
+            "Pile's), or the tokenizer bytes for this side"
+        )
     raise TokenizerError(
         f'tokenizer "{path}" is not a tokenizer.json, a SentencePiece .model file or tiktoken '
         "ranks: name one of these"
@@ -153,4 +160,4 @@ def _tokenizer_json(source: str, data: bytes, path: Path) -> TokenizerFile:
             f'tokenizer "{path}" is JSON but neither a tokenizer.json (no "model") nor a '
             "tekken.json: convert it to the Hugging Face format, whose library reports offsets"
         )
-    return TokenizerFile(source, "huggingface", data, body)
+    return TokenizerFile(source, "huggingface", data, with_model_type(body))

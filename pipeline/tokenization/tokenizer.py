@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from textwrap import shorten
 from typing import Literal
 
 import numpy as np
@@ -35,7 +34,12 @@ from pipeline.batches import (
     splice_documents,
     without_failures,
 )
-from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
+from pipeline.tokenization.backends import (
+    FastEncoder,
+    LibraryError,
+    load_reference,
+    why_unsupported,
+)
 from pipeline.tokenization.comparison import differing_characters, splits_ascii_alike
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.probes import probes_of, require_usable
@@ -312,7 +316,8 @@ class Tokenizer:
         try:
             input_ids, cu_tokens = encoder.encode_batch(texts)
         except LibraryError as error:  # after a panic nothing says what state it is in
-            self._disable_fast(str(error))
+            logger.warning("%s: %s", self.source, error)
+            self._disable_fast("gigatoken failed on a text")
             return reference(texts)
         byte_offsets, tiles = self._reference_path.lay_out(input_ids, cu_tokens, texts)
         differing = self._differing_in(texts)
@@ -361,8 +366,8 @@ class Tokenizer:
         try:
             self._fast = FastEncoder(self.file, self._reference)
         except LibraryError as error:
-            reason = shorten(str(error.__cause__), width=100, placeholder=" …")
-            return f"gigatoken does not support it: {reason}"
+            logger.debug("%s: %s", self.source, error)
+            return why_unsupported(self._reference)
         return None
 
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:

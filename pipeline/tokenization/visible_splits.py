@@ -9,12 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
-from pipeline.tokenization.definition import (
-    Definition,
-    is_byte_level,
-    pre_tokenizer_steps,
-    write_byte_level,
-)
+from pipeline.tokenization.contents import write_byte_level
+from pipeline.tokenization.definition import Definition, is_byte_level, pre_tokenizer_steps
 
 CONTEXT = "\n  {0}Aa\n一{0}一\na'{0}a\n!!{0}1\ne\u0301{0}\u0334"
 """A character behind spaces and before capitals, between ideographs, where a contraction may end,
@@ -46,7 +42,7 @@ def show_ascii_splits(definition: Definition) -> Definition | None:
 
 
 def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition | None:
-    if definition["model"].get("type", "BPE") != "BPE" or not is_byte_level(definition):
+    if definition["model"]["type"] != "BPE" or not is_byte_level(definition):
         return None
     steps = list(pre_tokenizer_steps(definition))
     for step in steps:  # said in more than one way, and without effect on ids

@@ -27,8 +27,8 @@ from tokenizers import (
 
 from pipeline.tokenization import SpecialStrings, load_tokenizer
 from pipeline.tokenization import Tokenizer as VocagTokenizer
+from pipeline.tokenization.contents import write_byte_level
 from pipeline.tokenization.conversion import read_sentencepiece_model
-from pipeline.tokenization.definition import write_byte_level
 from pipeline.tokenization.ranks import byte_tokenizer
 
 

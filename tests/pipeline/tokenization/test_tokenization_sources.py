@@ -6,8 +6,9 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
+import tokenizers
 
-from pipeline.tokenization import TokenizerError, load_tokenizer
+from pipeline.tokenization import PROBES, TokenizerError, load_tokenizer
 from pipeline.tokenization.sources import find_tokenizer
 from tests.support.tokenizer_zoo import MISTRAL_DATA, definition, source, write_definition
 
@@ -86,6 +87,36 @@ def test_broken_files(name: str, data: bytes, message: str, tmp_path: Path) -> N
     path.write_bytes(data)
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(str(path))
+
+
+def test_rwkv_s_list_of_tokens_is_refused_with_what_would_help(tmp_path: Path) -> None:
+    path = tmp_path / "rwkv_vocab_v20230424.txt"
+    path.write_text("1 '\\x00' 1\n2 b'\\xc3' 1\n")
+    for name in (path, tmp_path):
+        with pytest.raises(TokenizerError, match=r"RWKV's own: .* take an RWKV model with"):
+            load_tokenizer(str(name))
+
+
+@pytest.mark.parametrize("name", ["unigram", "word_pieces", "qwen_like", "words"])
+def test_files_before_tokenizers_0_9_have_no_model_type(name: str) -> None:
+    """The library tells models apart by their fields, and so do we."""
+    body = json.loads(json.dumps(definition("word_pieces" if name == "words" else name)))
+    if name == "words":
+        model = {"type": "WordLevel", "vocab": body["model"]["vocab"], "unk_token": "[UNK]"}
+        body["model"] = model
+    typed = load_tokenizer(str(write_definition(body)))
+    del body["model"]["type"]
+    untyped = load_tokenizer(str(write_definition(body)))
+    texts = [probe.encode() for probe in PROBES]
+    first, second = typed.tokenize_batch(texts), untyped.tokenize_batch(texts)
+    assert first.failures == second.failures
+    assert first.input_ids.tolist() == second.input_ids.tolist()
+    assert first.byte_offsets.tolist() == second.byte_offsets.tolist()
+    assert (typed.fast, typed.slow_reason) == (untyped.fast, untyped.slow_reason)
+    library = tokenizers.Tokenizer.from_str(untyped.file_bytes.decode())
+    text = "the theorem of the sum"
+    ids = untyped.tokenize_batch([text.encode()]).input_ids.tolist()
+    assert ids == library.encode(text, add_special_tokens=False).ids
 
 
 def changed(name: str, change: Callable[[dict[str, Any]], object]) -> str:
