@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.report.page import RunSummary, SideSummary, render_report
+from beam_jobs.report.summary import summarise
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.charts import NOT_DRAWN
@@ -54,6 +55,18 @@ class Page(HTMLParser):
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     letters = [("a", "bad_json"), ("b", "bad_json"), ("c", "too_large")]
     return build_dataset(tmp_path_factory.mktemp("data"), dead_letters=letters)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_the_summary_says_once_what_a_slow_tokenizer_costs(manifest: Manifest, same: bool) -> None:
+    source = manifest.student.source if same else "google/gemma"
+    told = replace(manifest, teacher=replace(manifest.teacher, source=source))
+    run = replace(RUN, student=RUN.teacher) if same else RUN
+    lines = summarise(told, run, output="o", report="r").splitlines()
+    assert [line for line in lines if "reference path" in line] == [
+        f"  reference path  {source} encodes 8 to 100 times slower, with the same ids: "
+        "gigatoken can't read it"
+    ]
 
 
 def test_every_figure_is_there(manifest: Manifest) -> None:

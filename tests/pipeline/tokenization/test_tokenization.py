@@ -168,7 +168,7 @@ class TestFastPath:
             ("word_pieces", "do not spell the text"),
             ("llama_like", "switched off"),
             ("unigram", "^gigatoken has no Unigram models$"),
-            ("byte_incomplete", "^gigatoken needs a token for each byte, and 3 have none$"),
+            ("byte_incomplete", "^gigatoken needs a token for each byte, and 4 have none$"),
             ("sentencepiece_unigram", "^gigatoken reads no SentencePiece model but BPE$"),
             ("sentencepiece_nfkc", "gigatoken's input_ids differ .* on probe text 10 of"),
             shared("deepseek_llm", "and 13 have none"),
