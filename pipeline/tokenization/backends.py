@@ -16,12 +16,7 @@ import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
 
-from pipeline.tokenization.contents import (
-    content_vocabulary,
-    loses_characters,
-    lost_bytes,
-    spells_text,
-)
+from pipeline.tokenization.contents import contents_of, loses_characters, lost_bytes, spells_text
 from pipeline.tokenization.definition import (
     SPACE_PIECE,
     Conventions,
@@ -160,7 +155,7 @@ class HuggingFaceReference:
 
         White space aside, where tokens don't spell the text.
         """
-        return content_vocabulary(
+        return contents_of(
             self.definition,
             control=self.control,
             vocab_size=self.vocab_size,
@@ -346,7 +341,7 @@ class FastEncoder:
         return layout.content.data, layout.offsets.data
 
 
-def why_unsupported(reference: Reference) -> str:
+def why_slow(reference: Reference) -> str:
     """Return in words why `FastEncoder` does not load a tokenizer: its errors are Rust's."""
     if isinstance(reference, SentencePieceReference):
         return "gigatoken reads no SentencePiece model but BPE"

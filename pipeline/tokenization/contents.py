@@ -22,20 +22,14 @@ def spells_text(definition: Definition) -> bool:
     return _speller(definition) is not None
 
 
-def content_vocabulary(
+def contents_of(
     definition: Definition, *, control: Mapping[str, int], vocab_size: int, normalize: Normalize
 ) -> list[bytes]:
     """Return the normalised text that each id stands for, white space aside if it is lost.
 
     b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
     that swallow the white space next to them or look like a dummy prefix, ids of an added token
-    and of a piece that spells something else.
-
-    Args:
-        definition: as it is loaded.
-        control: ids of control tokens.
-        vocab_size: number of entries.
-        normalize: gives a string's normalised form, as tokens spell it.
+    and of a piece that spells something else. `normalize` gives what tokens spell of a string.
     """
     spell = _speller(definition) or _reader(definition)
     table = [b""] * vocab_size

@@ -49,19 +49,13 @@ class Conventions:
 
 
 def with_model_type(definition: Definition) -> Definition:
-    """Return the definition with the model's type, which files before tokenizers 0.9 leave out.
-
-    The library finds it out by the fields that are there, in this order.
-    """
+    """Return the definition with its model's type, which before tokenizers 0.9 fields tell."""
     model = definition["model"]
     if model.get("type"):
         return definition
-    if "merges" in model:
-        kind = "BPE"
-    elif isinstance(model.get("vocab"), list):
-        kind = "Unigram"
-    else:
-        kind = "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+    kind = "Unigram" if isinstance(model.get("vocab"), list) else "WordLevel"
+    kind = "WordPiece" if "max_input_chars_per_word" in model else kind
+    kind = "BPE" if "merges" in model else kind
     return definition | {"model": model | {"type": kind}}
 
 

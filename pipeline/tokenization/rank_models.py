@@ -63,6 +63,8 @@ _CASED_WORDS = (
     rf"|{_BEFORE_WORD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
 )
 
+_FIM = ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+
 LLAMA_3 = RankModel(
     "Llama 3",
     pattern=rf"{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_OTHERS}",
@@ -99,18 +101,10 @@ CL100K = RankModel(
     # As first published. tiktoken's today, made to be fast, differs only where a text ends with
     # white space behind a line's end, and no token of the file spans that place.
     pattern=LLAMA_3.pattern,
-    control_tokens={
-        "<|endoftext|>": 100257,
-        "<|fim_prefix|>": 100258,
-        "<|fim_middle|>": 100259,
-        "<|fim_suffix|>": 100260,
-        "<|endofprompt|>": 100276,
-    },
+    control_tokens={name: 100257 + n for n, name in enumerate(_FIM)} | {"<|endofprompt|>": 100276},
 )
 O200K = RankModel(
-    "o200k_base",
-    pattern=LLAMA_4.pattern,
-    control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+    "o200k_base", LLAMA_4.pattern, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}
 )
 BYTES = RankModel(
     "bytes",

@@ -134,9 +134,8 @@ def _read(source: str, path: Path) -> TokenizerFile:
         return TokenizerFile(source, "sentencepiece", data)
     if _RWKV_LINE.match(data):
         raise TokenizerError(
-            f'tokenizer "{path}" is RWKV\'s own: always the longest token that fits, which no '
-            "library encodes that reports offsets; take an RWKV model with a tokenizer.json (the "
-            "Pile's), or the tokenizer bytes for this side"
+            f'tokenizer "{path}" is RWKV\'s own, which no library here encodes; take an RWKV model '
+            "with a tokenizer.json (the Pile's), or the tokenizer bytes for this side"
         )
     raise TokenizerError(
         f'tokenizer "{path}" is not a tokenizer.json, a SentencePiece .model file or tiktoken '

@@ -34,12 +34,7 @@ from pipeline.batches import (
     splice_documents,
     without_failures,
 )
-from pipeline.tokenization.backends import (
-    FastEncoder,
-    LibraryError,
-    load_reference,
-    why_unsupported,
-)
+from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference, why_slow
 from pipeline.tokenization.comparison import differing_characters, splits_ascii_alike
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.probes import probes_of, require_usable
@@ -367,7 +362,7 @@ class Tokenizer:
             self._fast = FastEncoder(self.file, self._reference)
         except LibraryError as error:
             logger.debug("%s: %s", self.source, error)
-            return why_unsupported(self._reference)
+            return why_slow(self._reference)
         return None
 
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
