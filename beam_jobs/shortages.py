@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import tempfile
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
@@ -22,16 +23,19 @@ logger = logging.getLogger(__name__)
 
 def free_bytes(folder: str) -> int:
     """Return the free bytes of the disk that a local folder is on, or would be."""
+    folder = os.path.abspath(folder)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     return shutil.disk_usage(folder).free
 
 
-def describe_room(folder: str) -> str:
+def describe_room(folder: str, need: float) -> str:
     """Return what a local folder's disk has free, in words that follow an estimate."""
     if not storage.is_local(folder):
         return ""
-    return f"; {format_bytes(free_bytes(folder))} are free at {folder}"
+    room = free_bytes(folder)
+    small = "; WARNING: that is too little" if room < need else ""
+    return f"; {format_bytes(room)} are free at {folder}{small}"
 
 
 def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
@@ -66,14 +70,17 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
         folder: the job's local output.
         need: about how many bytes of disk the job needs there.
     """
-    full = _FULL.search(text)
-    if full:
+    found = _FULL.search(text)
+    if found:
+        # Where, an error may not say: then the fuller of the two disks that are written to.
+        temporary = tempfile.gettempdir()
+        where = found[1] or min(folder, temporary, key=free_bytes)
+        is_temporary = _is_in(temporary, where) and not _is_in(folder, where)
         needs = f", and the whole job needs about {format_bytes(need)}" if need else ""
-        where = full[1] or folder
-        return (
-            f"the disk is full: {where} could not be written, {format_bytes(free_bytes(folder))} "
-            f"are free{needs}; free some space"
-        )
+        full = f"the disk is full: {where} could not be written, {format_bytes(free_bytes(where))}"
+        if is_temporary:
+            return f"{full} are free; free some space, or let TMPDIR name a folder on another disk"
+        return f"{full} are free{needs}; free some space"
     if _TOO_LARGE.search(text):
         return f"a file in {folder} would exceed the size that ulimit -f allows; raise it"
     if _NO_MEMORY.search(text):
@@ -82,3 +89,7 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
         limited = "" if limit == resource.RLIM_INFINITY else allowed
         return f"memory ran out{limited}; use fewer --workers or a smaller --shard-bytes"
     return None
+
+
+def _is_in(folder: str, path: str) -> bool:
+    return f"{os.path.abspath(path)}/".startswith(f"{os.path.abspath(folder)}/")

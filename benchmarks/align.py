@@ -1,6 +1,6 @@
 """How fast documents become shards, against a plain loop and against the least that it can cost.
 
-    python benchmarks/align.py [--only library,reference,beam,workers,size,memory] [--rounds 5]
+    python benchmarks/align.py [--only library,reference,beam,workers,size,lengths,memory]
 
 Every figure is printed next to its rival or limit of the same rounds, and medians of ratios decide:
 other work on the machine slows both. Real text, none of it twice but for `workers`. The exit code
@@ -15,19 +15,29 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 from corpus import SHARED, Corpus, read_documents, write_corpus, write_sample
 from library_path import align_files, batches
 from measure import Report, measure, peak_memory, run_process
 from rivals import encode_only, load_encoder, load_limit, plain_loop
 
+from pipeline.alignment import align_batch
+from pipeline.batches import SourceDocument
 from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.writing import ShardWriter
 from pipeline.tokenization import load_tokenizer
+from schemas.index import encode_index
 
 MB = 10**6
 MEMORY_SHARD_BYTES = "64MiB"
 """So that both sizes of the memory section fill several buckets."""
+
+CUTS = (200, 700, 2_800, 11_000, 44_000, 176_000)
+"""Bytes of the documents into which a text is cut."""
+MOST_CUTS = 4000
 
 PACKAGED = {
     "llama2": ("mistral_common", "data/tokenizer.model.v1"),
@@ -206,6 +216,32 @@ def size(setup: Setup, report: Report) -> None:
     report.say("with their indices", f"{(tars + indices) / num_tokens:.2f} bytes a student token")
 
 
+def lengths(setup: Setup, report: Report) -> None:
+    """Bytes of tar and index by the length of documents: a token's, and a document's on top."""
+    tokenizers = load_tokenizer(str(setup.student)), load_tokenizer(str(setup.teacher))
+    corpus = setup.corpus(6)
+    text = b"".join(text for _, text in read_documents(corpus.files))
+    tokens, stored = [], []
+    for num_bytes in CUTS:
+        starts = range(0, min(len(text), num_bytes * MOST_CUTS), num_bytes)
+        pieces = (text[start : start + num_bytes] for start in starts)
+        texts = [piece.decode(errors="ignore").encode() for piece in pieces]
+        writer = ShardWriter(BytesIO())
+        for batch in batches((f"web/{n:08d}", one) for n, one in enumerate(texts)):
+            documents = [SourceDocument(name, one) for name, one in batch]
+            writer.add(align_batch(documents, *tokenizers))
+        written = writer.close()
+        total = written.num_bytes + len(encode_index(written.index))
+        tokens.append(int(written.index.num_student_tokens.sum()) / len(texts))
+        stored.append(total / len(texts))
+        per_token = f"{stored[-1] / tokens[-1]:.2f} bytes a student token"
+        report.say(f"{tokens[-1]:,.0f} student tokens a document", per_token)
+    # Weighted so that relative errors count.
+    a = np.array([[count, 1.0] for count in tokens]) / np.array(stored)[:, None]
+    slope, start = np.linalg.lstsq(a, np.ones(len(stored)))[0]
+    report.say("fitted", f"{slope:.2f} bytes a student token and {start:.0f} a document")
+
+
 def memory(setup: Setup, report: Report) -> None:
     """Peak memory of the job in memory over a corpus and one four times as large."""
     peaks = []
@@ -256,6 +292,7 @@ SECTIONS: dict[str, Callable[[Setup, Report], None]] = {
     "beam": beam,
     "workers": workers,
     "size": size,
+    "lengths": lengths,
     "memory": memory,
 }
 

@@ -16,9 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse_options(arguments)
         configure_logging("align", options.run)
         from beam_jobs.align.command import align, describe
+        from beam_jobs.errors import TooManyDeadLettersError
 
         if options.dry_run:
-            print(describe(options))
+            told, loss = describe(options)
+            print(told)
+            if loss:
+                raise TooManyDeadLettersError(loss)
         else:
             align(options)
 

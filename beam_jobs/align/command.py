@@ -60,8 +60,10 @@ def align(options: AlignOptions) -> Manifest:
             return _find_finished(attempt) or make_dataset(attempt)
 
 
-def describe(options: AlignOptions) -> str:
-    """Return what `align` would do with the options; nothing is written.
+def describe(options: AlignOptions) -> tuple[str, str]:
+    """Return what `align` would do, and what would be too much of it, see `describe_job`.
+
+    Nothing is written.
 
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.

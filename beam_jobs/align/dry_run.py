@@ -11,13 +11,14 @@ import msgspec
 
 from beam_jobs.align.blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
-from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument
-from beam_jobs.align.inputs.parts import InputFile, count_buckets
+from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
+from beam_jobs.align.inputs.parts import InputFile, InputPart, count_buckets
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
+from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.sampling import SampledPart, sample_input
 from beam_jobs.align.opened import OpenedInput
 from beam_jobs.align.resources import choose_shuffle, estimate_memory
-from beam_jobs.errors import InputError
+from beam_jobs.errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room
 from pipeline.alignment import align_batch
@@ -50,6 +51,7 @@ class Volume:
     num_tar_bytes: float = 0
     num_block_bytes: float = 0
     seconds: float = 0
+    core_seconds: float = 0
 
     def plus(self, other: "Volume", *, times: float) -> "Volume":
         """Return the sum of this and so many times the other."""
@@ -57,14 +59,20 @@ class Volume:
         return Volume(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
 
-def describe_job(opened: OpenedInput) -> str:
-    """Return what the job would read, write, take and leave out, in lines.
+def describe_job(opened: OpenedInput) -> tuple[str, str]:
+    """Return what the job would read, write, take and leave out, in lines, and what is too much.
+
+    The second text says why the job would end with status 3, "" if it wouldn't.
 
     Raises:
-        InputError: none of the sampled documents can be used, or has the id field asked for.
+        InputError: no document has the fields asked for.
+        TooManyDeadLettersError: none of the sampled documents can be used.
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)
+    sampled = {part.part.file.source for part in sample}
+    rest = [file for file in files if file.source not in sampled]
+    sample += _read_unsampled(rest, opened.rules)
     require_fields(sample, opened.rules)
     columns = settle_metadata(opened.rules, sample).metadata
     documents = [document for part in sample for document in part.documents]
@@ -74,7 +82,7 @@ def describe_job(opened: OpenedInput) -> str:
             "--dry-run can't estimate tokens, disk, memory or time: no document could be used in "
             f"the {format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
         )
-        raise InputError("\n".join([told, *letters]))
+        raise TooManyDeadLettersError("\n".join([told, *letters]))
     for tokenizer in tokenizers:
         tokenizer.check_fast_path(probe_texts(sample))
     whole, num_sampled_bytes, shards = estimate_volume(sample, opened)
@@ -90,7 +98,7 @@ def describe_job(opened: OpenedInput) -> str:
     if columns:
         told = ", ".join(f"{column.name} {column.type}" for column in columns)
         lines.append(f"  metadata        {told}")
-    return "\n".join(lines + letters)
+    return "\n".join(lines + letters), _describe_loss(sample, opened)
 
 
 def estimate_volume(
@@ -130,7 +138,7 @@ def _measure(
 ) -> tuple[Volume, int]:
     """Return what a sample's documents give, cut if they are long, and the bytes of all text."""
     documents = _starts(part.documents)
-    started, before = time.perf_counter(), writer.num_bytes
+    started, cores, before = time.perf_counter(), time.process_time(), writer.num_bytes
     batch = _align(documents, tokenizers)
     writer.add(batch)
     volume = Volume(
@@ -140,6 +148,7 @@ def _measure(
         num_tar_bytes=writer.num_bytes - before,
         num_block_bytes=sum(map(estimate_bytes, documents)),
         seconds=time.perf_counter() - started,
+        core_seconds=time.process_time() - cores,
     )
     return volume, sum(len(document.text) for document in part.documents)
 
@@ -194,30 +203,65 @@ def _describe_needs(opened: OpenedInput, whole: Volume, shards: float) -> list[s
         )
         for longest in (0, options.max_document_bytes)
     )
+    buckets = count_buckets(
+        opened.files, shard_bytes=options.shard_bytes, keep_text=bool(options.keep_text)
+    )
+    num_shards = max(1, round(min(buckets, whole.num_documents)))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
-        f"  dataset         about {format_bytes(shards)}, "
+        f"  dataset         about {format_bytes(shards)} in {format_plural(num_shards, 'shard')}, "
         f"{shards / whole.num_student_tokens:.2f} bytes a student token",
         f"  disk            about {format_bytes(disk)} while it runs"
-        f"{describe_room(options.output)}",
+        f"{describe_room(options.output, disk)}",
         f"  memory          about {format_bytes(memory)} a process, {workers} of them, and "
         f"{format_bytes(most - memory)} more for a document as long as --max-document-bytes "
         f"allows ({format_bytes(options.max_document_bytes)}); this machine has "
         f"{format_bytes(machine)}",
-        f"  time            about {format_duration(whole.seconds / workers)} of aligning "
-        "here, besides reading and a start of seconds",
+        f"  time            about {format_duration(whole.seconds / workers)} of aligning here "
+        f"({whole.core_seconds / 3600:.2g} core hours), besides reading and a start of seconds",
     ]
 
 
-def _describe_letters(sample: Sequence[SampledPart]) -> list[str]:
-    num_outcomes = sum(len(part.outcomes) for part in sample)
-    letters = [
+def _letters_of(sample: Sequence[SampledPart]) -> list[DeadLetter]:
+    return [
         # Lines of a part within a file are counted from the part's start.
         msgspec.structs.replace(outcome, line=None) if part.part.start else outcome
         for part in sample
         for outcome in part.outcomes
         if isinstance(outcome, DeadLetter)
     ]
+
+
+def _read_unsampled(files: Sequence[InputFile], rules: ReadingRules) -> list[SampledPart]:
+    """Return what files give that a sample by size passes over: empty ones, tables without end."""
+    found = [
+        InputPart(file)
+        for file in files
+        if not file.num_bytes or (file.format == "parquet" and not file.row_group_bytes)
+    ]
+    read = (SampledPart(part, tuple(read_part(part, rules)), 0, None) for part in found)
+    return [part for part in read if _letters_of([part])]
+
+
+def _describe_loss(sample: Sequence[SampledPart], opened: OpenedInput) -> str:
+    """Return why the job would end with status 3, as far as the sample shows; "" if it wouldn't."""
+    num_outcomes = sum(len(part.outcomes) for part in sample)
+    letters, most = _letters_of(sample), opened.options.max_dead_letters
+    unread = [letter for letter in letters if letter.reason == Reason.UNREADABLE_INPUT]
+    if unread and most < 1:
+        told = f"{format_plural(len(unread), 'place')} of the input can't be read"
+    elif len(letters) > most * num_outcomes:
+        told = (
+            f"{format_share(len(letters), num_outcomes)} of the sampled documents are left out, "
+            f"more than --max-dead-letters {100 * most:.6g} %"
+        )
+    else:
+        return ""
+    return f"{told}: the job would end with status 3"
+
+
+def _describe_letters(sample: Sequence[SampledPart]) -> list[str]:
+    num_outcomes, letters = sum(len(part.outcomes) for part in sample), _letters_of(sample)
     lines = [
         f"  dead letters    {format_count(len(letters))} of {format_count(num_outcomes)} sampled "
         f"documents ({format_share(len(letters), num_outcomes)}); repeated ids don't show here"

@@ -1,10 +1,13 @@
 """What a job starts from: its input, both tokenizers, and what the options leave to a dataset."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+from beam_jobs import storage
 from beam_jobs.align.inputs.datasets import (
     InputDataset,
     StoredDataset,
@@ -189,8 +192,13 @@ def _require_none_of_files(options: AlignOptions, location: str) -> None:
             )
 
 
+def _real(path: str) -> str:
+    """Return a path without symbolic links; a store has none."""
+    return os.path.realpath(path) if storage.is_local(path) else path
+
+
 def _require_other_folder(location: str, output: str) -> None:
-    if f"{output}/".startswith(f"{location}/"):
+    if f"{_real(output)}/".startswith(f"{_real(location)}/"):
         raise InputError(
             f"--output {output} is, or lies in, the dataset that --input names: a dataset can't "
             "be written over itself; choose another --output"
@@ -198,8 +206,10 @@ def _require_other_folder(location: str, output: str) -> None:
 
 
 def _require_separate(files: Sequence[InputFile], output: str) -> None:
-    folder = output.rstrip("/") + "/"
-    paths = [file.path for file in files if file.path.startswith(folder)]
+    folder, real = _real(output).rstrip("/") + "/", cache(_real)
+    paths = [
+        file.path for file in files if f"{real(os.path.dirname(file.path))}/".startswith(folder)
+    ]
     inside = [path for path in paths if not is_spooled(path)]
     if inside:
         raise InputError(

@@ -7,9 +7,10 @@ from beam_jobs.align.options import AlignOptions, Shuffle
 BASE_MEMORY = 850 * 10**6
 """Python, Beam, two tokenizers, their memory of words, and the batches under way."""
 
-MEMORY_PER_DOCUMENT_BYTE = 20
-"""Both tokenizations, their spans and the sample of one document, for each byte of its text;
-measured at most 19, on documents of 20 and 60 MB."""
+MEMORY_PER_DOCUMENT_BYTE = 40
+"""Both tokenizations, their spans and the sample of one document take 19 for each byte of its text,
+and 40 in the process that reads it again for the report, where texts aren't kept; measured with
+documents of 1 and 16 MB."""
 
 
 def choose_shuffle(options: AlignOptions) -> Shuffle:

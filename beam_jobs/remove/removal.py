@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from shlex import quote
 
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
@@ -22,6 +23,9 @@ from vocag.options import option_names
 
 _MAX_NAMED = 5
 _SCRATCH = ".vocag-remove"
+_OTHER_READERS = """\
+note: the shards still hold removed documents, and readers other than vocag deliver them
+next: vocag align --input {} --output {}  # writes a dataset without them"""
 
 
 def remove(options: RemoveOptions) -> Manifest:
@@ -60,6 +64,8 @@ def remove(options: RemoveOptions) -> Manifest:
         _tidy(location, manifest)
     if not options.quiet:
         print(f"{location} is at generation {manifest.generation}")
+        if manifest.removed:
+            print(_OTHER_READERS.format(quote(location), quote(f"{location}-clean")))
     return manifest
 
 

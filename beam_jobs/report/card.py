@@ -32,7 +32,7 @@ def render_card(manifest: Manifest) -> str:
     }
     lines = [*_front_matter(manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
-    return "\n".join([*lines, "", _USE])
+    return "\n".join([*lines, "", _USE, *([] if manifest.removed is None else [_REMOVED])])
 
 
 def _growth(manifest: Manifest) -> dict[str, str]:
@@ -41,7 +41,7 @@ def _growth(manifest: Manifest) -> dict[str, str]:
         return {}
     told = {"generation": format_count(manifest.generation)}
     if manifest.removed is not None:
-        told["removed"] = f"{format_count(manifest.removed.count)} documents, never read"
+        told["removed"] = f"{format_count(manifest.removed.count)} documents, still in the shards"
     return told
 
 
@@ -90,4 +90,9 @@ rows = AlignedRows(StreamConfig("this folder or its URL", seq_length=2048))
 Shards are plain WebDataset tars; `manifest.json` names every file with its SHA-256. The index is a
 table with a row for each document: in DuckDB `SELECT * FROM '*.index.parquet'`, in pandas
 `pandas.concat(map(pandas.read_parquet, glob("*.index.parquet")))`.
+"""
+_REMOVED = """\
+**Removed documents** are left out by vocag alone: `webdataset`, `datasets`, pandas and DuckDB still
+deliver them, texts included. `vocag align --input DATASET --output NEW` writes a dataset without
+them; `open_dataset(DATASET).removed_keys()` are the keys that any other reader must leave out.
 """

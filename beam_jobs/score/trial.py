@@ -60,7 +60,7 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
             *([f"  where           {rule.where}"] if rule.where else []),
             f"  context         {describe_context(rule)}",
             *distributions,
-            f"  disk            {format_bytes(num_bytes)}{describe_room(folder)}",
+            f"  disk            {format_bytes(num_bytes)}{describe_room(folder, num_bytes)}",
             f"  tried           {format_plural(num_documents, 'document')}, "
             f"{format_count(len(losses))} teacher tokens, in {format_duration(work.seconds)}: "
             f"{format_short(rate)} tokens/s, mean loss {mean:.3f} nats",

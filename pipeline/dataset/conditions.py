@@ -49,7 +49,7 @@ class ConditionQuery:
         Raises:
             WhereError: DuckDB isn't installed.
         """
-        self._duckdb, database = _open_database()
+        self._duckdb, database = open_database()
         self._connection = database.cursor()
         self._connection.register(_TABLE, table)
         self._names = {entry.name.lower(): entry.name for entry in table.schema}
@@ -191,7 +191,7 @@ def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereErro
 
 
 @cache
-def _open_database() -> tuple[Any, Any]:
+def open_database() -> tuple[Any, Any]:
     """Return DuckDB and a database without files or settings of the user's: it takes 30 ms.
 
     Each query has a cursor of its own, since a connection is for one thread.

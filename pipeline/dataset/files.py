@@ -197,6 +197,23 @@ class Dataset:
             )
         return removed
 
+    def removed_keys(self) -> frozenset[str]:
+        """Return the keys of removed documents, for readers that go by tars or tables.
+
+        Raises:
+            DamagedShardError: an index, or the list of what is removed, is missing or altered.
+
+        Example:
+            >>> open_dataset("aligned").removed_keys()  # doctest: +SKIP
+            frozenset({'7d865e959b2466918c9863afca942d0f'})
+        """
+        keys: set[str] = set()
+        for shard in range(len(self.manifest.shards)):
+            if len(places := self.removed_of(shard)):
+                names = self.read_index(shard, with_names=True).key
+                keys.update(names[place] for place in places)
+        return frozenset(keys)
+
     def _read_named(self, name: str, sha256: str, what: str) -> tuple[str, bytes]:
         """Return where a small file of the manifest lies, and its bytes, hash compared."""
         url = self._url(name)

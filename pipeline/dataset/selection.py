@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.dataset.conditions import ConditionQuery, WhereError
+from pipeline.dataset.condition_process import LimitedQuery
+from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.named_scores import NamedScores, name_scores
@@ -148,7 +149,7 @@ class ChosenDocuments:
             table = named.add_to(table, named.read(shard_index, index))
         # Of a table without columns the number of rows is lost: a condition may name none.
         named_only = table.select(self.columns or table.column_names[:1])
-        matching, undecided = ConditionQuery(named_only).decide(self.where)
+        matching, undecided = LimitedQuery(named_only).decide(self.where)
         for named in self.scores:
             if named.is_partial:
                 places = np.flatnonzero(undecided & read)
@@ -177,12 +178,12 @@ def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
         return ChosenDocuments(dataset)
     with _columns_told(dataset.manifest):
         table = _table(dataset.manifest)
-        paths = ConditionQuery(table).find_paths(where)
+        paths = LimitedQuery(table).find_paths(where)
     where, scores = name_scores(where, paths, dataset)
     with _columns_told(dataset.manifest):
         for named in scores:
             table = named.add_to(table)
-        columns = tuple(ConditionQuery(table).require_condition(where))
+        columns = tuple(LimitedQuery(table).require_condition(where))
     return ChosenDocuments(dataset, where, columns, scores)
 
 

@@ -203,7 +203,13 @@ def _preview_tokens(
     text: bytes | None, tokens: Tokens, mapped: NDArray[np.int64]
 ) -> list[PreviewToken]:
     """Return as many of a side's first tokens as `mapped` has ranges."""
-    columns = (tokens.input_ids.tolist(), tokens.byte_offsets.tolist(), mapped.tolist())
+    # Cut first: of a long document, lists of all tokens take 100 times the text's memory.
+    shown = slice(len(mapped))
+    columns = (
+        tokens.input_ids[shown].tolist(),
+        tokens.byte_offsets[shown].tolist(),
+        mapped.tolist(),
+    )
     return [
         PreviewToken(
             index, token_id, _describe(text, token_id, start, end), (start, end), (first, last)

@@ -255,8 +255,18 @@ def test_a_corpus_without_documents(tmp_path: Path) -> None:
 
 def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
     corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", "text")])
-    with pytest.raises(InputError, match="lie in --output"):
-        align(align_options(corpus, corpus.folder))
+    link = tmp_path / "link"
+    link.symlink_to(corpus.folder)
+    for output in (corpus.folder, link):
+        with pytest.raises(InputError, match="lie in --output"):
+            align(align_options(corpus, output))
+    dataset = tmp_path / "dataset"
+    align(align_options(corpus, dataset, student="bytes", teacher="bytes"))
+    link.unlink()
+    link.symlink_to(dataset)
+    for read, written in ((dataset, link), (link, dataset), (link, dataset / "inside")):
+        with pytest.raises(InputError, match="can't be written over itself"):
+            align(AlignOptions((str(read),), str(written)))
 
 
 @pytest.mark.parametrize(

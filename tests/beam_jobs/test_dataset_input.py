@@ -269,7 +269,7 @@ def test_a_dataset_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
 
 def test_dry_run(grown: tuple[Path, Path], tmp_path: Path) -> None:
-    said = describe(from_dataset(grown[0], tmp_path / "new", where="source = 'w'"))
+    said, _ = describe(from_dataset(grown[0], tmp_path / "new", where="source = 'w'"))
     assert "dataset), " in said
     assert "source string" in said
     assert not (tmp_path / "new").exists()

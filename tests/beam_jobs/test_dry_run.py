@@ -24,7 +24,13 @@ from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.sampling import cut_files, sample_input
 from beam_jobs.align.opened import open_input
 from pipeline.dataset.reading import read_manifest
-from tests.support.corpus import align_options, command_line, reference_dataset
+from tests.support.corpus import (
+    align_options,
+    command_line,
+    json_line,
+    reference_dataset,
+    small_corpus,
+)
 
 
 def shown(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -50,10 +56,14 @@ def test_a_dry_run_tells_what_the_job_then_does(
     assert found
     per_token = totals["num_bytes"] / totals["num_student_tokens"]
     assert float(found[1]) == pytest.approx(per_token, rel=0.1)
+    num_shards = len(read_manifest(str(reference)).shards)
+    found = re.search(r"dataset +about [\d.]+ MB in (\d+) shards, ", said)
+    assert found
+    assert int(found[1]) == pytest.approx(num_shards, rel=0.5)
     for pattern in (
         r"disk +about [\d.]+ MB while it runs; .* are free at ",
         r"memory +about [\d.]+ [MG]B a process, 1 of them, and .+ more for a document as long",
-        r"time +about .* of aligning here",
+        r"time +about .* of aligning here \([\d.e-]+ core hours\), besides",
         r"dead letters +\d+ of \d+ sampled documents",
         "    a.jsonl line .* bad_json: ",
         "student         fast path, ",
@@ -208,7 +218,42 @@ def test_nothing_usable_is_said_and_no_success(
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_bytes(b"{\n" * 4)
     options = align_options(corpus, tmp_path / "out", input=(f"{tmp_path}/in/*",))
-    assert main([*command_line(options), "--dry-run"]) == 2
+    assert main([*command_line(options), "--dry-run"]) == 3
     error = capsys.readouterr().err
     assert "can't estimate tokens, disk, memory or time" in error
     assert "bad_json" in error
+
+
+def test_a_dry_run_ends_as_the_job_would_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for files that a sample of places by size would pass over."""
+    monkeypatch.setattr(sampling, "ESTIMATE", sampling.SampleSize(1, 2000, 4 << 20))
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line(n, f"text {n}") for n in range(200)])
+    inputs = Path(corpus.folder, "in")
+    given = command_line(
+        align_options(
+            corpus, tmp_path / "out", student="bytes", teacher="bytes", max_dead_letters=0.01
+        )
+    )
+    assert shown(capsys, given)
+    for name, status in (("b.parquet", 3), ("c.txt", 0)):
+        (inputs / name).write_bytes(b"")
+        assert main([*given, "--dry-run"]) == status
+        (inputs / name).unlink()
+        assert f"    {name}#0: " in capsys.readouterr().out
+    (inputs / "a.jsonl").write_bytes((inputs / "a.jsonl").read_bytes() + b"{\n" * 20)
+    assert main([*given, "--dry-run"]) == 3
+    error = capsys.readouterr().err
+    assert "9.09 % of the sampled documents are left out, more than --max-dead-letters 1 %" in error
+    assert main([*given, "--dry-run", "--max-dead-letters=1"]) == 0
+
+
+def test_a_disk_that_is_too_small_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, _ = reference_dataset()
+    arguments = command_line(align_options(corpus, tmp_path / "out"))
+    monkeypatch.setattr("beam_jobs.shortages.free_bytes", lambda folder: 1000)
+    assert "1.00 kB are free at" in (said := shown(capsys, arguments))
+    assert "; WARNING: that is too little" in said

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from hashlib import sha256
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import storage
+from beam_jobs.align.options import parse_options
 from beam_jobs.errors import OptionsError
 from beam_jobs.remove.command import main
 from beam_jobs.remove.ids import read_ids
@@ -19,6 +22,7 @@ from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.remove.removal import remove
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset import validate_dataset
+from schemas.document import document_key
 from schemas.errors import DatasetError
 from schemas.manifest import encode_manifest
 from schemas.removed import RemovedDocuments, encode_removed
@@ -46,7 +50,15 @@ def test_documents_leave_and_shards_stay(
     first = build_dataset(output)
     before = files_of(output)
     assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-20")]) == 0
-    assert "2 documents removed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2 documents removed" in shown
+    assert "the shards still hold removed documents, and readers other than vocag" in shown
+    (command,) = re.findall(r"next: vocag align (.*)  # writes a dataset without them", shown)
+    named = parse_options([*shlex.split(command)])
+    assert named.input == (str(output),)
+    card = (output / "README.md").read_text("utf-8")
+    assert "`webdataset`, `datasets`, pandas and DuckDB still" in card
+    assert open_dataset(output).removed_keys() == set(map(document_key, ("doc-0-3", "doc-0-20")))
     assert seen_ids(output) == ALL - {"doc-0-3", "doc-0-20"}
     assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-1")]) == 0
     shown = capsys.readouterr().out
@@ -72,7 +84,7 @@ def test_documents_leave_and_shards_stay(
     card = after["README.md"].decode()
     assert manifest.fingerprint in card
     assert "| documents | 21 |" in card
-    assert "| removed | 3 documents, never read |" in card
+    assert "| removed | 3 documents, still in the shards |" in card
     assert validate_dataset(str(output)).findings == ()
 
 

@@ -63,7 +63,7 @@ def test_estimates() -> None:
     least, most = (
         estimate_memory(256 << 20, keep_text=False, longest_document=n) for n in (0, 60_000_000)
     )
-    assert most - least == 1_200_000_000
+    assert most - least == 2_400_000_000
 
 
 def test_room_is_compared_with_what_is_needed(
@@ -80,6 +80,27 @@ def test_room_is_compared_with_what_is_needed(
     assert "has 1.00 kB of free disk" in caplog.text
     with pytest.raises(OptionsError, match=r"has 1.00 kB of free disk.*; free some"):
         require_disk(str(tmp_path), 2001)
+
+
+def test_a_full_temporary_folder_is_named_and_not_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, output = tmp_path / "tmp", tmp_path / "out"
+    free = {str(temporary): 12_000, str(output): 5 * 10**9}
+    monkeypatch.setattr(shortages.tempfile, "gettempdir", lambda: str(temporary))
+    monkeypatch.setattr(shortages, "free_bytes", lambda path: free[str(path).removesuffix("/a")])
+    nameless = "OSError: [Errno 28] No space left on device"
+    for text in (nameless, f"{nameless}: '{temporary}/a'"):
+        said = explain_shortage(text, str(output), 10**9)
+        assert said is not None
+        assert re.match(f"the disk is full: {temporary}(/a)? could not be .*, 12.0 kB are ", said)
+        assert said.endswith("free some space, or let TMPDIR name a folder on another disk")
+    free[str(output)] = 7_000
+    said = explain_shortage(nameless, str(output), 10**9)
+    assert said == (
+        f"the disk is full: {output} could not be written, 7.00 kB are free, and the whole job "
+        "needs about 1.00 GB; free some space"
+    )
 
 
 @pytest.mark.parametrize(

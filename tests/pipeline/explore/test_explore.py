@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -13,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.dataset.files import open_dataset
-from pipeline.drawing.blocks import Block, PreviewDocument, find_blocks, show_bytes
+from pipeline.drawing.blocks import Block, PreviewDocument, find_blocks, lay_out, show_bytes
 from pipeline.drawing.page_blocks import draw_block
 from pipeline.drawing.terminal_blocks import display_width, draw_document
 from pipeline.explore.command import main
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.tokenization import vocabulary_table
+from schemas.document import Tokens
 from schemas.manifest import MANIFEST_FILE
 from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
 
@@ -333,3 +336,36 @@ def test_info_fits_a_terminal(
     own = [line for line in shown["80"].splitlines() if str(dataset) not in line]
     assert max(map(len, own)) <= 80 < max(map(len, shown[""].splitlines()))
     assert shown["80"].split() == shown[""].split()
+
+
+def test_of_a_long_text_only_the_shown_start_is_laid_out() -> None:
+    size = 200_000
+    ends = np.arange(1, size + 1)
+    ranges = np.stack([ends - 1, ends], axis=1)
+    tokens = Tokens(ends, ranges)
+    tracemalloc.start()
+    document = lay_out(
+        "long", b"x" * size, tokens, tokens, ranges, num_text_bytes=size, max_tokens=56
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (document.num_shown, document.num_student_tokens) == (56, size)
+    assert peak < 4 * size
+
+
+def test_the_start_of_a_long_document_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text isn't kept: it is spelled by its tokens, some at a time."""
+    text = "Probability, Uncertainty and the law of large numbers. " * 8000
+    build_dataset(tmp_path, [("long", text)], num_shards=1, keep_text=False)
+    monkeypatch.setattr(vocabulary_table, "_SPELLED_AT_ONCE", 1000)
+    preview(tmp_path, "long", max_tokens=1)  # loads what is needed
+    tracemalloc.start()
+    document = preview(tmp_path, "long", max_tokens=20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    shown = "".join(token.text for block in document.blocks for token in block.student)
+    assert text.startswith(shown.replace("·", " "))
+    assert document.num_shown == 20
+    assert peak < 60 * len(text)

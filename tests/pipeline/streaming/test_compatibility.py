@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import torch.utils.data
 import webdataset
@@ -16,6 +18,7 @@ from beam_jobs.report.card import CARD_FILE, render_card
 from pipeline.dataset.webdataset_documents import decoded_documents
 from schemas.document import decode_document, document_key
 from schemas.errors import DamagedShardError
+from tests.support.datasets import remove_documents
 from tests.support.documents import assert_same
 from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import make_documents, write_dataset
@@ -29,10 +32,23 @@ def dataset(tmp_path):
     return write_dataset(tmp_path / "data", documents, shard_sizes=[5] * 5)
 
 
-def documented_code(marker):
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+@pytest.fixture
+def reduced(dataset):
+    """Return the dataset less what was removed, of which its tars and indices still hold all."""
+    gone = {"doc-0", "doc-17"}
+    manifest = remove_documents(dataset.folder, *gone)
+    left = [document for document in dataset.documents if document.document_id not in gone]
+    return replace(dataset, manifest=manifest, documents=left)
+
+
+def documented_code(marker, dataset, page=DOCS):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (block,) = [block for block in blocks if marker in block]
-    return block
+    return block.replace("aligned", str(dataset.folder))
+
+
+def count_tokens(dataset):
+    return sum(len(document.student) for document in dataset.documents)
 
 
 def check_documents(found, expected):
@@ -42,13 +58,11 @@ def check_documents(found, expected):
         assert_same(document, written[document.document_id])
 
 
-def test_stock_webdataset_with_the_documented_lines(dataset):
-    urls = [str(dataset.folder / record.file) for record in dataset.manifest.shards]
-    code = documented_code("webdataset.WebDataset(urls")
-    assert len(code.strip().splitlines()) == 3
+def test_stock_webdataset_with_the_documented_lines(reduced):
+    urls = [str(reduced.folder / record.file) for record in reduced.manifest.shards]
     names = {"urls": urls}
-    exec(code, names)
-    check_documents(list(names["documents"]), dataset.documents)
+    exec(documented_code("webdataset.WebDataset(urls", reduced), names)
+    check_documents(list(names["documents"]), reduced.documents)
 
 
 def test_our_webdataset_pipeline(dataset):
@@ -86,15 +100,15 @@ def test_stock_webdataset_swallows_what_ours_raises(dataset):
 
 
 @pytest.mark.slow
-def test_energon_with_the_documented_task_encoder(dataset):
+def test_energon_with_the_documented_task_encoder(reduced):
     energon = pytest.importorskip("megatron.energon", reason="pip install megatron-energon")
     command = re.search(r"\$ energon (prepare .*) DATASET", DOCS.read_text()).group(1).split()
     program = Path(sys.executable).parent / "energon"
-    subprocess.run([program, *command, dataset.folder], check=True, timeout=120)
+    subprocess.run([program, *command, reduced.folder], check=True, timeout=120)
     names = {}
-    exec(documented_code("class AlignedDocuments"), names)
+    exec(documented_code("class AlignedDocuments", reduced), names)
     rows = energon.get_train_dataset(
-        str(dataset.folder),
+        str(reduced.folder),
         batch_size=1,
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
@@ -103,28 +117,37 @@ def test_energon_with_the_documented_task_encoder(dataset):
         repeat=False,
     )
     found = [document for batch in energon.get_loader(rows) for document in batch]
-    check_documents(found, dataset.documents)
+    check_documents(found, reduced.documents)
 
 
 @pytest.mark.parametrize("package", ["pandas", "duckdb", "polars"])
-def test_the_index_in_tables(dataset, package):
+def test_the_index_in_tables(reduced, package):
     pytest.importorskip(package)
     names = {}
-    exec(documented_code(f"import {package}\n").replace("aligned", str(dataset.folder)), names)
-    assert int(names["num_student_tokens"]) == dataset.manifest.totals["num_student_tokens"]
+    exec(documented_code(f"import {package}\n", reduced), names)
+    assert int(names["num_student_tokens"]) == count_tokens(reduced)
+
+
+def test_documents_scores_in_tables(reduced):
+    pytest.importorskip("duckdb")
+    ids = [f"doc-{number}" for number in range(25)]
+    table = pyarrow.table({"document_id": ids, "bits_per_byte": [1.0] * 25})
+    name = "data-000000-of-000005.teacher-08e924cac34e2837.documents.parquet"
+    pyarrow.parquet.write_table(table, reduced.folder / name)
+    names = {}
+    exec(documented_code("documents.parquet", reduced, DOCS.with_name("filtering.md")), names)
+    assert names["quantiles"] == [([1.0] * 3, len(reduced.documents))]
 
 
 @pytest.mark.slow
-def test_samples_in_datasets(dataset, tmp_path):
+def test_samples_in_datasets(reduced, tmp_path):
     decode = (
         "from schemas.document import decode_document\n"
         "decoded = [decode_document(row['safetensors']) for row in documents]\n"
         "print(len(decoded), sum(len(document.student) for document in decoded))"
     )
-    code = documented_code("import datasets\n").replace("aligned", str(dataset.folder))
-    found = run_apart(code + decode, tmp_path)
-    totals = dataset.manifest.totals
-    assert found == f"{totals['num_documents']} {totals['num_student_tokens']}"
+    found = run_apart(documented_code("import datasets\n", reduced) + decode, tmp_path)
+    assert found == f"{len(reduced.documents)} {count_tokens(reduced)}"
 
 
 @pytest.mark.slow

@@ -1,0 +1,128 @@
+"""Conditions decided in a process of their own, whose memory and time are limited.
+
+A score manifest brings a condition that its author chose, and DuckDB's own limits don't hold inside
+a function: it neither counts nor interrupts what `list_sum(range(10000000000))` does.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Timer
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.dataset.conditions import ConditionQuery, WhereError, open_database
+
+LIMIT_SECONDS = 60.0
+"""For one question, such as which documents of a shard a condition is true of: usually 10 ms."""
+LIMIT_BYTES = 4 << 30
+"""Of address space, beyond what the process has when it starts."""
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pipeline.dataset.condition_process import serve; serve(int(sys.argv[2]))"
+)
+_children: dict[int, "subprocess.Popen[str]"] = {}
+"""By the process that has started it: one that was forked starts its own."""
+_lock = Lock()
+
+
+class LimitedQuery:
+    """A `ConditionQuery` that is asked in another process; see its methods."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Hold the table."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        self._table = b64encode(sink.getvalue()).decode()
+
+    def require_condition(self, where: str) -> frozenset[str]:
+        """Check a condition; return the table's columns that it names."""
+        return frozenset(self._ask("require_condition", where))
+
+    def find_paths(self, where: str) -> list[tuple[int, str, str]]:
+        """Return where in a condition names of two parts begin, in bytes, and both parts."""
+        return [tuple(path) for path in self._ask("find_paths", where)]
+
+    def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return of which rows a checked condition is true, and of which it is null, bool [N]."""
+        true, null = map(b64decode, self._ask("decide", where))
+        return np.frombuffer(true, np.bool_), np.frombuffer(null, np.bool_)
+
+    def _ask(self, method: str, where: str) -> Any:
+        """Return a method's value, or raise WhereError: its own, or that it took too much."""
+        try:
+            where.encode()
+        except UnicodeEncodeError as error:
+            raise WhereError(f"where {where!a}: it is not valid UTF-8 ({error.reason})") from error
+        with _lock:
+            answer = _exchange([method, where, self._table])
+        if not answer:
+            raise WhereError(
+                f"where {where}: it takes more than {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 20} MiB "
+                "for the documents of a shard; write one that takes less"
+            )
+        value, *notes = json.loads(answer)
+        if not notes:
+            return value
+        error = WhereError(value)
+        error.__notes__ = notes[1:]
+        raise error
+
+
+def serve(limit_bytes: int) -> None:
+    """Answer questions from standard input until it ends, the first by saying that it is there."""
+    with suppress(WhereError):  # without DuckDB, each answer says so
+        open_database()
+    with suppress(OSError, ValueError):  # only Linux knows both
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        limit = limit_bytes + pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(*json.loads(line))), flush=True)
+
+
+def _exchange(question: list[str]) -> str:
+    """Return the process's line for a question, "" if it has died, of a limit."""
+    child = _children.get(os.getpid())
+    if child is None:
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(LIMIT_BYTES)]
+        pipe = subprocess.PIPE
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        _children[os.getpid()] = child
+        if not child.stdout or not child.stdout.readline():
+            raise OSError(f"{sys.executable} could not be started to decide conditions")
+    assert child.stdin is not None
+    assert child.stdout is not None
+    timer = Timer(LIMIT_SECONDS, child.kill)
+    timer.start()
+    with suppress(BrokenPipeError):
+        print(json.dumps(question), file=child.stdin, flush=True)
+    answer = child.stdout.readline()
+    timer.cancel()
+    if not answer:
+        del _children[os.getpid()]
+        child.wait()
+    return answer
+
+
+def _answer(method: str, where: str, table: str) -> list[Any]:
+    """Return a value; or an error's message, a mark, and its notes."""
+    try:
+        query = ConditionQuery(pa.ipc.open_stream(b64decode(table)).read_all())
+        if method == "decide":
+            return [[b64encode(rows.tobytes()).decode() for rows in query.decide(where)]]
+        found = query.find_paths(where) if method == "find_paths" else None
+        return [list(query.require_condition(where) if found is None else found)]
+    except WhereError as error:
+        return [str(error), "refused", *getattr(error, "__notes__", [])]

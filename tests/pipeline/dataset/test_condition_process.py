@@ -1,0 +1,56 @@
+"""Conditions that a stranger wrote take neither this machine's memory nor its day."""
+
+import os
+
+import pyarrow as pa
+import pytest
+
+from pipeline.dataset import condition_process
+from pipeline.dataset.condition_process import LimitedQuery
+from pipeline.dataset.conditions import WhereError
+from vocag.failures import hints_of
+
+pytest.importorskip("duckdb")
+TABLE = pa.table({"number": [1, 2, None], "source": ["a", "b", "c"]})
+
+
+def test_it_answers_as_the_library_does() -> None:
+    query = LimitedQuery(TABLE)
+    assert query.require_condition("number > 1 and source <> 'é'") == {"number", "source"}
+    assert query.find_paths("number > 1 and qwen.rank < 1") == [(15, "qwen", "rank")]
+    true, null = query.decide("number > 1")
+    assert (true.tolist(), null.tolist()) == ([False, True, False], [False, False, True])
+    with pytest.raises(WhereError, match='column "numbr" not found') as caught:
+        query.require_condition("numbr > 1")
+    assert hints_of(caught.value) == ["hint: --where 'number > 1'"]
+
+
+def test_what_takes_too_long_is_refused_and_the_next_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = LimitedQuery(TABLE)
+    query.decide("number > 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(condition_process, "LIMIT_SECONDS", 0.5)
+        with pytest.raises(WhereError, match=r"list_sum.*: it takes more than 0\.5 s or 4096 MiB"):
+            query.decide("list_sum(range(10000000000 + number)) > 1")
+    assert query.decide("number > 1")[0].tolist() == [False, True, False]
+
+
+def end_child() -> None:
+    if child := condition_process._children.pop(os.getpid(), None):
+        child.kill()
+        child.communicate()
+
+
+def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condition_process, "LIMIT_BYTES", 3 << 29)
+    end_child()
+    with pytest.raises(WhereError, match=r"where len\(list_resize"):
+        LimitedQuery(TABLE).decide("len(list_resize([number], 1000000000)) > 1")
+    end_child()
+
+
+def test_bytes_that_are_not_utf_8_are_named() -> None:
+    with pytest.raises(WhereError, match=r"where 'source = \\\\udcff': it is not valid UTF-8"):
+        LimitedQuery(TABLE).find_paths("source = \udcff")
