@@ -35,7 +35,7 @@ def describe_configurations(
         output: the folder, which holds copies of the tokenizers.
         sources: what the user calls student and teacher.
     """
-    names = {name for name in theirs | ours if theirs.get(name) != ours.get(name)} - _FOLLOWS
+    names = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)} - _FOLLOWS
     copies = {side: storage.join(output, "tokenizers", side) for side in sources}
     there, here = _by_option(theirs, names, copies), _by_option(ours, names, sources)
     told = "; ".join(

@@ -74,9 +74,9 @@ class LimitedQuery:
         value, *notes = json.loads(answer)
         if not notes:
             return value
-        error = WhereError(value)
-        error.__notes__ = notes[1:]
-        raise error
+        refusal = WhereError(value)
+        refusal.__notes__ = notes[1:]
+        raise refusal
 
 
 def serve(limit_bytes: int) -> None:
