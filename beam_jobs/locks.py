@@ -2,8 +2,9 @@
 
 On a file system the operating system holds the lock, and it ends with the process that has it. An
 object store has no locks: there an object says which job writes, is renewed while it does, and
-expires once it has not been renewed for a while. If two jobs start within the same second, the one
-that wrote last wins; nothing that Beam's file systems offer is stricter.
+expires once it has not been renewed for a while, or at once if this machine can see that its
+process has ended. If two jobs start within the same second, the one that wrote last wins; nothing
+that Beam's file systems offer is stricter.
 """
 
 import errno
@@ -17,6 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from beam_jobs import storage
@@ -108,8 +110,13 @@ def _open_locked(path: str, folder: str) -> TextIO:
 
 def _require_free(path: str, folder: str) -> None:
     other = _read(path)
-    left = STALE_SECONDS if other is None else other["renewed"] + STALE_SECONDS - time.time()
-    if other is not None and left > 0:
+    if other is None:
+        return
+    if _has_ended(other):
+        logger.warning("%s has ended without giving %s back: it is taken over", _who(other), path)
+        return
+    left = other["renewed"] + STALE_SECONDS - time.time()
+    if left > 0:
         raise OptionsError(
             f"{_refuse(other, folder)}; if that job was killed, this command works "
             f"{min(left, STALE_SECONDS):.0f} s from now, or once {path} is deleted"
@@ -139,8 +146,33 @@ def _who(owner: dict[str, Any]) -> str:
 
 
 def _describe_owner() -> dict[str, Any]:
-    host, now = socket.gethostname(), time.time()
-    return {"id": uuid.uuid4().hex, "process": os.getpid(), "host": host, "started": now}
+    host, process = socket.gethostname(), os.getpid()
+    told = {"id": uuid.uuid4().hex, "process": process, "host": host, "started": time.time()}
+    return {**told, "seen": _see(process)}
+
+
+def _has_ended(owner: dict[str, Any]) -> bool:
+    """Return whether a lock's process is known to be gone; one that can't be seen is not."""
+    then, now = owner.get("seen"), _see(owner["process"])
+    return bool(then and now and then[:2] == now[:2] and then != now)
+
+
+def _see(process: int) -> list[str] | None:
+    """Return the boot of a machine, the container there, and when a process started, in ticks.
+
+    Hosts share names and processes share numbers, but not these. No ticks ("") if it has ended,
+    even if its parent hasn't noticed; None if it can't be seen: another user's, or not on Linux.
+    """
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place = [boot, os.readlink("/proc/self/ns/pid")]
+        with suppress(ProcessLookupError):
+            os.kill(process, 0)
+            # Behind the program's name, which may hold anything: state, …, start time.
+            told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            return [*place, "" if told[0] in "ZX" else told[19]]
+        return [*place, ""]
+    return None
 
 
 def _read(path: str) -> dict[str, Any] | None:

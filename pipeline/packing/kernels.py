@@ -84,6 +84,40 @@ def measure_segments(
 
 
 @compiled
+def find_unsound(
+    segments: NDArray[np.uint32],
+    row_starts: NDArray[np.int64],
+    num_student: NDArray[np.uint32],
+    num_teacher: NDArray[np.uint32],
+    student_room: NDArray[np.int64],
+    teacher_room: NDArray[np.int64],
+) -> int:
+    """Return the first row of a plan that can't be one, or -1.
+
+    A segment lies within its document, its flags say where it begins and ends there, and a row has
+    room for its segments. Arguments are as in `RowPlan` and `split_documents`.
+    """
+    for row in range(len(row_starts) - 1):
+        room_s, room_t = student_room[0], teacher_room[0]
+        for place in range(row_starts[row], row_starts[row + 1]):
+            document, flags = segments[place, 0], segments[place, 5]
+            if document >= len(num_student):
+                return row
+            start_s, stop_s = np.int64(segments[place, 1]), np.int64(segments[place, 2])
+            start_t, stop_t = np.int64(segments[place, 3]), np.int64(segments[place, 4])
+            end_s, end_t = np.int64(num_student[document]), np.int64(num_teacher[document])
+            starts, ends = start_s == start_t == 0, stop_s == end_s and stop_t == end_t
+            expected = STARTS * starts + ENDS * ends
+            before, after = (1 if starts else 2), (1 if ends else 0)
+            room_s -= stop_s - start_s + student_room[before] + after * student_room[3]
+            room_t -= stop_t - start_t + teacher_room[before] + after * teacher_room[3]
+            within = start_s <= stop_s <= end_s and start_t <= stop_t <= end_t
+            if not within or flags & ~FORCED != expected or min(room_s, room_t) < 0:
+                return row
+    return -1
+
+
+@compiled
 def fit_segments(
     student: NDArray[np.int64], teacher: NDArray[np.int64], seq_length: int, teacher_seq_length: int
 ) -> NDArray[np.int64]:

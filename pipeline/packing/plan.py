@@ -13,11 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.packing.kernels import FORCED, fit_segments, measure_segments, split_documents
+from pipeline.packing.kernels import (
+    FORCED,
+    find_unsound,
+    fit_segments,
+    measure_segments,
+    split_documents,
+)
 from pipeline.packing.rules import PackingRules
 from schemas.index import ShardIndex
 
@@ -156,6 +163,36 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
     )
 
 
+def require_sound(
+    plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
+) -> None:
+    """Check of a plan from elsewhere what the loops over rows rely on.
+
+    Args:
+        plan: its arrays have their types.
+        num_student: uint32 [N], student tokens of each document.
+        num_teacher: uint32 [N], teacher tokens of each.
+
+    Raises:
+        ValueError: bounds that don't divide what they are of, a segment beyond its document, or
+            more in a row than it has room for.
+    """
+    shards = len(plan.shard_document_starts) - 1
+    windows, bounds = plan.window_shards, (plan.row_starts, plan.window_row_starts)
+    for starts, size in zip(bounds, (len(plan.segments), len(plan)), strict=True):
+        if len(starts) < 2 or starts[0] or starts[-1] != size or (np.diff(starts) < 0).any():
+            raise ValueError(f"bounds of its rows or windows don't divide {size}")
+    if len(windows) != len(plan.window_row_starts) - 1 or (np.diff(windows) < 0).any():
+        raise ValueError(f"{len(windows)} windows aren't in order")
+    if windows[0] < 0 or windows[-1] >= shards:
+        raise ValueError(f"a window begins with shard {windows[-1]} of {shards}")
+    counts = _read_only(num_student), _read_only(num_teacher)
+    segments, row_starts = _table(plan.segments), _read_only(plan.row_starts, np.int64)
+    row = find_unsound(segments, row_starts, *counts, *_rooms(plan.rules))
+    if row >= 0:
+        raise ValueError(f"row {row} has a segment beyond its document, or too many tokens")
+
+
 def split_index(
     index: ShardIndex, *, student_room: Sequence[int], teacher_room: Sequence[int]
 ) -> NDArray[np.void]:
@@ -196,11 +233,15 @@ def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | Non
 
 
 def _measure(segments: NDArray[np.void], rules: PackingRules) -> _Measured:
-    table = np.ascontiguousarray(segments).view(np.uint32).reshape(-1, 6)
-    student_room, teacher_room = (
-        np.array(room, np.int64) for room in (rules.student_room, rules.teacher_room)
-    )
-    return _Measured(segments, *measure_segments(_read_only(table), student_room, teacher_room))
+    return _Measured(segments, *measure_segments(_table(segments), *_rooms(rules)))
+
+
+def _table(segments: NDArray[np.void]) -> NDArray[np.uint32]:
+    return _read_only(np.ascontiguousarray(segments).view(np.uint32).reshape(-1, 6))
+
+
+def _rooms(rules: PackingRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.array(rules.student_room, np.int64), np.array(rules.teacher_room, np.int64)
 
 
 def _cut_windows(
@@ -236,9 +277,9 @@ def _join(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
     return segments
 
 
-def _read_only(values: NDArray[np.integer]) -> NDArray[np.uint32]:
+def _read_only(values: NDArray[np.integer], dtype: Any = np.uint32) -> NDArray[Any]:
     """Return numbers as they come from files: the one type that kernels are made for."""
-    numbers = np.asarray(values, np.uint32).view()
+    numbers = np.asarray(values, dtype).view()
     numbers.flags.writeable = False
     return numbers
 

@@ -1,6 +1,8 @@
 """Plans on disk: planned once per dataset and rules, then memory-mapped by every process.
 
-A plan is a folder of `.npy` files and a `plan.json` that says what it was planned for. It is
+A plan is a folder of `.npy` files and a `plan.json` that says what it was planned for, and their
+SHA-256. It travels with its dataset and decides what is read, so both are compared when it is
+opened, and what the loops over rows rely on is checked once; a plan that fails is made again. It is
 written under a temporary name and renamed, so a folder that exists is complete; processes that
 start together wait for the first of them.
 """
@@ -11,9 +13,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +24,22 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents
-from pipeline.packing.plan import RowPlan, SplitShard, Splitter, plan_rows
+from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import find_generation
+from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents, select_documents
+from pipeline.packing.plan import SEGMENT, RowPlan, SplitShard, Splitter, plan_rows, require_sound
 from pipeline.packing.rules import PackingRules
+from schemas.errors import DatasetError
 from schemas.index import ShardIndex
+from schemas.records import Sha256, read_record
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Raised when the arrays or the packing change, so that an old plan is not taken for a new one."""
 
-_PLANS_FOLDER = "plans"
+_PLANS_FOLDER, _ABOUT = "plans", "plan.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +57,36 @@ class SampleTable:
     shard_document_starts: NDArray[np.int64]
 
 
-def load_plan(
-    documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path
-) -> tuple[RowPlan, SampleTable]:
+Saved = tuple[RowPlan, SampleTable]
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """What a plan was made for, and what it is.
+
+    Attributes:
+        fingerprint: of the dataset.
+        rules: lengths and conventions.
+        where: which documents, "" for all.
+        scores: digest of the losses by which they were chosen, "" for none.
+        sha256: of each array's file.
+    """
+
+    fingerprint: Sha256
+    rules: PackingRules
+    where: str
+    scores: str
+    sha256: Mapping[str, Sha256]
+
+    @property
+    def folder_name(self) -> str:
+        """Of the plan."""
+        name = f"{self.fingerprint[:16]}-{self.rules.fingerprint[:16]}-v{FORMAT}"
+        chosen = (self.where + self.scores).encode()
+        return f"{name}-{sha256(chosen).hexdigest()[:16]}" if self.where else name
+
+
+def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
     """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
 
     Args:
@@ -67,32 +102,72 @@ def load_plan(
     Example:
         >>> plan, samples = load_plan(select_documents(dataset), rules, cache_folder=Path("c"))
     """
-    folder = plan_folder(documents, rules, cache_folder=cache_folder)
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                _plan(documents, rules, folder)
-    return _load(folder, rules)
+    own = plan_folder(documents, rules, cache_folder=cache_folder)
+    beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)
+    for folder in filter(Path.exists, dict.fromkeys((beside, own))):
+        try:
+            return _load(folder, documents, rules)
+        except (EOFError, OSError, ValueError) as error:
+            logger.warning("plan %s can't be used (%s): it is made again", folder, error)
+    own.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(own.with_suffix(".lock")):
+        with suppress(EOFError, OSError, ValueError):  # if another process has just made it
+            return _load(own, documents, rules)
+        _write(own, _make_arrays(documents, rules), _record(documents, rules))
+    return _load(own, documents, rules)
 
 
 def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Path:
-    """Return where a plan lies or would lie."""
-    dataset = documents.dataset
-    name = f"{dataset.manifest.fingerprint[:16]}-{rules.fingerprint[:16]}-v{FORMAT}"
-    if documents.where:
-        chosen = documents.where + documents.scores_digest
-        name += f"-{sha256(chosen.encode()).hexdigest()[:16]}"
+    """Return where a plan is written."""
+    dataset, name = documents.dataset, _record(documents, rules).folder_name
     beside = Path(dataset.location) / _PLANS_FOLDER
-    if dataset.is_local and (
-        (beside / name).exists()
-        or os.access(beside if beside.exists() else dataset.location, os.W_OK)
-    ):
+    if dataset.is_local and os.access(beside if beside.exists() else dataset.location, os.W_OK):
         return beside / name
     return cache_folder / _PLANS_FOLDER / name
 
 
-def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None:
+def check_plans(dataset: Dataset) -> tuple[list[str], list[str]]:
+    """Return which plans next to a dataset aren't what planning gives, and which no run will read.
+
+    The latter are those of another dataset, or of scores that have changed.
+    """
+    altered, stale = list[str](), list[str]()
+    for folder in sorted(Path(dataset.location, _PLANS_FOLDER).glob("[!.]*/")):
+        name = f"{_PLANS_FOLDER}/{folder.name}"
+        try:
+            about = read_record((folder / _ABOUT).read_bytes(), PlanRecord)
+            if about.folder_name != folder.name:
+                raise ValueError(f"{_ABOUT} describes {about.folder_name}")
+            number = find_generation(dataset.manifest, about.fingerprint)
+            if number is None:
+                raise WhereError("the dataset has no such generation")
+            documents = select_documents(dataset.at_generation(number), about.where)
+            if documents.scores_digest != about.scores:
+                raise WhereError("documents were chosen by different losses")
+            found, made = (
+                _load(folder, documents, about.rules),
+                _make_arrays(documents, about.rules),
+            )
+            if not all(np.array_equal(array, _array_of(found, n)) for n, array in made.items()):
+                raise ValueError("the dataset gives a different plan")
+        except (WhereError, DatasetError) as error:
+            stale.append(f"{name} is of no use any more ({error}): delete it")
+        except (EOFError, OSError, ValueError) as error:
+            altered.append(f"{name} was altered ({error}): delete it")
+    return altered, stale
+
+
+def _array_of(saved: Saved, name: str) -> NDArray[Any]:
+    array: NDArray[Any] = getattr(saved[name in _SAMPLE_COLUMNS], name)
+    return array
+
+
+def _record(documents: ChosenDocuments, rules: PackingRules) -> PlanRecord:
+    fingerprint = documents.dataset.manifest.fingerprint
+    return PlanRecord(fingerprint, rules, documents.where, documents.scores_digest, {})
+
+
+def _make_arrays(selection: ChosenDocuments, rules: PackingRules) -> dict[str, NDArray[Any]]:
     started = time.monotonic()
     # Of each index only what reading samples needs is kept.
     kept: list[dict[str, NDArray[np.integer]]] = []
@@ -125,47 +200,59 @@ def _plan(selection: ChosenDocuments, rules: PackingRules, folder: Path) -> None
         name: np.concatenate([np.empty(0, dtype), *(columns[name] for columns in kept)])
         for name, dtype in _SAMPLE_COLUMNS.items()
     }
-    arrays |= {name: getattr(plan, name) for name in _PLAN_ARRAYS}
-    about = {
-        "fingerprint": selection.dataset.manifest.fingerprint,
-        "rules": asdict(rules),
-        "where": selection.where,
-        "num_rows": len(plan),
-    }
-    _write(folder, arrays, about)
+    return arrays | {name: getattr(plan, name) for name in _PLAN_ARRAYS}
 
 
-def _write(folder: Path, arrays: dict[str, NDArray[np.generic]], about: dict[str, object]) -> None:
+def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: PlanRecord) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():
             np.save(temporary / f"{name}.npy", array)
-        (temporary / "plan.json").write_text(json.dumps(about, indent=1) + "\n")
+        body = asdict(about) | {"sha256": {name: _digest(temporary, name) for name in arrays}}
+        (temporary / _ABOUT).write_text(json.dumps(body, indent=1) + "\n")
         temporary.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)  # one that can't be used; who maps it keeps it
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _load(folder: Path, rules: PackingRules) -> tuple[RowPlan, SampleTable]:
-    def array(name: str) -> NDArray[Any]:
+def _digest(folder: Path, name: str) -> str:
+    with (folder / f"{name}.npy").open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _load(folder: Path, documents: ChosenDocuments, rules: PackingRules) -> Saved:
+    """Return a saved plan, or raise ValueError, OSError or EOFError: it isn't one for this."""
+    about = read_record((folder / _ABOUT).read_bytes(), PlanRecord)
+    for name, value in vars(_record(documents, rules)).items():
+        if name != "sha256" and getattr(about, name) != value:
+            raise ValueError(f"its {name} is {getattr(about, name)}, not {value}")
+
+    def array(name: str, dtype: Any) -> NDArray[Any]:
+        if _digest(folder, name) != about.sha256.get(name):
+            raise ValueError(f"the SHA-256 of {name}.npy isn't the one in {_ABOUT}")
         # A plain array: indexing the memmap class costs microseconds.
-        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+        found = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+        if (found.dtype, found.ndim) != (dtype, 1):
+            raise ValueError(f"{name}.npy holds {found.dtype} {found.shape}, not {dtype}")
+        return found
 
-    try:
-        plan = RowPlan(rules=rules, **{name: array(name) for name in _PLAN_ARRAYS})
-        table = SampleTable(
-            **{name: array(name) for name in _SAMPLE_COLUMNS},
-            shard_document_starts=plan.shard_document_starts,
-        )
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"plan {folder} is unreadable ({error}): remove that folder, and it is planned again"
-        ) from error
-    return plan, table
+    plan = RowPlan(rules, **{name: array(name, dtype) for name, dtype in _PLAN_ARRAYS.items()})
+    columns = {name: array(name, dtype) for name, dtype in _SAMPLE_COLUMNS.items()}
+    starts = np.cumsum([0, *(shard.num_documents for shard in documents.dataset.manifest.shards)])
+    sizes = {len(column) for column in columns.values()}
+    if not np.array_equal(plan.shard_document_starts, starts) or sizes != {int(starts[-1])}:
+        raise ValueError("its shards don't have the manifest's numbers of documents")
+    require_sound(plan, columns["num_student_tokens"], columns["num_teacher_tokens"])
+    return plan, SampleTable(**columns, shard_document_starts=plan.shard_document_starts)
 
 
-_PLAN_ARRAYS = tuple(field.name for field in fields(RowPlan) if field.name != "rules")
+_PLAN_ARRAYS = {
+    field.name: SEGMENT if field.name == "segments" else np.int64
+    for field in fields(RowPlan)
+    if field.name != "rules"
+}
 _SAMPLE_COLUMNS = {
     "payload_offset": np.int64,
     "payload_bytes": np.uint32,

@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_generation, read_manifest_bytes
+from pipeline.packing.saved_plans import check_plans
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.scores import check_scores
 from pipeline.validate.shard import (
@@ -105,6 +106,9 @@ def validate_dataset(
         findings.found += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest.statistics, [result.statistics for result in results], findings)
         findings.take_over(check_scores(opened, teacher=teacher))
+        altered, stale = check_plans(opened) if opened.is_local else ([], [])
+        findings.found += [Finding("plans", "", "", message) for message in altered]
+        findings.notes += stale
     return ValidationReport(
         dataset=folder,
         fingerprint="" if manifest is None else manifest.fingerprint,

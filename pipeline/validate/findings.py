@@ -11,6 +11,7 @@ CHECKS = {
     "generations": "earlier generations' manifests are kept, with the fingerprints they had",
     "duplicate_keys": "no key is in the dataset twice",
     "teacher_losses": "stored losses fit their shards and score manifest, and are finite",
+    "plans": "saved plans of rows are those that the dataset gives",
     "statistics": "the manifest's statistics are those of its shards",
     "index": "the index is readable and describes one tar without gap or overlap",
     "tar": "every member is where the index says, with a sound header, and nothing else is there",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,50 @@ def test_a_remote_lock_is_believed_while_it_is_renewed(tmp_path: Path) -> None:
     write_lock(path, renewed=time.time() - STALE_SECONDS - 1)
     with hold_remote(str(path), "out"):
         assert json.loads(path.read_text())["process"] == os.getpid()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_settling")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't show it")
+def test_a_remote_lock_of_a_process_that_has_ended_here_is_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed, and even not yet noticed by its parent, which doesn't know for how long it waits."""
+    path = tmp_path / "lock"
+    child = os.fork()
+    if not child:
+        with hold_remote(str(path), "out"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    owner = json.loads(path.read_text())
+    with hold_remote(str(path), "out"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+    assert f"process {child} on {owner['host']}" in caplog.text
+    os.waitpid(child, 0)
+    assert locks._has_ended(owner)
+    # Its number is another's now; the same number elsewhere says nothing of it.
+    assert locks._has_ended(owner | {"process": os.getpid()})
+    owner["seen"][1] = "another container"
+    write_lock(path, **owner)
+    with pytest.raises(OptionsError, match=f"process {child} .* works \\d+ s from now"):
+        hold_remote(str(path), "out").__enter__()
+
+
+@pytest.mark.usefixtures("no_settling")
+@pytest.mark.parametrize("error", [PermissionError, None])
+def test_a_process_that_lives_or_can_not_be_seen_keeps_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
+) -> None:
+    path = str(tmp_path / "lock")
+
+    def kill(process: int, number: int) -> None:
+        if error is not None:
+            raise error
+
+    with hold_remote(path, "out"):
+        monkeypatch.setattr(locks.os, "kill", kill)
+        with pytest.raises(OptionsError, match=f"{OURSELVES} --output out"):
+            hold_remote(path, "out").__enter__()
 
 
 def test_of_two_that_start_together_the_last_to_write_has_the_lock(

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -14,10 +15,14 @@ def load(name: str) -> Any:
     return yaml.safe_load((ROOT / ".github" / name).read_text("utf-8"))
 
 
-def test_the_workflow_runs_commands_that_exist() -> None:
-    [job] = load("workflows/ci.yml")["jobs"].values()
+@pytest.mark.parametrize(
+    ("workflow", "expected"),
+    [("ci", {".ci/run", "make demo"}), ("weekly", {"make test-services"})],
+)
+def test_workflows_run_commands_that_exist(workflow: str, expected: set[str]) -> None:
+    [job] = load(f"workflows/{workflow}.yml")["jobs"].values()
     commands = job["strategy"]["matrix"]["command"]
-    assert set(commands) >= {".ci/run", "make demo"}
+    assert set(commands) >= expected
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for command in commands:
         tool, *target = command.split()

@@ -190,11 +190,3 @@ def test_quarantine_is_counted_across_workers_and_epochs(dataset):
 def test_another_word_for_on_damage_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'on_damage "ignore" is neither'):
         DamageLog("ignore", tmp_path / "x")
-
-
-def test_a_broken_plan_says_what_to_remove(dataset):
-    open_rows(dataset)
-    (segments,) = (dataset.folder / "plans").glob("*/segments.npy")
-    segments.write_bytes(segments.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"plan .* is unreadable .* remove that folder"):
-        open_rows(dataset)

@@ -1,0 +1,200 @@
+"""A plan travels with its dataset and decides what is read: whatever is altered, rows are the same."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.validate.dataset import validate_dataset
+from tests.support.datasets import build_dataset, make_texts, remove_documents
+
+Warnings = pytest.LogCaptureFixture
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A dataset with a plan, and a digest of its rows."""
+    folder = tmp_path_factory.mktemp("planned") / "data"
+    build_dataset(folder, make_texts(30))
+    return folder, rows_of(folder)
+
+
+@pytest.fixture
+def data(planned: tuple[Path, str], tmp_path: Path) -> Path:
+    return shutil.copytree(planned[0], tmp_path / "data")
+
+
+def open_rows(folder: Path, **options: Path) -> AlignedRows:
+    return AlignedRows(StreamConfig(Reading(str(folder)), seq_length=64, window_rows=4, **options))
+
+
+def rows_of(folder: Path, **options: Path) -> str:
+    rows = open_rows(folder, **options)
+    buffers = [rows[number].buffer.numpy().tobytes() for number in range(rows.samples_per_epoch)]
+    assert len(buffers) > 20
+    return sha256(b"".join(buffers)).hexdigest()
+
+
+def plan_of(folder: Path) -> Path:
+    (plan,) = (folder / "plans").glob("*-v1")
+    return plan
+
+
+def forge(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray | None]) -> None:
+    """Alter an array of a plan, and let plan.json say that it is so."""
+    plan = plan_of(folder)
+    array, about = np.load(plan / f"{name}.npy"), json.loads((plan / "plan.json").read_text())
+    array = changed if (changed := change(array)) is not None else array
+    np.save(plan / f"{name}.npy", array)
+    about["sha256"][name] = sha256((plan / f"{name}.npy").read_bytes()).hexdigest()
+    (plan / "plan.json").write_text(json.dumps(about))
+
+
+def require_made_again(folder: Path, rows: str, caplog: Warnings, why: str) -> None:
+    """Check that a plan is made again with one warning, rows are the same, and then all is well."""
+    (message,) = check_plans_of(folder)
+    assert message.startswith("plans/")
+    assert why in message
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert rows_of(folder) == rows
+        assert rows_of(folder) == rows
+    (warning,) = caplog.messages
+    assert "it is made again" in warning
+    assert why in warning
+    assert check_plans_of(folder) == []
+
+
+def check_plans_of(folder: Path) -> list[str]:
+    report = validate_dataset(str(folder))
+    assert {finding.check for finding in report.findings} <= {"plans"}
+    return [finding.message for finding in report.findings]
+
+
+def test_a_plan_that_is_sound_is_used_as_it_is(planned: tuple[Path, str], caplog: Warnings) -> None:
+    folder, rows = planned
+    before = {path: path.stat().st_mtime_ns for path in plan_of(folder).iterdir()}
+    assert rows_of(folder) == rows
+    assert {path: path.stat().st_mtime_ns for path in plan_of(folder).iterdir()} == before
+    assert caplog.messages == check_plans_of(folder) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
+def test_a_flipped_bit_changes_no_row(data: Path, planned: tuple[Path, str], share: float) -> None:
+    for path in sorted(plan_of(data).glob("*.npy")):
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[int(share * len(whole))] ^= 4
+        path.write_bytes(flipped)
+        assert rows_of(data) == planned[1]
+        assert path.read_bytes() == whole
+
+
+def altered_segment(**values: int) -> Callable[[np.ndarray], None]:
+    def change(segments: np.ndarray) -> None:
+        for field, value in values.items():
+            segments[field][3] = value
+
+    return change
+
+
+BEYOND = "row 0 has a segment beyond its document, or too many tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("segments", altered_segment(student_start=4_000_000_000), BEYOND),
+        ("segments", altered_segment(student_stop=5_000, teacher_stop=5_000), BEYOND),
+        ("segments", altered_segment(teacher_stop=4_000_000_000), BEYOND),
+        ("segments", altered_segment(document=4_000_000_000), BEYOND),
+        ("segments", altered_segment(flags=7), BEYOND),
+        ("segments", lambda segments: segments["document"].copy(), "segments.npy holds uint32"),
+        ("row_starts", lambda starts: np.delete(starts, 2), BEYOND),
+        ("row_starts", lambda starts: starts[:-1], "bounds of its rows or windows"),
+        ("row_starts", lambda starts: starts[::-1].copy(), "bounds of its rows or windows"),
+        ("window_row_starts", lambda starts: starts + 1, "bounds of its rows or windows"),
+        ("window_shards", lambda shards: shards + 3, "a window begins with shard"),
+        ("window_shards", lambda shards: shards[:-1], "windows aren't in order"),
+        ("shard_document_starts", lambda starts: starts * 2, "manifest's numbers of documents"),
+        ("crc32", lambda column: column[:-1], "manifest's numbers of documents"),
+    ],
+)
+def test_a_forged_plan_is_made_again(
+    data: Path, planned: tuple[Path, str], caplog: Warnings, name: str, change: object, why: str
+) -> None:
+    forge(data, name, change)  # type: ignore[arg-type]
+    require_made_again(data, planned[1], caplog, why)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda about: about.update(fingerprint="0" * 64), "its fingerprint is 000"),
+        (lambda about: about["rules"].update(seq_length=32), "its rules is PackingRules(seq_length=32"),
+        (lambda about: about.update(where="true"), "its where is true, not "),
+        (lambda about: about.update(scores="a"), "its scores is a, not "),
+        (lambda about: about.pop("sha256"), "missing required field `sha256`"),
+        (lambda about: about["sha256"].pop("crc32"), "SHA-256 of crc32.npy isn't the one"),
+        (lambda about: about["rules"].update(seq_length=1), "seq_length 1 is not in 4"),
+    ],
+)  # fmt: skip
+def test_what_a_plan_was_made_for_is_compared(
+    data: Path, planned: tuple[Path, str], caplog: Warnings, change: object, why: str
+) -> None:
+    path = plan_of(data) / "plan.json"
+    about = json.loads(path.read_text())
+    change(about)  # type: ignore[operator]
+    path.write_text(json.dumps(about))
+    assert len(check_plans_of(data)) == 1
+    with caplog.at_level(logging.WARNING):
+        assert rows_of(data) == planned[1]
+    (warning,) = caplog.messages
+    assert why in warning
+
+
+def test_a_plan_beside_a_read_only_dataset_is_made_again_in_the_cache_folder(
+    data: Path, planned: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.packing.saved_plans.os.access", lambda path, mode: False)
+    assert rows_of(data, cache_folder=tmp_path / "c") == planned[1]
+    assert not (tmp_path / "c").exists(), "the sound one beside it is used"
+    path = plan_of(data) / "crc32.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert rows_of(data, cache_folder=tmp_path / "c") == planned[1]
+    assert len(list((tmp_path / "c/plans").glob("*/plan.json"))) == 1
+
+
+def test_validate_plans_again(data: Path) -> None:
+    """A liar that hashes its lies: sound arrays that read one document twice, another never."""
+    assert check_plans_of(data) == []
+    forge(data, "crc32", lambda column: column[::-1].copy())
+    (message,) = check_plans_of(data)
+    assert "the dataset gives a different plan" in message
+
+
+def test_plans_that_nobody_reads_are_noted(data: Path) -> None:
+    plan = plan_of(data)
+    remove_documents(data, "doc-0-3")
+    rows_of(data)
+    assert check_plans_of(data) == []  # one of each generation
+    other = plan.rename(plan.with_name("0" * 16 + plan.name[16:]))
+    about = json.loads((other / "plan.json").read_text())
+    about["fingerprint"] = "0" * 64
+    (other / "plan.json").write_text(json.dumps(about))
+    report = validate_dataset(str(data))
+    assert report.findings == ()
+    (note,) = report.notes
+    assert note.startswith(f"plans/{other.name} is of no use any more (the dataset has no such")
+
+
+def test_nothing_else_is_in_the_folder(data: Path) -> None:
+    (data / "plans/.left").mkdir()
+    (data / "plans/x.lock").touch()
+    assert check_plans_of(data) == []
