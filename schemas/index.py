@@ -178,6 +178,9 @@ def decode_index(
         values: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:
             values |= decode_column(name, table.column(name))
+        starts = decode_column("cut_student", table.column("cut_student"))["cut_starts"]
+        if not np.array_equal(starts, values["cut_starts"]):
+            raise pa.ArrowInvalid("cut_student and cut_teacher differ in length")
         values["metadata"] = {
             name: table.column(column) for name, column in zip(metadata, wanted, strict=True)
         }

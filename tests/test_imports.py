@@ -57,8 +57,8 @@ ALLOWED = {
     " pipeline.tokenization pipeline.batches pipeline.drawing vocag",
     "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.devices"
     " pipeline.dataset pipeline.remote pipeline.drawing vocag",
-    "pipeline.validate": "pipeline.models pipeline.scoring pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.batches pipeline.drawing vocag",
+    "pipeline.validate": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
+    " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing vocag",
     "pipeline.doctor": "pipeline.tokenization pipeline.drawing pipeline.remote vocag",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.drawing vocag",

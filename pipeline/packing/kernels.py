@@ -32,6 +32,9 @@ def split_documents(
         cut_teacher: integers [C], as in `ShardIndex`.
         student_room: int64 [4], tokens per row, and tokens added first, continued and at the end.
         teacher_room: int64 [4], the same for the teacher.
+
+    Raises:
+        ValueError: cut points that don't rise within their document.
     """
     whole_s = student_room[0] - student_room[1] - student_room[3]
     whole_t = teacher_room[0] - teacher_room[1] - teacher_room[3]
@@ -52,6 +55,8 @@ def split_documents(
             stop, pieces, cut = _next_stop(
                 here, end, cut_student, cut_teacher, cut, cut_end, student_room, teacher_room
             )
+            if not (here[0] <= stop[0] <= end[0] and here[1] <= stop[1] <= end[1] and here != stop):
+                raise ValueError("cut points are out of order: the index was altered")
             while size + pieces > len(out):
                 out = np.concatenate((out, np.empty_like(out)))
             _write_pieces(out, size, pieces, document, here, stop, end)
@@ -107,10 +112,9 @@ def find_unsound(
             start_t, stop_t = np.int64(segments[place, 3]), np.int64(segments[place, 4])
             end_s, end_t = np.int64(num_student[document]), np.int64(num_teacher[document])
             starts, ends = start_s == start_t == 0, stop_s == end_s and stop_t == end_t
-            expected = STARTS * starts + ENDS * ends
-            before, after = (1 if starts else 2), (1 if ends else 0)
-            room_s -= stop_s - start_s + student_room[before] + after * student_room[3]
-            room_t -= stop_t - start_t + teacher_room[before] + after * teacher_room[3]
+            expected, before = STARTS * starts + ENDS * ends, (1 if starts else 2)
+            room_s -= stop_s - start_s + student_room[before] + ends * student_room[3]
+            room_t -= stop_t - start_t + teacher_room[before] + ends * teacher_room[3]
             within = start_s <= stop_s <= end_s and start_t <= stop_t <= end_t
             if not within or flags & ~FORCED != expected or min(room_s, room_t) < 0:
                 return row

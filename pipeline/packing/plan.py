@@ -174,21 +174,17 @@ def require_sound(
         num_teacher: uint32 [N], teacher tokens of each.
 
     Raises:
-        ValueError: bounds that don't divide what they are of, a segment beyond its document, or
-            more in a row than it has room for.
+        ValueError: it can't be a plan of these.
     """
-    shards = len(plan.shard_document_starts) - 1
-    windows, bounds = plan.window_shards, (plan.row_starts, plan.window_row_starts)
-    for starts, size in zip(bounds, (len(plan.segments), len(plan)), strict=True):
-        if len(starts) < 2 or starts[0] or starts[-1] != size or (np.diff(starts) < 0).any():
-            raise ValueError(f"bounds of its rows or windows don't divide {size}")
-    if len(windows) != len(plan.window_row_starts) - 1 or (np.diff(windows) < 0).any():
-        raise ValueError(f"{len(windows)} windows aren't in order")
-    if windows[0] < 0 or windows[-1] >= shards:
-        raise ValueError(f"a window begins with shard {windows[-1]} of {shards}")
+    last_shard = len(plan.shard_document_starts) - 2
+    windows = np.concatenate([[0], plan.window_shards, [last_shard]])
+    bounds = ((plan.row_starts, len(plan.segments)), (plan.window_row_starts, len(plan)))
+    divided = all(len(b) > 1 and (b[0], b[-1]) == (0, size) and _rises(b) for b, size in bounds)
+    if not divided or len(windows) != len(plan.window_row_starts) + 1 or not _rises(windows):
+        raise ValueError("rows and windows don't divide its segments")
     counts = _read_only(num_student), _read_only(num_teacher)
-    segments, row_starts = _table(plan.segments), _read_only(plan.row_starts, np.int64)
-    row = find_unsound(segments, row_starts, *counts, *_rooms(plan.rules))
+    row_starts = _read_only(plan.row_starts, np.int64)
+    row = find_unsound(_table(plan.segments), row_starts, *counts, *_rooms(plan.rules))
     if row >= 0:
         raise ValueError(f"row {row} has a segment beyond its document, or too many tokens")
 
@@ -234,6 +230,10 @@ def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | Non
 
 def _measure(segments: NDArray[np.void], rules: PackingRules) -> _Measured:
     return _Measured(segments, *measure_segments(_table(segments), *_rooms(rules)))
+
+
+def _rises(values: NDArray[np.int64]) -> bool:
+    return bool((np.diff(values) >= 0).all())
 
 
 def _table(segments: NDArray[np.void]) -> NDArray[np.uint32]:

@@ -61,7 +61,7 @@ Saved = tuple[RowPlan, SampleTable]
 
 
 @dataclass(frozen=True)
-class PlanRecord:
+class _PlanRecord:
     """What a plan was made for, and what it is.
 
     Attributes:
@@ -108,7 +108,7 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
         try:
             return _load(folder, documents, rules)
         except (EOFError, OSError, ValueError) as error:
-            logger.warning("plan %s can't be used (%s): it is made again", folder, error)
+            logger.warning("plan %s is not used, but made again: %s", folder, error)
     own.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(own.with_suffix(".lock")):
         with suppress(EOFError, OSError, ValueError):  # if another process has just made it
@@ -127,15 +127,15 @@ def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder
 
 
 def check_plans(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """Return which plans next to a dataset aren't what planning gives, and which no run will read.
+    """Return which plans next to a dataset aren't what planning gives, and which are stale.
 
-    The latter are those of another dataset, or of scores that have changed.
+    The latter are another dataset's, or documents can't be chosen any more as they were.
     """
     altered, stale = list[str](), list[str]()
     for folder in sorted(Path(dataset.location, _PLANS_FOLDER).glob("[!.]*/")):
         name = f"{_PLANS_FOLDER}/{folder.name}"
         try:
-            about = read_record((folder / _ABOUT).read_bytes(), PlanRecord)
+            about = read_record((folder / _ABOUT).read_bytes(), _PlanRecord)
             if about.folder_name != folder.name:
                 raise ValueError(f"{_ABOUT} describes {about.folder_name}")
             number = find_generation(dataset.manifest, about.fingerprint)
@@ -144,27 +144,21 @@ def check_plans(dataset: Dataset) -> tuple[list[str], list[str]]:
             documents = select_documents(dataset.at_generation(number), about.where)
             if documents.scores_digest != about.scores:
                 raise WhereError("documents were chosen by different losses")
-            found, made = (
-                _load(folder, documents, about.rules),
-                _make_arrays(documents, about.rules),
-            )
-            if not all(np.array_equal(array, _array_of(found, n)) for n, array in made.items()):
-                raise ValueError("the dataset gives a different plan")
+            plan, samples = _load(folder, documents, about.rules)
+            found = {**vars(samples), **vars(plan)}
+            for array, made in _make_arrays(documents, about.rules).items():
+                if not np.array_equal(found[array], made):
+                    raise ValueError(f"the dataset gives other {array}")
         except (WhereError, DatasetError) as error:
-            stale.append(f"{name} is of no use any more ({error}): delete it")
+            stale.append(f"{name} was not compared, and no run will read it: {error}")
         except (EOFError, OSError, ValueError) as error:
             altered.append(f"{name} was altered ({error}): delete it")
     return altered, stale
 
 
-def _array_of(saved: Saved, name: str) -> NDArray[Any]:
-    array: NDArray[Any] = getattr(saved[name in _SAMPLE_COLUMNS], name)
-    return array
-
-
-def _record(documents: ChosenDocuments, rules: PackingRules) -> PlanRecord:
+def _record(documents: ChosenDocuments, rules: PackingRules) -> _PlanRecord:
     fingerprint = documents.dataset.manifest.fingerprint
-    return PlanRecord(fingerprint, rules, documents.where, documents.scores_digest, {})
+    return _PlanRecord(fingerprint, rules, documents.where, documents.scores_digest, {})
 
 
 def _make_arrays(selection: ChosenDocuments, rules: PackingRules) -> dict[str, NDArray[Any]]:
@@ -203,7 +197,7 @@ def _make_arrays(selection: ChosenDocuments, rules: PackingRules) -> dict[str, N
     return arrays | {name: getattr(plan, name) for name in _PLAN_ARRAYS}
 
 
-def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: PlanRecord) -> None:
+def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: _PlanRecord) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():
@@ -224,7 +218,7 @@ def _digest(folder: Path, name: str) -> str:
 
 def _load(folder: Path, documents: ChosenDocuments, rules: PackingRules) -> Saved:
     """Return a saved plan, or raise ValueError, OSError or EOFError: it isn't one for this."""
-    about = read_record((folder / _ABOUT).read_bytes(), PlanRecord)
+    about = read_record((folder / _ABOUT).read_bytes(), _PlanRecord)
     for name, value in vars(_record(documents, rules)).items():
         if name != "sha256" and getattr(about, name) != value:
             raise ValueError(f"its {name} is {getattr(about, name)}, not {value}")

@@ -80,6 +80,8 @@ class DatasetRows:
         if self._losses is not None and config.with_distributions:
             self._next_tokens = NextTokens(self._losses, dataset, rules)
         self._prefetched = (-1, -1)
+        manifest = dataset.manifest
+        self._vocab_sizes = manifest.student.vocab_size, manifest.teacher.vocab_size
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         for shard, error in dataset.find_damage().items():
             if config.on_damage == "raise":
@@ -160,7 +162,7 @@ class DatasetRows:
         num_masked = 0
         try:
             sample, tensors = self._reader.locate(document_index, keep=flags & whole != whole)
-            num_bad = fill_segment(
+            num_outside, num_unknown = fill_segment(
                 row,
                 layout.kernel_starts,
                 at,
@@ -168,12 +170,14 @@ class DatasetRows:
                 tensors,
                 (s_start, s_stop, t_start, t_stop),
                 added,
+                self._vocab_sizes,
                 bool(flags & FORCED),
             )
-            if num_bad:
-                raise self._reader.contradiction(
-                    document_index, f"{num_bad} spans leave their segment"
-                )
+            if num_outside or num_unknown:
+                what = f"{num_outside} spans leave their segment"
+                if num_unknown:
+                    what = f"{num_unknown} token ids are outside the vocabulary"
+                raise self._reader.contradiction(document_index, what)
         except DatasetError as error:
             self.damage.note(document_index, self._reader.describe(document_index, error), error)
             fill_nothing(row, layout.kernel_starts, at, stop)

@@ -38,9 +38,10 @@ def fill_segment(
     tensors: SampleTensors,
     tokens: tuple[int, int, int, int],
     added: tuple[int, int, int, int],
+    vocab_sizes: tuple[int, int],
     forced: bool,
-) -> int:
-    """Write a segment; return how many spans leave it against the rules.
+) -> tuple[int, int]:
+    """Write a segment; return how many spans leave it against the rules, and how many ids are none.
 
     Args:
         row: int32 [words], the row's buffer.
@@ -50,6 +51,7 @@ def fill_segment(
         tensors: where its tensors lie.
         tokens: student start, stop, teacher start, stop: the tokens of the document to write.
         added: ids put before and after the student's and the teacher's tokens, -1 for none.
+        vocab_sizes: the student's and the teacher's.
         forced: whether spans may leave the segment; they are then empty.
     """
     student_start, student_stop, teacher_start, teacher_stop = tokens
@@ -71,6 +73,9 @@ def fill_segment(
         added[2:],
     )
     teacher_end = teacher_text + teacher_stop - teacher_start + (added[3] >= 0)
+    ids = row[starts[INPUT_IDS] + text : starts[INPUT_IDS] + end]
+    teacher_ids = row[starts[TEACHER_INPUT_IDS] + teacher_text :][: teacher_end - teacher_text]
+    unknown = _count_unknown(ids, vocab_sizes[0]) + _count_unknown(teacher_ids, vocab_sizes[1])
     _fill_positions(row[starts[POSITION_IDS] :], at[STUDENT], end)
     _fill_positions(row[starts[TEACHER_POSITION_IDS] :], at[TEACHER], teacher_end)
     _fill_labels(row, starts, at[STUDENT], end)
@@ -87,7 +92,7 @@ def fill_segment(
     )
     row[starts[CU_SEQLENS] + at[SEGMENT] + 1] = end
     row[starts[TEACHER_CU_SEQLENS] + at[SEGMENT] + 1] = teacher_end
-    return 0 if forced else bad
+    return 0 if forced else bad, unknown
 
 
 @compiled
@@ -174,6 +179,15 @@ def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
 
 
 @compiled
+def _count_unknown(ids: NDArray[np.int32], vocab_size: int) -> int:
+    """Return how many ids are outside a vocabulary; those of 2**31 and more are negative here."""
+    limit, count = np.uint32(vocab_size), 0
+    for i in range(len(ids)):
+        count += int(np.uint32(ids[i]) >= limit)
+    return count
+
+
+@compiled
 def _sum(sample: NDArray[np.uint8], tensor: tuple[int, int], stop: int) -> int:
     """Return the sum of a tensor's first `stop` values."""
     start, size = tensor
@@ -233,11 +247,13 @@ def _fill_spans(
         starts[i] = start
     num_outside = 0
     for i in range(length):
-        outside = (starts[i] < low) | (starts[i] + widths[i] > high)
+        # Not `starts + widths > high`: of altered samples that may be beyond an int32.
+        outside = (starts[i] < low) | (widths[i] > high - starts[i])
         num_outside += (widths[i] > 0) & outside
     for i in range(length):
         stop = starts[i] + widths[i]
-        mask = -np.int32((widths[i] > 0) & (starts[i] >= low) & (stop <= high))
+        within = (starts[i] >= low) & (widths[i] <= high - starts[i])
+        mask = -np.int32((widths[i] > 0) & within)
         spans[2 * i] = (starts[i] + shift) & mask
         spans[2 * i + 1] = (stop + shift) & mask
     return num_outside

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import DamagedShardError, SchemaVersionError
 from schemas.index import (
+    CUTS,
     METADATA_TYPES,
     ShardIndex,
     concatenate_indices,
@@ -133,6 +134,16 @@ def test_concatenation_keeps_every_row(parts: list[ShardIndex]) -> None:
             np.testing.assert_array_equal(cuts, expected)
             row += 1
     assert whole.cut_starts[-1] == len(whole.cut_student) == len(whole.cut_teacher)
+
+
+def test_cut_points_of_both_sides_come_in_pairs() -> None:
+    table = pq.read_table(pa.BufferReader(encode_index(ONE)))
+    place = table.schema.get_field_index("cut_student")
+    fewer = pa.array([table["cut_student"][0].as_py()[:1]], CUTS)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.set_column(place, table.schema.field(place), fewer), sink)
+    with pytest.raises(DamagedShardError, match="cut_student and cut_teacher differ in length"):
+        decode_index(sink.getvalue().to_pybytes(), with_names=False)
 
 
 def test_what_does_not_fit_its_column_is_refused() -> None:

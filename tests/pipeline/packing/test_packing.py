@@ -94,6 +94,16 @@ def test_a_document_is_cut_at_the_last_shared_boundary_that_fits():
     assert plan.num_forced_segments == 0
 
 
+@pytest.mark.parametrize(
+    "cuts",
+    [[(16, 10), (30, 90)], [(30, 20), (16, 10)], [(20, 4_000_000_000)], [(20, 30), (40, 10)]],
+)
+def test_cut_points_that_do_not_rise_are_refused(cuts):
+    """Of an index that lies with the right hash: the loop would not end, or go beyond it."""
+    with pytest.raises(ValueError, match="cut points are out of order"):
+        plan_indices([index_of([90], [70], [cuts])], PackingRules(34, 40, BOS_EOS, around()))
+
+
 def test_a_run_without_shared_boundary_is_divided_and_marked():
     plan = plan_indices([index_of([100], [300], [[]])], PackingRules(64, 64, BOS_EOS, BOS_EOS))
     assert plan.num_forced_segments == len(plan.segments) == 5

@@ -1,6 +1,7 @@
 """Every way a dataset breaks is an error that names place and remedy, or an exact count."""
 
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from schemas.document import document_key
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError, SchemaVersionError
 from schemas.index import decode_index
 from schemas.manifest import encode_manifest
-from tests.support.datasets import edit_sample, flip
+from tests.support.datasets import edit_sample, flip, record_shard
 from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import FIRST_ID, make_documents, write_dataset
 
@@ -170,6 +171,38 @@ def test_spans_beyond_the_document_are_found_though_the_hash_is_right(dataset):
         dataset.folder, 0, 3, lambda sample: encode_document(replace(document, teacher_spans=bad))
     )
     with pytest.raises(DamagedSampleError, match=r'\(document "doc-3"\) .* 1 spans leave'):
+        read_all(open_rows(dataset))
+    check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {3})
+
+
+def with_unknown_id(document):
+    ids = document.teacher.input_ids.copy()
+    ids[5] = 1 << 31  # the tests' vocabularies have 2**20
+    return replace(document, teacher=replace(document.teacher, input_ids=ids))
+
+
+def with_far_span(document):
+    spans = document.teacher_spans.copy()
+    spans[-1] = (1 << 31) - 10, (1 << 32) - 20  # an int32 of its end would be negative
+    return replace(document, teacher_spans=spans)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(with_unknown_id, "1 token ids are outside the vocabulary"), (with_far_span, "1 spans leave")],
+)
+def test_what_loops_rely_on_is_checked_though_the_hash_is_right(dataset, change, message):
+    """Wider numbers don't fit in the sample's place: it moves behind the others."""
+    sample = encode_document(change(dataset.documents[3]))
+    path, index = shard_path(dataset, 0), index_of(dataset, 0)
+    tar = path.read_bytes()
+    path.write_bytes(tar + sample)
+    columns = {"payload_offset": len(tar), "payload_bytes": len(sample), "crc32": crc32(sample)}
+    moved = {name: getattr(index, name).copy() for name in columns}
+    for name, value in columns.items():
+        moved[name][3] = value
+    record_shard(dataset.folder, 0, replace(index, **moved))
+    with pytest.raises(DamagedSampleError, match=message):
         read_all(open_rows(dataset))
     check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {3})
 
