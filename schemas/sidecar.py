@@ -143,6 +143,8 @@ class SidecarRecord:
         context_sha256: 64 hex digits of where those tokens' contexts start, see
             `pipeline.scoring.contexts.Pieces`.
         entries: what its entries add up to; None, and not named, if it has none.
+        documents_sha256: 64 hex digits of the table of its documents' scores; None, and not named,
+            if that is not known: the table is then compared with the sidecar's SHA-256 alone.
     """
 
     file: FilePath
@@ -155,9 +157,10 @@ class SidecarRecord:
     num_split_documents: Count
     context_sha256: Sha256
     entries: EntriesRecord | None = None
+    documents_sha256: Sha256 | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without entries if there are none."""
+        """Return plain values, without those that there are none of."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

@@ -175,7 +175,7 @@ def _score_dataset(
 def _complete(
     run: RunOptions, job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> None:
-    """Write the documents' scores that an earlier release did not."""
+    """Write the tables of documents' scores that are missing."""
     there = storage.list_folder(job.dataset)
     if all(document_scores_name(record.file) in there for record in scores.sidecars):
         return

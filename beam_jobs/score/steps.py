@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
@@ -251,9 +251,7 @@ class WriteScores(beam.DoFn):
         manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
         done = sum((scored.done for scored in shards.values()), WorkDone())
         _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
-        path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
-        _write(job, path, encode_score_manifest(manifest))
-        yield path
+        yield _write_manifest(job, manifest)
 
 
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
@@ -270,7 +268,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
         left = storage.read_bytes(path)
         earlier = shard.accept_sidecar(left, fingerprint, job.rule.distributions)
         if earlier is not None:
-            write_document_scores(job, shard, left)
+            earlier = write_document_scores(job, shard, left, earlier)
             progress.add(reused_tokens=earlier.num_tokens)
             return ShardScored(number, earlier, WorkDone(num_resumed_shards=1))
         logger.warning("%s can't be used: it is cut, or another shard's; scoring it again", path)
@@ -300,18 +298,25 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
         teacher.known.read_top(found, tokens, top)
     data, record = shard.make_sidecar(losses, fingerprint, top)
     _write(job, path, data)
-    write_document_scores(job, shard, data)
+    record = write_document_scores(job, shard, data, record)
     progress.add(scored_documents=done.num_documents)
     progress.flush()
     return ShardScored(number, record, done)
 
 
-def write_document_scores(job: ScoreJob, shard: ShardToScore, sidecar: bytes) -> None:
-    """Write the table of what a sidecar's losses say of each document; an equal one is replaced."""
+def write_document_scores(
+    job: ScoreJob, shard: ShardToScore, sidecar: bytes, record: SidecarRecord
+) -> SidecarRecord:
+    """Write the table of what a sidecar's losses say of each document; an equal one is replaced.
+
+    Returns:
+        the sidecar's record, which then names it.
+    """
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, where=name)
     table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())
     _write(job, storage.join(job.dataset, document_scores_name(name)), table)
+    return replace(record, documents_sha256=sha256(table).hexdigest())
 
 
 def complete_document_scores(
@@ -324,13 +329,22 @@ def complete_document_scores(
     """
     there = storage.list_folder(job.dataset)
     context, number = ContextRule.from_json(job.rule.context), 0
-    for place, record in enumerate(scores.sidecars):
+    records = list(scores.sidecars)
+    for place, record in enumerate(records):
         if document_scores_name(record.file) not in there:
             shard = ShardToScore.open(documents, place, context)
             data = storage.read_bytes(storage.join(job.dataset, record.file))
-            write_document_scores(job, shard, data)
+            records[place] = write_document_scores(job, shard, data, record)
             number += 1
+    _write_manifest(job, replace(scores, sidecars=tuple(records)))
     return number
+
+
+def _write_manifest(job: ScoreJob, manifest: ScoreManifest) -> str:
+    """Write it; return its path."""
+    path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
+    _write(job, path, encode_score_manifest(manifest))
+    return path
 
 
 def _require_same(what: str, name: str, found: str, expected: str) -> None:

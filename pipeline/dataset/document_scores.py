@@ -1,7 +1,7 @@
 """Scores of documents: what a teacher's stored losses say of each, and its rank among the others.
 
-They are read from the tables next to the sidecars. If a table is missing, as with scores that
-an earlier release made, the same numbers are made from the sidecar's losses.
+They are read from the tables next to the sidecars. If a table is missing, the same numbers are made
+from the sidecar's losses.
 """
 
 import json
@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.score_files import ScoreFiles, find_scores, read_sidecar, scores_of
+from pipeline.dataset.score_files import (
+    SCORE_AGAIN,
+    ScoreFiles,
+    find_scores,
+    read_sidecar,
+    scores_of,
+)
 from schemas.document_scores import (
     DOCUMENT_SCORES_VERSION,
     FIRST_TOKENS,
@@ -29,6 +35,7 @@ from schemas.document_scores import (
     document_scores_name,
     encode_document_scores,
 )
+from schemas.errors import DamagedShardError
 from schemas.index import ShardIndex
 from schemas.sidecar import LARGEST_LOSS, ShardLosses
 
@@ -181,6 +188,11 @@ class ScoredDocuments:
             scores = summarise_losses(read_sidecar(self.files, record, shard), index)
             return {**vars(scores), "num_text_bytes": index.num_text_bytes}
         where = f"{self.dataset.location}/{name}"
+        if record.documents_sha256 not in (None, sha256(data).hexdigest()):
+            raise DamagedShardError(
+                f"{where} is not the table that {self.files.path} names (SHA-256 differs): delete "
+                f"it and {SCORE_AGAIN}, which makes it from the losses"
+            )
         return decode_document_scores(data, names, sidecar_sha256=record.sha256, where=where)
 
 

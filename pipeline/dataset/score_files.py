@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from shlex import quote
@@ -148,6 +149,14 @@ def scores_to_paste(location: str) -> str:
     return f"--stored-losses {name}"
 
 
+def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:
+    """Return the sidecars next to a dataset's shards that none of its score manifests lists."""
+    filesystem, path = fsspec.core.url_to_fs(location)
+    found = filesystem.glob(f"{glob.escape(path)}/*.teacher-*.safetensors")
+    listed = {record.file for each in scores for record in each.manifest.sidecars}
+    return sorted({name.rsplit("/", 1)[-1] for name in found} - listed)
+
+
 def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
     """Return the scores of a dataset's shards, each of which must have been scored.
 
@@ -254,6 +263,11 @@ def read_sidecar(
     """
     claim = scores.sidecar(record)
     losses = open_sidecar(claim, cache)
+    if len(losses.starts) != shard.num_documents + 1:
+        raise DamagedShardError(
+            f"{claim.url} holds losses of {len(losses.starts) - 1} documents, the shard "
+            f"{shard.num_documents}: delete it and {SCORE_AGAIN}"
+        )
     if (losses.teacher, losses.shard_sha256) != (scores.manifest.rule.fingerprint, shard.sha256):
         raise ForeignLossesError(
             f"{claim.url} holds losses of teacher {losses.teacher[:16]}… for shard "

@@ -76,7 +76,7 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     run_score(unscored)
     assert "is finished: the same teacher, rule and data made it" in capsys.readouterr().out
     assert sidecars(unscored) == written
-    # What an earlier release left: the tables come from the losses, no teacher runs.
+    # Without tables: they come from the losses, no teacher runs.
     for name in sorted(tables)[1:]:
         (unscored / "data" / name).unlink()
     findings = check_scores(open_dataset(unscored / "data"), teacher=None)
@@ -86,10 +86,16 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     run_score(unscored)
     assert f"{len(tables) - 1} tables of documents' scores made" in capsys.readouterr().out
     assert sidecars(unscored) == written
+    named = sorted(scores.sidecars, key=lambda record: record.file)
     (data,) = pq.read_table(unscored / "data" / min(tables)).to_batches()
     dearer = pc.add(data.column(2), pa.scalar(1e-3, pa.float32()))
     other = data.set_column(2, data.schema.field(2), dearer)
     pq.write_table(pa.Table.from_batches([other]), unscored / "data" / min(tables))
+    (finding,) = check_scores(open_dataset(unscored / "data"), teacher=None).found
+    assert ": its SHA-256 isn't the one in " in finding.message
+    path, digests = unscored / "data" / manifest, [record.documents_sha256 for record in named]
+    altered = sha256((unscored / "data" / min(tables)).read_bytes()).hexdigest()
+    path.write_text(path.read_text().replace(str(digests[0]), altered))
     (finding,) = check_scores(open_dataset(unscored / "data"), teacher=None).found
     assert ": bits_per_byte don't follow from the losses" in finding.message
 

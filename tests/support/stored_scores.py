@@ -6,6 +6,7 @@ The oracle adds losses one by one, of samples that it decodes, and reads neither
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import ShardToScore
+from schemas.distribution_rule import DistributionRule
+from schemas.distributions import TopTokens
 from schemas.document import decode_document
 from schemas.document_scores import document_scores_name
 from schemas.sidecar import (
@@ -34,26 +37,41 @@ Losses = Callable[[str, int], NDArray[np.float64]]
 
 
 def write_scores(
-    folder: Path, source: str, losses: Losses, *, where: str = "", with_tables: bool = True
+    folder: Path,
+    source: str,
+    losses: Losses,
+    *,
+    where: str = "",
+    with_tables: bool = True,
+    distributions: DistributionRule | None = None,
 ) -> ScoreManifest:
-    """Write the scores of a teacher that gives a document of an id so many losses, in nats."""
+    """Write the scores of a teacher that gives a document of an id so many losses, in nats.
+
+    What it expects next is one and the same at all positions.
+    """
     dataset = open_dataset(folder)
     context = ContextRule.of_rows(PackingRules.of_dataset(dataset.manifest, seq_length=64))
     weights = sha256(source.encode()).hexdigest()
     tokenizer = dataset.manifest.teacher.sha256
-    rule = TeacherRule(weights, "float32", tokenizer, context.to_json(), where=where)
+    rule = TeacherRule(weights, "float32", tokenizer, context.to_json(), None, where, distributions)
     records = []
     for number in range(len(dataset.manifest.shards)):
         shard = ShardToScore.open(select_documents(dataset, where), number, context)
         counts = zip(shard.index.document_id, shard.lengths.tolist(), strict=True)
         parts = [losses(name, count) for name, count in counts]
         given = to_fp16(np.concatenate([np.empty(0), *parts]).astype(np.float32))
-        data, record = shard.make_sidecar(given.astype(np.float32), rule.fingerprint)
+        top = None
+        if distributions is not None:
+            top = TopTokens.empty(np.append(0, np.cumsum(shard.lengths)), distributions)
+            ids = np.tile(np.arange(distributions.top_k), (len(top.ids), 1)) + 200
+            top.put(np.arange(len(ids)), ids, np.full(ids.shape, np.log(0.3)))
+        data, record = shard.make_sidecar(given.astype(np.float32), rule.fingerprint, top)
         (folder / record.file).write_bytes(data)
         if with_tables:
             own = decode_sidecar(data, where=record.file)
             table = make_document_scores(own, shard.index, record.sha256)
             (folder / document_scores_name(record.file)).write_bytes(table)
+            record = replace(record, documents_sha256=sha256(table).hexdigest())
         records.append(record)
     scores = ScoreManifest(dataset.manifest.fingerprint, rule, source, tuple(records))
     path = folder / score_manifest_name(rule.fingerprint)

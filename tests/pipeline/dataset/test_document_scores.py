@@ -3,12 +3,17 @@
 import math
 import random
 import shutil
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +27,14 @@ from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.document_scores import document_scores_name
 from schemas.errors import DamagedShardError
-from schemas.sidecar import ScoreManifest, ShardLosses
+from schemas.sidecar import (
+    ScoreManifest,
+    ShardLosses,
+    decode_sidecar,
+    encode_score_manifest,
+    encode_sidecar,
+    score_manifest_name,
+)
 from tests.pipeline.dataset.test_selection import METADATA, chosen, values
 from tests.support.datasets import build_dataset, make_texts, remove_documents, seen_ids
 from tests.support.growing import QUIET, grow
@@ -264,7 +276,52 @@ def test_tables_that_are_not_the_sidecars_are_refused(copied_scores: tuple[Path,
     shutil.copyfile(folder / names[2], folder / names[1])
     dataset = open_dataset(folder)
     selection = select_documents(dataset, "qwen.bits_per_byte < 9 and qwen.tokens_per_byte < 9")
+    for shard in (0, 1):
+        with pytest.raises(DamagedShardError, match=r"is not the table that .* names"):
+            selection.read(shard)
+    assert selection.read(2)[1] is None
+    # A score manifest that names no digests: what the table says of itself is compared.
+    path = folder / score_manifest_name(made["models/qwen"].rule.fingerprint)
+    scores = made["models/qwen"]
+    early = [replace(record, documents_sha256=None) for record in scores.sidecars]
+    path.write_bytes(encode_score_manifest(replace(scores, sidecars=tuple(early))))
+    assert b"documents_sha256" not in path.read_bytes()
+    selection = select_documents(dataset, selection.where)
     for shard, message in ((0, "is not a table of this"), (1, "made from its sidecar's losses")):
         with pytest.raises(DamagedShardError, match=message):
             selection.read(shard)
     assert selection.read(2)[1] is None
+
+
+def test_an_altered_table_chooses_no_documents(copied_scores: tuple[Path, Any]) -> None:
+    """By hand, with all that a table says of itself in order."""
+    folder, made = copied_scores
+    path = folder / document_scores_name(made["models/qwen"].sidecars[0].file)
+    table = pq.read_table(path)
+    column = table.schema.get_field_index("bits_per_byte")
+    lower = pc.multiply(table.column(column), pa.scalar(0.5, pa.float32()))
+    pq.write_table(table.set_column(column, table.schema.field(column), lower), path,
+                   write_page_checksum=True)  # fmt: skip
+    selection = select_documents(open_dataset(folder), "qwen.bits_per_byte < 1.5")
+    with pytest.raises(DamagedShardError, match=r"delete it and run beam_jobs\.score"):
+        selection.read(0)
+
+
+def test_a_sidecar_of_another_number_of_documents_is_refused(
+    copied_scores: tuple[Path, Any],
+) -> None:
+    """A liar that hashes its lies: the sums would be written beyond the documents."""
+    folder, made = copied_scores
+    scores = made["models/qwen"]
+    record = scores.sidecars[0]
+    stored = decode_sidecar((folder / record.file).read_bytes(), where="")
+    few = replace(stored, starts=stored.starts[[0, -1]])
+    data = encode_sidecar(few)
+    (folder / record.file).write_bytes(data)
+    (folder / document_scores_name(record.file)).unlink()
+    sidecars = (replace(record, sha256=sha256(data).hexdigest()), *scores.sidecars[1:])
+    path = folder / score_manifest_name(scores.rule.fingerprint)
+    path.write_bytes(encode_score_manifest(replace(scores, sidecars=sidecars)))
+    selection = select_documents(open_dataset(folder), "qwen.bits_per_byte < 1.5")
+    with pytest.raises(DamagedShardError, match=r"holds losses of 1 documents, the shard \d+"):
+        selection.read(0)
