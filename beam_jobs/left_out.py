@@ -26,7 +26,7 @@ def describe_place(letter: Mapping[str, Any]) -> str:
         >>> describe_place({"source": "a.jsonl", "position": 90, "line": 3})
         'a.jsonl line 3'
     """
-    line = letter.get("line")  # not there in datasets of earlier releases
+    line = letter.get("line")  # null if the input has no lines
     return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from schemas.document import SCHEMA_VERSION
 from schemas.errors import DatasetError, ForeignTokenizerError
@@ -22,6 +22,7 @@ from schemas.records import (
     read_record,
     require_format,
     write_file,
+    write_record,
 )
 
 MANIFEST_FILE = "manifest.json"
@@ -80,7 +81,7 @@ class TokenizerRecord:
         eos_token_id: end-of-document id, None if unknown.
         adds_bos: whether the tokenizer's own convention puts BOS before a text.
         adds_eos: whether it puts EOS after one.
-        convention: what rows put around a text; None if the dataset is older than this field.
+        convention: what rows put around a text; None if the manifest doesn't say.
     """
 
     source: str
@@ -93,6 +94,15 @@ class TokenizerRecord:
     adds_bos: bool
     adds_eos: bool
     convention: ConventionRecord | None = None
+
+    def __post_init__(self) -> None:
+        """Check that ids are in the vocabulary."""
+        ids = {"bos_token_id": self.bos_token_id, "eos_token_id": self.eos_token_id}
+        for name, token_id in (ids | vars(self.around_text)).items():
+            if token_id is not None and token_id >= self.vocab_size:
+                raise ValueError(
+                    f"{name} {token_id} is outside the vocabulary of {self.vocab_size}"
+                )
 
     @property
     def around_text(self) -> ConventionRecord:
@@ -334,11 +344,14 @@ class ManifestClaims:
         fingerprint: names the content: SHA-256 of the shards' file names and hashes, both
             tokenizers' hashes, the schema version and the hash of what is removed.
         totals: sums over the shards.
+        digest: SHA-256 of all other fields but the shards, which the fingerprint names; None if no
+            convention is recorded, as in early manifests.
     """
 
     schema: Literal["vocag.aligned_dataset"]
     fingerprint: Sha256
     totals: Annotated[Mapping[str, Count], Meta(extra_json_schema={"required": _TOTALS})]
+    digest: Sha256 | None = None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -350,11 +363,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
         **{entry.name: getattr(manifest, entry.name) for entry in fields(Manifest)},
     }
     for side in ("student", "teacher"):
-        if body[side].convention is None:  # an older dataset's manifest keeps its bytes
+        if body[side].convention is None:  # an early manifest keeps its bytes
             body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
     if manifest.removed is None:
         del body["removed"]
+    if manifest.student.convention and manifest.teacher.convention:
+        body["digest"] = _digest(body)
     return write_file(body)
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    named = {name: value for name, value in body.items() if name not in ("digest", "shards")}
+    return sha256(write_record(named).encode()).hexdigest()
 
 
 def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
@@ -373,6 +393,7 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
         require_format(data, FORMAT, where=where, remedy="name a folder made by align")
         claims = read_record(data, ManifestClaims)
         manifest = read_record(data, Manifest)
+        raw = read_record(data, dict[str, Raw])
     except RecordError as error:
         raise DatasetError(
             f"{where} isn't a complete manifest ({error}): it is cut or altered; restore it or run "
@@ -385,4 +406,10 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
                 f"{where}: {name} {claim} does not follow from its shards "
                 f"({found}): it was altered; restore it or run align again"
             )
+    body = {name: json.loads(bytes(value)) for name, value in raw.items() if name != "shards"}
+    if claims.digest not in (None, _digest(body)):
+        raise DatasetError(
+            f"{where}: digest {claims.digest} is not that of its other fields: one was altered; "
+            "restore it or run align again"
+        )
     return manifest

@@ -15,8 +15,10 @@ import numpy as np
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_generation, read_manifest_bytes
+from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.packing.saved_plans import check_plans
 from pipeline.validate.findings import Finding, Findings
+from pipeline.validate.samples import SIDES
 from pipeline.validate.scores import check_scores
 from pipeline.validate.shard import (
     Advance,
@@ -99,7 +101,7 @@ def validate_dataset(
         _check_side_files(opened, findings)
         _check_generations(opened, findings)
         if with_tokenizers:
-            with_tokenizers = _can_tokenize(manifest, findings)
+            with_tokenizers = _can_tokenize(opened, findings)
         results = _check_shards(opened, with_tokenizers, num_processes, advance)
         for result in results:
             findings.take_over(result.findings)
@@ -212,16 +214,24 @@ def _check_removed(dataset: Dataset, findings: Findings) -> None:
         findings.add("removed", text)
 
 
-def _can_tokenize(manifest: Manifest, findings: Findings) -> bool:
+def _can_tokenize(dataset: Dataset, findings: Findings) -> bool:
+    """Return whether kept text can be tokenized again; compare what is said of the tokenizers."""
+    manifest = dataset.manifest
     copies = (manifest.student.file, manifest.teacher.file)
     damaged = [f for f in findings.found if f.message.startswith(copies)]
     if damaged:
         findings.note("kept text was not tokenized again: a tokenizer's copy is not the manifest's")
-    elif manifest.configuration.get("keep_text") is False:
+        return False
+    for side in SIDES:
+        own, record = load_dataset_tokenizer(dataset, side), getattr(manifest, side)
+        for name in ("vocab_size", "bos_token_id", "eos_token_id", "adds_bos", "adds_eos"):
+            if getattr(own, name) != getattr(record, name):
+                claim = f"{side}.{name} is {getattr(record, name)}"
+                findings.add("manifest", f"{claim}, its tokenizer says {getattr(own, name)}")
+    if manifest.configuration.get("keep_text") is False:
         findings.note("kept text was not tokenized again: the dataset was made without --keep-text")
-    else:
-        return True
-    return False
+        return False
+    return True
 
 
 def _check_shards(
@@ -230,7 +240,7 @@ def _check_shards(
     """Return each shard's result, in the manifest's order."""
     shards = dataset.manifest.shards
     # What a process needs, which a list of 100,000 shards is not.
-    manifest = replace(dataset.manifest, shards=(), statistics={}, configuration={})
+    manifest = replace(dataset.manifest, shards=(), statistics={})
     small = replace(dataset, manifest=manifest)
     if num_processes == 1 or len(shards) < 2:
         return [

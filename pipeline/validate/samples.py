@@ -62,7 +62,7 @@ def check_samples(
         Statistics of the samples whose offsets and spans are sound.
     """
     decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
-    entries = [entry for entry in decoded if _agrees(entry, index, findings)]
+    entries = [entry for entry in decoded if _agrees(entry, index, manifest, findings)]
     batch = stack_documents([entry.document for entry in entries])
     unsound = _check_tokens(batch, entries, index, manifest, findings)
     batch, entries = _without(unsound, batch, entries)
@@ -93,7 +93,7 @@ def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded |
     return _Decoded(sample.place, document, (student, teacher))
 
 
-def _agrees(entry: _Decoded, index: ShardIndex, findings: Findings) -> bool:
+def _agrees(entry: _Decoded, index: ShardIndex, manifest: Manifest, findings: Findings) -> bool:
     """Report a sample that is not the index's; return whether its lengths are."""
     document, place, key = entry.document, entry.place, index.key[entry.place]
     if document.document_id != index.document_id[place]:
@@ -102,6 +102,10 @@ def _agrees(entry: _Decoded, index: ShardIndex, findings: Findings) -> bool:
     elif document_key(document.document_id) != key:
         expected = document_key(document.document_id)
         findings.add("key", f'document "{document.document_id}" has the key {expected}', key=key)
+    is_kept, said = document.text is not None, manifest.configuration.get("keep_text")
+    if isinstance(said, bool) and said != is_kept:
+        text = f"its text is {'' if is_kept else 'not '}kept, the manifest says keep_text {said}"
+        findings.add("text", text, key=key)
     if document.text is not None:
         _check_text(document, document.text, key, findings)
     counts = {

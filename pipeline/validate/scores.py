@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,13 @@ from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_whole
-from pipeline.dataset.score_files import ScoreFiles, list_scores, scored_generation, scores_of
+from pipeline.dataset.score_files import (
+    ScoreFiles,
+    find_unlisted,
+    list_scores,
+    scored_generation,
+    scores_of,
+)
 from pipeline.dataset.selection import select_documents
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -63,6 +70,12 @@ def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
         return findings
     for scores in found:
         _check_one(scores, dataset, findings)
+    if unlisted := find_unlisted(dataset.location, found):
+        findings.add(
+            CHECK,
+            f"{len(unlisted)} sidecars, such as {unlisted[0]}, are in no score manifest: scoring "
+            "has not ended, or it is lost; run vocag score again, or delete them",
+        )
     if teacher is not None:
         _score_again(teacher, dataset, found, findings)
     return findings
@@ -130,7 +143,7 @@ def _contradictions(
         found.append(f"{len(outside)} losses such as {losses.losses[outside[0]]} are impossible")
     if not found and losses.entries is not None:
         found += contradicting_places(losses.entries, expected, losses.starts)
-    if not found and shard.describe_sidecar(data, losses) != record:
+    if not found and shard.describe_sidecar(data, losses) != replace(record, documents_sha256=None):
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
 
@@ -145,6 +158,8 @@ def _table_contradictions(
     except FileNotFoundError:
         missing.append(name)
         return []
+    if record.documents_sha256 not in (None, sha256(data).hexdigest()):
+        return [f"{name}: its SHA-256 isn't the one in {scores.path}"]
     own = decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
     losses = decode_sidecar(read_whole(f"{scores.location}/{record.file}"), where=record.file)
     made = make_document_scores(losses, shard.index, record.sha256)

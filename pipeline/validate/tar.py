@@ -132,17 +132,15 @@ class TarReader:
         )
 
     def _check_end(self) -> None:
-        """Check that nothing but zero blocks follows the last member."""
+        """Check that nothing but two zero blocks follows the last member."""
         start = self.position
         rest = self._read(2 * BLOCK)
         if len(rest) < 2 * BLOCK:
             found = f"{len(rest)} bytes after the last member"
             self._findings.add("tar", f"tar has {found}, not the two zero blocks of its end")
-        while rest:
-            if any(rest):
-                self._findings.add("tar", f"bytes other than zero follow the tar's end at {start}")
-                break
-            rest = self._read(WINDOW_BYTES)
+        elif any(rest) or self._read(1):
+            text = f"other bytes than the two zero blocks of its end follow byte {start}"
+            self._findings.add("tar", text)
 
     def _read(self, num_bytes: int) -> bytes:
         """Return the next bytes: fewer than asked only at the file's end."""

@@ -48,7 +48,7 @@ def content(folder: Path) -> dict[str, Any]:
         if path.is_file() and path.name not in ("report.html", "inputs.json", "manifest.json")
     }
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    made = manifest["configuration"]
+    made, _ = manifest["configuration"], manifest.pop("digest")
     manifest["configuration"] = {n: v for n, v in made.items() if n not in OF_THE_INPUT}
     return {**files, "manifest.json": manifest}
 

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -30,6 +31,50 @@ def test_round_trip() -> None:
     assert encode_manifest(decode_manifest(data)) == data
     empty = replace(MANIFEST, shards=())
     assert decode_manifest(encode_manifest(empty)) == empty
+
+
+AROUND = ConventionRecord(1, None, 2)
+WITH_CONVENTIONS = replace(
+    MANIFEST,
+    student=replace(STUDENT, convention=AROUND),
+    teacher=replace(TEACHER, convention=AROUND),
+)
+
+
+def test_the_digest_covers_what_no_other_hash_does() -> None:
+    """And fields that are not known yet; not how it is laid out."""
+    data = encode_manifest(WITH_CONVENTIONS)
+    assert decode_manifest(data) == WITH_CONVENTIONS
+    body = json.loads(data)
+    assert decode_manifest(json.dumps(body).encode()) == WITH_CONVENTIONS
+    told = {name: value for name, value in body.items() if name not in ("shards", "digest")}
+    assert body["digest"] == sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    changes: list[Callable[[dict[str, Any]], Any]] = [
+        lambda body: body["student"]["convention"].update(first_token_id=7),
+        lambda body: body["teacher"].update(vocab_size=32001),
+        lambda body: body["student"].update(adds_bos=False),
+        lambda body: body["configuration"].update(keep_text=True),
+        lambda body: body.update(later=1),
+        lambda body: body.update(digest="0" * 64),
+    ]
+    for change in changes:
+        altered = json.loads(data)
+        change(altered)
+        with pytest.raises(DatasetError, match="is not that of its other fields: one was altered"):
+            decode_manifest(json.dumps(altered).encode())
+    assert "digest" not in json.loads(encode_manifest(MANIFEST))
+
+
+@pytest.mark.parametrize("name", ["bos_token_id", "first_token_id", "end_token_id"])
+def test_ids_outside_the_vocabulary_are_refused(name: str) -> None:
+    def change(body: dict[str, Any]) -> None:
+        student = body["student"]
+        (student if name in student else student["convention"])[name] = 32000
+
+    body = json.loads(encode_manifest(WITH_CONVENTIONS))
+    change(body)
+    with pytest.raises(DatasetError, match=rf"{name} 32000 is outside the vocabulary"):
+        decode_manifest(json.dumps(body).encode())
 
 
 def test_a_person_can_read_it() -> None:

@@ -303,7 +303,7 @@ def test_an_altered_table_chooses_no_documents(copied_scores: tuple[Path, Any]) 
     pq.write_table(table.set_column(column, table.schema.field(column), lower), path,
                    write_page_checksum=True)  # fmt: skip
     selection = select_documents(open_dataset(folder), "qwen.bits_per_byte < 1.5")
-    with pytest.raises(DamagedShardError, match=r"delete it and run beam_jobs\.score"):
+    with pytest.raises(DamagedShardError, match="delete it and run vocag score"):
         selection.read(0)
 
 

@@ -107,3 +107,12 @@ def test_another_teacher_can_t_score_again(
     arguments = [str(copied / "data"), "--teacher", str(copied / "teacher")]
     assert validate.main(arguments) == validate.CANNOT_RUN
     assert "none of the 1 scores" in capsys.readouterr().err
+
+
+def test_sidecars_that_no_score_manifest_lists_are_named(copied: Path) -> None:
+    manifest = min((copied / "data").glob("teacher-*.json"))
+    num_sidecars = len(list((copied / "data").glob("*.teacher-*.safetensors")))
+    manifest.unlink()
+    (message,) = findings_of(copied)
+    assert message.startswith(f"{num_sidecars} sidecars, such as docs-000000-of-")
+    assert "are in no score manifest" in message
