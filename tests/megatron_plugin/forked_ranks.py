@@ -79,6 +79,8 @@ def _run_rank(argv, environment, output):
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.environ.update(environment)
+    # As in a process that torchrun starts; readers would else import all of the trainer again.
+    multiprocessing.set_start_method("fork", force=True)
     sys.argv = argv
     import_module(argv[0]).main()
 
