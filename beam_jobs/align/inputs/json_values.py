@@ -191,22 +191,21 @@ class _Window:
 
     def _parse_value(self, position: int, max_bytes: int) -> JsonValue:
         num_bytes, start = self.position - position, position - self._dropped
-        error = UnusableError(Reason.TOO_LARGE, f"value of {num_bytes} bytes, the most {max_bytes}")
+        detail = f"value of {num_bytes} bytes, the most {max_bytes}"
+        record: Any = None
+        error: UnusableError | None = UnusableError(Reason.TOO_LARGE, detail)
         if start >= 0 and num_bytes <= max_bytes:
             try:
-                record = parse_json(bytes(self._buffer[start : self.at]))
+                record, error = parse_json(bytes(self._buffer[start : self.at])), None
             except UnusableError as unusable:
                 error = unusable
-            else:
-                if not isinstance(record, str):
-                    self._learn_opening(start)
-                    return JsonValue(position, num_bytes, record)
-                error = UnusableError(Reason.BAD_JSON, "a JSON string, not an object")
-        if broken := self._skip_broken(position, ends_here=True):
+        if error is None and not isinstance(record, str):
+            self._learn_opening(start)
+        elif broken := self._skip_broken(position, ends_here=True):
             return broken
-        if start >= 0 and (self._buffer[start], self._buffer[self.at - 1]) == (0x7B, 0x5D):
+        elif start >= 0 and (self._buffer[start], self._buffer[self.at - 1]) == (0x7B, 0x5D):
             self.at -= 1  # the bracket closes the array that the value is in
-        return JsonValue(position, self.position - position, None, error)
+        return JsonValue(position, self.position - position, record, error)
 
     def _skip_broken(
         self, position: int, *, ends_here: bool = False, may_go_on: bool = True
