@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, Literal, TextIO
 
 from beam_jobs.align.inputs.decompression import DamageError, require_utf8
 from beam_jobs.align.inputs.documents import Reason, UnusableError
@@ -48,7 +48,7 @@ def read_csv(data: BinaryIO, *, max_cell: int, head: bytes | None = None) -> Ite
     if head is None or 0 < num_begun <= 2 * len(_CLOSED.findall(head)):
         yield from rows("\t" if head else ",").read()
     else:
-        quoting = csv.QUOTE_NONE if num_begun else csv.QUOTE_MINIMAL
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if num_begun else csv.QUOTE_MINIMAL
         yield from rows("\t", quoting, may_be_text=True).read()
 
 
@@ -89,7 +89,7 @@ class _Rows:
     """Rows from lines."""
 
     def __init__(
-        self, lines: _Lines, delimiter: str, quoting: int = 0, *, may_be_text: bool = False
+        self, lines: _Lines, delimiter: str, quoting: Literal[0, 3] = 0, *, may_be_text: bool = False
     ) -> None:
         self._lines, self._delimiter, self._width = lines, delimiter, 0
         self._may_be_text = may_be_text  # as quotes are in TSV, unless its head says otherwise
@@ -147,7 +147,8 @@ class _Rows:
     ) -> tuple[list[str] | None, list[str]]:
         """Return the row that lines and those behind them begin with, if any, and its lines."""
         self._lines.give_back(lines)
-        self._lines.taken = taken = []
+        taken: list[str] = []
+        self._lines.taken = taken
         try:
             row = next(self._reader(map(mend, self._lines)), None)
         except csv.Error:

@@ -194,7 +194,9 @@ def _csv_rows(
     opened: BinaryIO, file: InputFile, fields: Sequence[str], max_cell_bytes: int
 ) -> Iterator[Row]:
     rows = _read_csv(opened, file, max_cell_bytes)
-    header = cast(list[str], next(rows, []))
+    header = next(rows, [])
+    if isinstance(header, UnusableError):
+        raise DamageError(f"the header can't be read: {header.detail}")
     wanted = [(name, header.index(name)) for name in fields if name in header]
     for cells in rows:
         if isinstance(cells, UnusableError):
