@@ -89,7 +89,12 @@ class _Rows:
     """Rows from lines."""
 
     def __init__(
-        self, lines: _Lines, delimiter: str, quoting: Literal[0, 3] = 0, *, may_be_text: bool = False
+        self,
+        lines: _Lines,
+        delimiter: str,
+        quoting: Literal[0, 3] = 0,
+        *,
+        may_be_text: bool = False,
     ) -> None:
         self._lines, self._delimiter, self._width = lines, delimiter, 0
         self._may_be_text = may_be_text  # as quotes are in TSV, unless its head says otherwise
