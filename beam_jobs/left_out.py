@@ -15,8 +15,13 @@ DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
 
+UNREAD = "unreadable_input"
+"""The reason of what was lost without knowing how many documents it held."""
+
 EXPECTED = frozenset({"known_id"})
 """Reasons that aren't a loss: the dataset that grows already has the document's id."""
+
+_MAX_NAMED = 3
 
 
 def describe_place(letter: Mapping[str, Any]) -> str:
@@ -50,18 +55,45 @@ def count_reasons(path: str) -> Counter[str]:
         return Counter(orjson.loads(line)["reason"] for line in lines)
 
 
+def find_unread(path: str) -> list[str]:
+    """Return place and extent of everything that a file of dead letters lists as unreadable."""
+    with storage.open_to_read(path) as lines:
+        letters = [letter for letter in map(orjson.loads, lines) if letter["reason"] == UNREAD]
+    return [f"{describe_place(letter)}: {letter['detail']}" for letter in letters]
+
+
+def require_all_read(path: str, *, max_share: float) -> None:
+    """Check that all input could be read; how many documents are lost otherwise, nobody knows.
+
+    Raises:
+        TooManyDeadLettersError: a file of dead letters says that some could not, and less than
+            everything may be lost.
+    """
+    unread = find_unread(path)
+    if unread and max_share < 1:
+        more = f"; and {format_count(len(unread) - _MAX_NAMED)} more" * (len(unread) > _MAX_NAMED)
+        raise TooManyDeadLettersError(
+            f"not all of the input can be read: {'; '.join(unread[:_MAX_NAMED])}{more}; repair "
+            "these files or leave them out, or accept any loss with --max-dead-letters 1; all else "
+            f"is done, {path} names each place"
+        )
+
+
 def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -> None:
     """Check that no larger share of the input is lost than allowed; what is expected is not lost.
 
     Raises:
-        TooManyDeadLettersError: with the reasons, their first places, and the likely remedy.
+        TooManyDeadLettersError: with the reasons, their first places, and the likely remedy; or,
+            whatever its share, a part of the input could not be read.
     """
+    letters = storage.join(output, manifest.dead_letters.file)
+    if UNREAD in manifest.dead_letters.by_reason:
+        require_all_read(letters, max_share=max_share)
     lost = count_lost(manifest.dead_letters.by_reason)
     num_lost = lost.total()
     num_documents = totals_of(manifest.newest_shards)["num_documents"] + manifest.dead_letters.count
     if num_lost <= max_share * num_documents:
         return
-    letters = storage.join(output, manifest.dead_letters.file)
     # What names the documents of a dataset stays as it is when it grows.
     advice = (
         "if each file numbers its own documents, name them by file and place with --id-field ''; "

@@ -31,6 +31,7 @@ from beam_jobs.left_out import (
     count_lost,
     count_reasons,
     describe_reasons,
+    require_all_read,
     require_few_left_out,
 )
 from beam_jobs.report.page import RunSummary, SideSummary
@@ -57,8 +58,8 @@ def make_dataset(attempt: Attempt) -> Manifest:
     Raises:
         InputError: the input holds nothing that can be used.
         JobError: the Beam job failed.
-        TooManyDeadLettersError: too much of the input is left out; a dataset is written all the
-            same, unless that is every document.
+        TooManyDeadLettersError: too much of the input is left out, or some can't be read; a dataset
+            is written all the same, unless that is every document.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest = attempt.find_made()
@@ -196,6 +197,7 @@ def _read_result(attempt: Attempt, job: Job) -> Manifest:
 def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
     """Check that an input without a new document is one of known ids, and say so."""
     by_reason = count_reasons(letters)
+    require_all_read(letters, max_share=attempt.options.max_dead_letters)
     lost, num_documents = count_lost(by_reason), by_reason.total()
     told = f"the dataset stays at generation {manifest.generation}; {letters} lists each document"
     if lost.total() > attempt.options.max_dead_letters * num_documents or lost == by_reason:

@@ -80,7 +80,7 @@ whose id the dataset has, a removed one too, is left out and counted: known_id i
 which --max-dead-letters does not count. vocag score then scores what is new.
 
 exit status: 0 done; 1 the job failed, run it again to resume; 2 wrong usage; 3 done, but more
-documents are left out than --max-dead-letters allows.
+documents are left out than --max-dead-letters allows, or some of the input can't be read.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
@@ -141,7 +141,8 @@ class AlignOptions:
             source,language,meta.score; :string, :int64, :float64 or :bool behind a name says its
             type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
-        max_dead_letters: end with status 3 if a larger share of the documents is left out; the
+        max_dead_letters: end with status 3 if a larger share of the documents is left out, or if
+            a file can't be read to its end, however little that is; 1 accepts any loss. The
             dataset is written all the same.
         student_bos: token that comes before a student's text, its id, or none (default: BOS if
             the tokenizer puts one, else what separates documents).

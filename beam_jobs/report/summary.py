@@ -4,6 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from beam_jobs import storage
+from beam_jobs.left_out import UNREAD, find_unread
 from beam_jobs.report.card import CARD_FILE, MARK, render_card
 from beam_jobs.report.page import RunSummary, render_report
 from pipeline.dataset.files import Dataset
@@ -19,6 +20,7 @@ from pipeline.explore.preview import load_previews
 from schemas.manifest import Manifest, totals_of
 
 REPORT_FILE = "report.html"
+_SHOWN_UNREAD = 5
 _SHOWN_TOKENS = 56
 """Student tokens that the report opens with: as high as the numbers next to them."""
 
@@ -78,6 +80,9 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
     ]
     if manifest.student.sha256 == manifest.teacher.sha256:
         lines.append("  one tokenizer   the teacher's is the student's: every token maps to itself")
+    if UNREAD in manifest.dead_letters.by_reason:
+        unread = find_unread(storage.join(output, manifest.dead_letters.file))
+        lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
     lines += _reference_paths(manifest, run)
     if run.reused_buckets:
         lines.append(f"  resumed         {run.reused_buckets} parts were taken over")

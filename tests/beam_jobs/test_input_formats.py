@@ -9,8 +9,11 @@ import lzma
 import os
 import tracemalloc
 from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.align.inputs import json_values
-from beam_jobs.align.inputs.decompression import CutStreamError, zstd
-from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
+from beam_jobs.align.inputs.decompression import DamageError, zstd
+from beam_jobs.align.inputs.documents import (
+    DeadLetter,
+    MetadataField,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+)
 from beam_jobs.align.inputs.files import find_inputs
 from beam_jobs.align.inputs.json_values import split_values
 from beam_jobs.align.inputs.parts import InputPart
@@ -112,13 +121,14 @@ def test_values_are_what_json_says_they_are(
         patch.setattr(json_values, "_CHUNK_BYTES", chunk)
         whole = list(split_values(io.BytesIO(data), 1 << 20))
         short = list(split_values(io.BytesIO(data), 8))
-        with pytest.raises(CutStreamError):
+        with pytest.raises(DamageError):
             list(split_values(io.BytesIO(data[:-1]), 8))
-    assert [json.loads(value.data or b"") for value in whole] == values
+    assert [value.record for value in whole] == values
     assert [value[:2] for value in short] == [value[:2] for value in whole]
-    for value in short:
-        expected = data[value.position : value.position + value.num_bytes]
-        assert value.data == (expected if value.num_bytes <= 8 else None)
+    for value, record in zip(short, values, strict=True):
+        assert json.loads(data[value.position :][: value.num_bytes]) == record
+        assert value.record == (record if value.num_bytes <= 8 else None)
+        assert (value.error is None) == (value.num_bytes <= 8)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +175,20 @@ def test_every_compression_and_its_cuts(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
+def test_zeros_behind_a_compressed_stream_are_padding(tmp_path: Path, suffix: str) -> None:
+    lines = [json.dumps(record).encode() + b"\n" for record in RECORDS]
+    first, second = (COMPRESS[suffix](b"".join(part)) for part in (lines[:20], lines[20:]))
+    path = tmp_path / f"a.jsonl{suffix}"
+    for padding in (4, 512, 300_000):  # xz allows multiples of 4, tapes fill blocks
+        path.write_bytes(first + bytes(padding) + second + bytes(padding))
+        assert texts_of(read(path)) == TEXTS
+    path.write_bytes(first + bytes(512) + second + bytes(512) + b"more")
+    *documents, last = read(path)
+    assert texts_of(documents) == TEXTS
+    assert last.reason == Reason.UNREADABLE_INPUT
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_small_file_of_a_huge_text_is_not_held_whole(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](bytes(32 << 20)))
@@ -206,9 +230,9 @@ def test_bad_rows_of_csv(tmp_path: Path) -> None:
     path.write_bytes(b'text,id\none,1\n\ntwo\nth\xffree,3\n,4\nfive,\n"six"x,6\nseven,7\n')
     outcomes = read(path)
     assert texts_of(outcomes) == [
-        *("one", "bad_row", "invalid_unicode", "empty_text", "five", "unreadable_input")
+        *("one", "bad_row", "invalid_unicode", "empty_text", "five", "bad_row", "seven")
     ]
-    assert [o.position for o in outcomes] == list(range(6))
+    assert [o.position for o in outcomes] == list(range(7))
     assert outcomes[1].detail == "the row has 1 columns, the header 2"
     assert outcomes[4].document_id == "a.csv#4"
 
@@ -301,6 +325,42 @@ def test_ids_of_a_column_that_pandas_made_floats(tmp_path: Path) -> None:
     outcomes = read(path)
     assert [o.document_id for o in outcomes[:4]] == ["0", "a.parquet#1", "a.parquet#2", "3"]
     assert [o.reason for o in outcomes[4:]] == [Reason.BAD_ID, Reason.BAD_ID]
+
+
+def test_ids_that_are_times_decimals_or_uuids_are_text(tmp_path: Path) -> None:
+    """Nanoseconds have no type in Python; what is read must not depend on pandas."""
+    when, uuid = datetime(2024, 5, 6, 7, 8, 9), UUID(int=7)
+    columns = {
+        "2024-05-06 07:08:09.000000": pa.array([when], pa.timestamp("us")),
+        "2024-05-06 07:08:09.000000Z": pa.array([when], pa.timestamp("us", "Europe/Berlin")),
+        "2023-11-14 22:13:20.123456789": pa.array([1700000000123456789], pa.timestamp("ns")),
+        "2024-05-06": pa.array([when.date()]),
+        "12.50": pa.array([Decimal("12.50")]),
+        str(uuid): pa.array([uuid.bytes], pa.uuid()),
+    }
+    for expected, column in columns.items():
+        table = pa.table({"id": column, "text": ["x"]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        write_arrow(tmp_path / "a.arrow", table, is_stream=False)
+        for name in ("a.parquet", "a.arrow"):
+            (document,) = read(tmp_path / name)
+            assert document.document_id == expected
+
+
+def test_a_field_of_a_map_is_read(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.float64())
+    table = pa.table({"text": ["x", "y"], "meta": pa.array([[("score", 0.5)], []], kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    write_arrow(tmp_path / "a.arrow", table, is_stream=True)
+    rules = ReadingRules(metadata=(MetadataField("meta.score", "float64"),))
+    for name in ("a.parquet", "a.arrow"):
+        assert [d.metadata for d in read(tmp_path / name, rules)] == [(0.5,), (None,)]
+
+
+def test_feather_1_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    (letter,) = read(tmp_path / "a.feather")
+    assert (letter.reason, "Feather 1" in letter.detail) == (Reason.UNREADABLE_INPUT, True)
 
 
 def test_text_joined_from_several_fields(tmp_path: Path) -> None:

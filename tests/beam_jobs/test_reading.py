@@ -194,20 +194,25 @@ def test_a_huge_line_costs_little_memory_and_stops_nothing(tmp_path: Path) -> No
     assert peak < 8 << 20
 
 
-def test_a_damaged_parquet_is_a_dead_letter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("edges", [[0, 4], [0, 1, 2, 3, 4]])
+def test_damage_to_a_parquet_page_costs_its_row_group(tmp_path: Path, edges: list[int]) -> None:
     path = tmp_path / "a.parquet"
-    table = pa.table({"text": [f"text {n}" * 50 for n in range(20)]})
+    table = pa.table({"text": [f"text {n}" * 50 for n in range(40)]})
     pq.write_table(table, path, row_group_size=10, write_page_checksum=True, use_dictionary=False)
     data = bytearray(path.read_bytes())
     second = pq.ParquetFile(path).metadata.row_group(1).column(0)
     data[second.data_page_offset + second.total_compressed_size - 20] ^= 1
     path.write_bytes(data)
-    outcomes = read(path, "parquet")
-    assert [o.position for o in outcomes] == list(range(11))
-    assert outcomes[-1].reason == Reason.UNREADABLE_INPUT
-    path.write_bytes(data[:-8])
-    (footer,) = read(path, "parquet")
-    assert (footer.position, footer.reason) == (0, Reason.UNREADABLE_INPUT)
+    parts = [read(path, "parquet", start=a, end=b) for a, b in pairwise(edges)]
+    outcomes = [outcome for part in parts for outcome in part]
+    assert [o.position for o in outcomes] == [*range(11), *range(20, 40)]
+    assert outcomes[10].reason == Reason.UNREADABLE_INPUT
+    assert "rows 10 to 19, 10 of row group 1, can't be read" in outcomes[10].detail
+    for whole in (data[:-8], b"", b"version https://git-lfs.github.com/spec/v1\n"):
+        path.write_bytes(whole)
+        (letter,) = read(path, "parquet")
+        assert (letter.position, letter.reason) == (0, Reason.UNREADABLE_INPUT)
+        assert "can't be read" in letter.detail
 
 
 def test_invalid_unicode_in_parquet_costs_one_row(tmp_path: Path) -> None:

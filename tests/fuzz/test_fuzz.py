@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.batches import TokenBatch
+from tests.fuzz import files
 from tests.fuzz.commands import draw_step, predict
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.reader import DamageError, read_dataset
@@ -100,6 +101,23 @@ def test_the_reader_sees_what_is_there_and_any_damage(tmp_path: Path) -> None:
         with pytest.raises((DamageError, ValueError)):
             read_dataset(tmp_path)
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "arrow"])
+def test_a_planted_loss_in_files_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = files.Trial(kind, "", list(files.TEXTS), 0, ["none"], [0.5], ["x"], False)
+    assert files.try_file(trial) is None
+    whole = files.read_whole
+    monkeypatch.setattr(files, "read_whole", lambda *place, **size: whole(*place, **size)[1:])
+    fault = files.try_file(trial)
+    assert fault
+    assert fault.kind == "lost"
+    monkeypatch.setattr(
+        files, "read_whole", lambda path, task_bytes: whole(path, 1)[task_bytes % 2 :]
+    )
+    fault = files.try_file(trial)
+    assert fault
+    assert fault.kind == "parts"
 
 
 def test_what_commands_must_leave() -> None:

@@ -7,7 +7,6 @@ raised after the data before it was delivered.
 """
 
 import bz2
-import gzip
 import io
 import lzma
 import sys
@@ -23,21 +22,26 @@ else:
 
 _CHUNK_BYTES = 1 << 17
 _BUFFER_BYTES = 1 << 20
-_GZIP_MAGIC_BYTES = 2
 _ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 31}
 _XZ_MAX_BYTES = 1 << 31
 
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How text begins that isn't UTF-8 and says so."""
 
-class CutStreamError(ValueError):
-    """A compressed file ends before its data does."""
-
-
-class DamagedStreamError(ValueError):
-    """A compressed file's data is not what its format allows."""
+CONVERT = "not UTF-8: convert it, such as iconv -f UTF-16 -t UTF-8"
 
 
-DAMAGE = (CutStreamError, DamagedStreamError)
-"""What reading a damaged stream raises; failures of the storage are other errors."""
+class DamageError(ValueError):
+    """A file's bytes are not what its format allows, or end before its data does.
+
+    Attributes:
+        num_read: bytes of the file as stored that came before, None if nobody knows.
+    """
+
+    def __init__(self, message: str, *, num_read: int | None = None) -> None:
+        """Hold what a dead letter will say."""
+        super().__init__(message)
+        self.num_read = num_read
 
 
 def decompress(file: BinaryIO, compression: str) -> BinaryIO:
@@ -46,18 +50,31 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
     Args:
         file: the file as stored.
         compression: "none", "gzip", "zstd", "bzip2" or "xz"; several members or frames in a row are
-            one stream.
+            one stream, and so are zeros behind them, with which xz and tapes fill up.
     """
     if compression == "none":
         return file
-    raw = _Gzip(file) if compression == "gzip" else _Frames(file, _DECOMPRESSORS[compression])
+    raw = _Frames(file, _DECOMPRESSORS[compression])
     return cast(BinaryIO, io.BufferedReader(raw, _BUFFER_BYTES))
 
 
-class _Stream(io.RawIOBase):
-    """Uncompressed bytes, as many at a time as are asked for: little can hold gigabytes."""
+def require_utf8(data: BinaryIO) -> None:
+    """Check, at the start of text, that it isn't marked as UTF-16.
 
-    _passed = 0
+    Raises:
+        DamageError: it is.
+    """
+    if cast(io.BufferedReader, data).peek(2).startswith(UTF_16):
+        raise DamageError(f"it is UTF-16, {CONVERT}", num_read=0)
+
+
+class _Frames(io.RawIOBase):
+    """The frames of a file, as many bytes at a time as are asked for: little can hold gigabytes."""
+
+    def __init__(self, file: BinaryIO, new_decompressor: Callable[[], Any]) -> None:
+        self._file, self._new_decompressor = file, new_decompressor
+        self._decompressor = new_decompressor()
+        self._passed = 0
 
     def readable(self) -> bool:
         return True
@@ -72,60 +89,59 @@ class _Stream(io.RawIOBase):
         return len(data)
 
     def _take(self, most: int) -> bytes:
-        raise NotImplementedError
-
-
-class _Gzip(_Stream):
-    """The members of a gzip file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._members = file, gzip.GzipFile(fileobj=file, mode="rb")
-
-    def _take(self, most: int) -> bytes:
-        try:
-            data = self._members.read1(most)  # one step: `read` loses what comes before damage
-        except EOFError as error:
-            raise _cut(self._file) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            if self._file.tell() >= _GZIP_MAGIC_BYTES:
-                raise DamagedStreamError(str(error)) from error
-            raise _cut(self._file) from error
-        if not data and not self._file.tell():
-            raise _cut(self._file)  # GzipFile takes an empty file for a whole one
-        return data
-
-
-class _Frames(_Stream):
-    """The frames of a zstd, bzip2 or xz file."""
-
-    def __init__(self, file: BinaryIO, new_decompressor: Callable[[], Any]) -> None:
-        self._file, self._new_decompressor = file, new_decompressor
-        self._decompressor = new_decompressor()
-
-    def _take(self, most: int) -> bytes:
         data = b""
         while not data:
-            stored = self._decompressor.unused_data if self._decompressor.eof else b""
-            if not stored and (self._decompressor.eof or self._decompressor.needs_input):
-                stored = self._file.read(_CHUNK_BYTES)
-                if not stored and self._decompressor.eof:
-                    return b""
-                if not stored:
-                    raise _cut(self._file)
+            stored = b""
             if self._decompressor.eof:
+                stored = self._find_frame()
+                if not stored:
+                    return b""
                 self._decompressor = self._new_decompressor()
+            elif self._decompressor.needs_input:
+                stored = self._file.read(_CHUNK_BYTES)
+                if not stored:
+                    cut = f"the compressed data is cut after {self._file.tell()} bytes"
+                    raise DamageError(cut, num_read=self._file.tell())
             try:
                 data = self._decompressor.decompress(stored, most)
-            except (OSError, lzma.LZMAError, zstd.ZstdError) as error:  # bzip2's is an OSError
-                raise DamagedStreamError(str(error)) from error
+            except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:  # OSError: bzip2
+                raise DamageError(str(error), num_read=self._file.tell() - len(stored)) from error
         return data
 
+    def _find_frame(self) -> bytes:
+        """Return stored bytes from where another frame begins, none at the end of the file."""
+        stored: bytes = self._decompressor.unused_data
+        while not (found := stored.lstrip(b"\0")):
+            stored = self._file.read(_CHUNK_BYTES)
+            if not stored:
+                break
+        return found
 
-def _cut(file: BinaryIO) -> CutStreamError:
-    return CutStreamError(f"the compressed data is cut after {file.tell()} bytes")
+
+class _GzipMember:
+    """One member of a gzip file, behind the interface of the other decompressors."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._member.unconsumed_tail
+
+    def decompress(self, stored: bytes, most: int) -> bytes:
+        return self._member.decompress(self._member.unconsumed_tail + stored, most)
 
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    "gzip": _GzipMember,
     "zstd": partial(zstd.ZstdDecompressor, options=_ZSTD_OPTIONS),
     "bzip2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, memlimit=_XZ_MAX_BYTES),

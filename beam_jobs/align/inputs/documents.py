@@ -42,7 +42,7 @@ class Reason(StrEnum):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """A document, or the rest of a damaged file, that can't be used. Never holds text.
+    """A document, or an unread part of a damaged file, that can't be used. Never holds text.
 
     Attributes:
         source: the input file.
@@ -107,10 +107,17 @@ class UnusableError(ValueError):
         self.reason, self.detail = reason, detail
 
 
-def unreadable(error: BaseException) -> UnusableError:
-    """Return what there is to say if a file can't be read on."""
-    detail = f"reading stopped here, the rest of the file is left out: {error}"
-    return UnusableError(Reason.UNREADABLE_INPUT, detail)
+def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> UnusableError:
+    """Return what there is to say if a file can't be read on.
+
+    Args:
+        error: why.
+        num_bytes: of the file as stored.
+        num_read: those before the damage, None if it is unknown.
+    """
+    left = 0 if num_read is None else num_bytes - num_read
+    lost = f"up to {left} of {num_bytes} bytes" if left else "the rest of the file"
+    return UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {error}")
 
 
 @dataclass(frozen=True)

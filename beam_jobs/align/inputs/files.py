@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.decompression import DAMAGE, decompress
+from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.input_identity import content_of
 from beam_jobs.align.inputs.json_values import HEAD_BYTES, holds_values
 from beam_jobs.align.inputs.listing import (
@@ -121,7 +121,7 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
 def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
     try:
         head = decompress(opened, file.compression).read(HEAD_BYTES)
-    except DAMAGE:
+    except DamageError:
         return "jsonl"  # reading it will say what is wrong
     may_be_pretty = split_name(file.path)[0].lower().endswith(".json")
     return "json" if holds_values(head, may_be_pretty=may_be_pretty) else "jsonl"

@@ -1,19 +1,23 @@
 """The values of a JSON file that is not one value a line: an array, or objects over several lines.
 
 The elements of a top-level array, and every other top-level value, are handed on one by one with
-their place in the file, so such a file needs no more memory than its longest value. Nothing is
-parsed here: brackets and quotes are counted, which finds the ends of values and survives a bad one.
+their place in the file, so such a file needs no more memory than its longest value. Brackets and
+quotes are counted, which finds the ends of values. Where a quote or a bracket is missing they
+count wrongly: a value that is no JSON ends where the next one begins as the file's first did.
 """
 
+import io
+import json
 import re
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from beam_jobs.align.inputs.decompression import CutStreamError
+from beam_jobs.align.inputs.decompression import UTF_16, DamageError
+from beam_jobs.align.inputs.documents import Reason, UnusableError
 from pipeline.compiled import compiled
 
 HEAD_BYTES = 1 << 16
@@ -22,8 +26,13 @@ HEAD_BYTES = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _CHUNK_BYTES = 1 << 20
-_BETWEEN = re.compile(rb"[\s,]*")
+_BETWEEN = re.compile(rb"(?:[\s,\0]|\xef\xbb\xbf)*")
 _AFTER_SCALAR = re.compile(rb"[\s,\[\]{}]")
+_OPENING = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:')
+_MAYBE_OPENING = re.compile(rb"[^:\[\s]\s*\{")
+_LONGEST_OPENING = 1 << 9
+_LAST_CHARACTERS = 12
+"""An error as close to the end of what was read may come from reading no more, as in `"\\u00`."""
 
 
 class JsonValue(NamedTuple):
@@ -32,12 +41,14 @@ class JsonValue(NamedTuple):
     Attributes:
         position: byte at which it starts.
         num_bytes: its length.
-        data: its bytes, None if it is longer than allowed.
+        record: what it holds, None if it can't be used.
+        error: why it can't be used, None if it can.
     """
 
     position: int
     num_bytes: int
-    data: bytes | None
+    record: Any
+    error: UnusableError | None = None
 
 
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
@@ -52,39 +63,84 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
         >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)
         True
     """
+    if head.startswith(UTF_16):
+        return True  # it can't be read, and must not be cut into parts that don't know why
     line, newline, _ = head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return line[:1] == b"[" or (may_be_pretty and bool(newline) and line[:1] == b"{")
+        if line[:1] != b"{":
+            return line[:1] == b"["
+        if newline:
+            return may_be_pretty
+        first = split_line(line, UnusableError(Reason.BAD_JSON, ""))[0]
+        return first.error is None and line[first.num_bytes :].lstrip()[:1] == b"{"
     is_list = isinstance(value, list)
     return is_list and (may_be_pretty or any(isinstance(element, dict) for element in value))
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what JSON holds; NaN, Infinity and 1e400, which others write, are JSON here.
+
+    Raises:
+        UnusableError: it is none, or holds half a character.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        try:
+            record = json.loads(data.decode())
+            json.dumps(record, ensure_ascii=False).encode()  # no lone surrogate anywhere
+        except (ValueError, RecursionError):
+            # Messages of orjson 3.13: "str is not valid UTF-8: surrogates not allowed", "no low
+            # surrogate in string", "invalid high surrogate in string".
+            reason = Reason.INVALID_UNICODE if "surrogate" in error.msg else Reason.BAD_JSON
+            raise UnusableError(reason, f"{error.msg} at character {error.pos}") from None
+        return record
+
+
+def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
+    """Return the values of a line that is no JSON: objects without a newline, or torn ones.
+
+    Args:
+        line: the line.
+        error: what is wrong with it as one value.
+    """
+    values: list[JsonValue] = []
+    if line.startswith(b"{"):
+        try:
+            for value in split_values(io.BytesIO(line), len(line)):
+                values.append(value._replace(error=value.error and error))
+        except DamageError:
+            end = values[-1].position + values[-1].num_bytes if values else 0
+            values.append(JsonValue(end, len(line) - end, None, error))
+    is_split = any(value.error is None for value in values)
+    return values if is_split else [JsonValue(0, len(line), None, error)]
 
 
 def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
     """Yield the values of a JSON file in order.
 
     Raises:
-        CutStreamError: the file ends within a value, or within its array.
+        DamageError: the file ends within a value or its array, or is no JSON from some byte on.
 
     Example:
-        >>> [value.data for value in split_values(io.BytesIO(b'[{"a": 1}, {"a": 2}]'), 100)]
-        [b'{"a": 1}', b'{"a": 2}']
+        >>> [value.record for value in split_values(io.BytesIO(b'[{"a": 1}, {"a": 2}]'), 100)]
+        [{'a': 1}, {'a': 2}]
     """
     window = _Window(file)
-    window.skip(BYTE_ORDER_MARK)
     array_start = -1
     while (byte := window.next_byte()) is not None:
         if byte == b"[" and array_start < 0:
             array_start = window.position
             window.at += 1
         elif byte in b"]}":
-            array_start = -1
+            array_start = -1 if byte == b"]" else array_start
             window.at += 1
         else:
             yield window.take_value(byte, max_value_bytes)
     if array_start >= 0:
-        raise CutStreamError(
+        raise DamageError(
             f"the array that starts at byte {array_start} is not closed: the file is cut after "
             f"{window.position} bytes"
         )
@@ -95,49 +151,131 @@ class _Window:
 
     def __init__(self, file: BinaryIO) -> None:
         self.at = 0
-        self._file = file
+        # `read` would lose what comes before damage in a compressed stream.
+        self._read = getattr(file, "read1", file.read)
         self._buffer = bytearray()
         self._dropped = 0
+        self._opening = b""
 
     @property
     def position(self) -> int:
         return self._dropped + self.at
-
-    def skip(self, prefix: bytes) -> None:
-        self._fetch()
-        if self._buffer.startswith(prefix):
-            self.at = len(prefix)
 
     def next_byte(self) -> bytes | None:
         """Return the first byte of the next value or bracket, None at the end of the file."""
         while True:
             found = _BETWEEN.match(self._buffer, self.at)
             self.at = found.end() if found else self.at
-            if self.at < len(self._buffer):
-                return bytes(self._buffer[self.at : self.at + 1])
-            if not self._fetch():
-                return None
+            if len(self._buffer) - self.at >= len(BYTE_ORDER_MARK) or not self._fetch():
+                return bytes(self._buffer[self.at : self.at + 1]) or None
 
     def take_value(self, first: bytes, max_bytes: int) -> JsonValue:
         """Return the value that starts here; of one that is too long only its length."""
         position, is_scalar = self.position, first not in b'{["'
-        state = np.zeros(3, np.int64)
-        while not (is_scalar and self._pass_scalar()) and not (
-            not is_scalar and self._pass_nested(state)
-        ):
-            if self.position - position > max_bytes:
-                del self._buffer[: self.at]
-                self._dropped, self.at = self._dropped + self.at, 0
-            start = max(0, position - self._dropped)
-            if not self._fetch(keep_from=start):
+        state, next_check = np.zeros(3, np.int64), _CHUNK_BYTES
+        while not (self._pass_scalar() if is_scalar else self._pass_nested(state)):
+            num_bytes = self.position - position
+            if num_bytes > min(next_check, max_bytes):
+                if broken := self._skip_broken(position):
+                    return broken
+                next_check *= 2
+            if num_bytes > max_bytes:
+                self._drop(self.at)
+            if not self._fetch(keep_from=max(0, position - self._dropped)):
                 if is_scalar:
                     break
-                raise CutStreamError(f"the file is cut after {self.position} bytes, in a value")
-        num_bytes = self.position - position
+                if broken := self._skip_broken(position, may_go_on=False):
+                    return broken
+                raise DamageError(f"the file is cut after {self.position} bytes, in a value")
+        return self._parse_value(position, max_bytes)
+
+    def _parse_value(self, position: int, max_bytes: int) -> JsonValue:
+        num_bytes, start = self.position - position, position - self._dropped
+        detail = f"value of {num_bytes} bytes, the most {max_bytes}"
+        record: Any = None
+        error: UnusableError | None = UnusableError(Reason.TOO_LARGE, detail)
+        if start >= 0 and num_bytes <= max_bytes:
+            try:
+                record, error = parse_json(bytes(self._buffer[start : self.at])), None
+            except UnusableError as unusable:
+                error = unusable
+        if error is None and not isinstance(record, str):
+            self._learn_opening(start)
+        elif broken := self._skip_broken(position, ends_here=True):
+            return broken
+        elif start >= 0 and (self._buffer[start], self._buffer[self.at - 1]) == (0x7B, 0x5D):
+            self.at -= 1  # the bracket closes the array that the value is in
+        return JsonValue(position, self.position - position, record, error)
+
+    def _skip_broken(
+        self, position: int, *, ends_here: bool = False, may_go_on: bool = True
+    ) -> JsonValue | None:
+        """Go from a value that is no JSON to where the next one begins.
+
+        Args:
+            position: of the value.
+            ends_here: brackets and quotes say that it does, so the next one must begin in it.
+            may_go_on: whether there may be more of it than was read.
+
+        Returns:
+            What was passed over; None if the value may be JSON as far as it is known, or if it is
+            one value that isn't.
+
+        Raises:
+            DamageError: none does.
+        """
         start = position - self._dropped
-        is_whole = start >= 0 and num_bytes <= max_bytes
-        data = bytes(self._buffer[start : self.at]) if is_whole else None
-        return JsonValue(position, num_bytes, data)
+        error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
+        if ends_here and self._buffer[start : start + 1] == b'"':  # maybe the end of another value
+            error = 1
+        if error is None:
+            return None
+        self._learn_opening(start)
+        end, self.at = self.at if ends_here else None, start + error
+        where = f"not valid JSON from byte {self.position}"
+        behind = max(start + 1, self.at - len(self._opening))
+        may_hold_more = self._seek_opening(behind, end, where)
+        if self.at == end and not may_hold_more:
+            return None
+        reason = Reason.UNREADABLE_INPUT if may_hold_more else Reason.BAD_JSON
+        where += f"; several documents may lie before byte {self.position}" * may_hold_more
+        return JsonValue(position, self.position - position, None, UnusableError(reason, where))
+
+    def _seek_opening(self, start: int, end: int | None, where: str) -> bool:
+        """Go on to an opening, to `end` or behind the last value; return if others may be passed.
+
+        Raises:
+            DamageError: the file ends, and others may be passed.
+        """
+        may_hold_more = False
+        stop = None if end is None else end + len(self._opening) - 1
+        while (found := self._find_opening(start, stop)) < 0 and end is None:
+            kept = max(self.at, len(self._buffer) - 2 * _LONGEST_OPENING)
+            may_hold_more |= bool(_MAYBE_OPENING.search(self._buffer, self.at, kept))
+            if not self._fetch(keep_from=kept):
+                rest = self._buffer.rstrip()
+                if may_hold_more or _MAYBE_OPENING.search(rest) or rest[-1:] not in b"]}":
+                    raise DamageError(f"{where} to its end, byte {self._dropped + len(rest)}")
+                found = len(rest) - rest.endswith(b"]")
+                break
+            self.at = start = 0
+        found = found if end is None or found >= 0 else end
+        may_hold_more |= bool(_MAYBE_OPENING.search(self._buffer, max(0, self.at), found))
+        self.at = found
+        return may_hold_more
+
+    def _find_opening(self, start: int, stop: int | None = None) -> int:
+        """Return where a value begins as the first one did, and not as part of another; or -1."""
+        while self._opening and (start := self._buffer.find(self._opening, start, stop)) >= 0:
+            before = self._buffer[max(0, start - _LONGEST_OPENING) : start].rstrip()
+            if not before.endswith((b":", b"[")):
+                return start
+            start += 1
+        return -1
+
+    def _learn_opening(self, start: int) -> None:
+        if not self._opening and (found := _OPENING.match(self._buffer, start)):
+            self._opening = found[0] if len(found[0]) <= _LONGEST_OPENING else b""
 
     def _pass_scalar(self) -> bool:
         found = _AFTER_SCALAR.search(self._buffer, self.at)
@@ -149,15 +287,38 @@ class _Window:
         self.at = int(_find_end(data, self.at, state))
         return bool(state[0] == 0 and state[1] == 0)
 
+    def _drop(self, num_bytes: int) -> None:
+        del self._buffer[:num_bytes]
+        self._dropped += num_bytes
+        self.at -= num_bytes
+
     def _fetch(self, *, keep_from: int | None = None) -> bool:
         """Read on; what comes before `keep_from`, or before here, is released."""
-        kept = self.at if keep_from is None else keep_from
-        del self._buffer[:kept]
-        self._dropped += kept
-        self.at -= kept
-        data = self._file.read(_CHUNK_BYTES)
+        self._drop(self.at if keep_from is None else keep_from)
+        data = self._read(_CHUNK_BYTES)
         self._buffer += data
         return bool(data)
+
+
+def _find_error(data: bytes, may_go_on: bool) -> int | None:
+    """Return the byte from which data isn't JSON; None if it is, or may be the start of it."""
+    try:
+        orjson.loads(data)
+        return None
+    except orjson.JSONDecodeError as error:
+        if error.msg == "unexpected end of data":
+            return None
+    text = data.decode("utf-8", "surrogateescape")
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:
+        end = len(text) - _LAST_CHARACTERS * may_go_on
+        if error.msg.startswith("Unterminated") or error.pos >= end:
+            return None
+        return len(text[: error.pos].encode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested
+        pass
+    return None
 
 
 @compiled

@@ -1,14 +1,12 @@
 """Documents out of files, and a dead letter for each one that can't be used."""
 
-import json
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, BinaryIO
-
-import orjson
+from typing import BinaryIO
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.datasets import read_texts
-from beam_jobs.align.inputs.decompression import DAMAGE, decompress
+from beam_jobs.align.inputs.decompression import DamageError, decompress, require_utf8
 from beam_jobs.align.inputs.documents import (
     LINE_BYTES_PER_TEXT_BYTE,
     DeadLetter,
@@ -20,13 +18,22 @@ from beam_jobs.align.inputs.documents import (
     unreadable,
 )
 from beam_jobs.align.inputs.input_identity import require_unchanged
-from beam_jobs.align.inputs.json_values import BYTE_ORDER_MARK, split_values
-from beam_jobs.align.inputs.parts import DATASET, InputPart
+from beam_jobs.align.inputs.json_values import (
+    BYTE_ORDER_MARK,
+    JsonValue,
+    parse_json,
+    split_line,
+    split_values,
+)
+from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart
 from beam_jobs.align.inputs.records import place_record, place_text
 from beam_jobs.align.inputs.tables import TABLES, read_rows
 from beam_jobs.running.progress import worker_progress
 
 CountLines = Callable[[int], object]
+
+_BEFORE_LINE = re.compile(rb"\A(?:\0|\xef\xbb\xbf)+")
+"""What files that were put together, or grew in a crash, have before a line."""
 
 _PROGRESS_DOCUMENTS = 1000
 _SKIP_BYTES = 1 << 20
@@ -37,9 +44,10 @@ def read_part(
 ) -> Iterator[Outcome]:
     """Yield the documents of a part in order.
 
-    Damage to the file becomes a dead letter at the place where reading stopped; what came before it
-    is kept. Failures of the storage itself (a lost connection, a missing file) are raised, so that
-    the runner tries again, and so is a file that was cut or written to since the job was planned.
+    Damage to the file becomes a dead letter at the place where reading stopped, which says how much
+    can't be read; what came before it is kept, and so are a table's later row groups. Failures of
+    the storage itself (a lost connection, a missing file) are raised, so that the runner tries
+    again, and so is a file that was cut or written to since the job was planned.
 
     Args:
         part: where they are.
@@ -59,9 +67,9 @@ def read_part(
         with storage.open_to_read(file.path) as stored:
             data = decompress(stored, file.compression)
             if file.format == "text":
-                yield _read_text(data, file.source, rules)
+                yield _read_text(data, file, rules)
             elif file.format == "json":
-                yield from _read_json_values(data, file.source, rules)
+                yield from _read_json_values(data, file, rules)
             else:
                 count_lines((yield from _read_json_lines(data, part, rules)))
     require_unchanged(file)
@@ -86,11 +94,12 @@ def show_progress[Each](records: Iterable[Each], run_folder: str) -> Iterator[Ea
     progress.add(read_documents=num_documents, read_bytes=num_bytes)
 
 
-def _read_text(data: BinaryIO, source: str, rules: ReadingRules) -> Outcome:
+def _read_text(data: BinaryIO, file: InputFile, rules: ReadingRules) -> Outcome:
+    source = file.source
     try:
         text = data.read(rules.max_document_bytes + 1 + len(BYTE_ORDER_MARK))
-    except DAMAGE as error:
-        return _damaged(source, 0, error)
+    except DamageError as error:
+        return _damaged(file, 0, error)
     text = text.removeprefix(BYTE_ORDER_MARK)
     name = f"{source}#0"
     if len(text) > rules.max_document_bytes:
@@ -105,7 +114,9 @@ def _read_json_lines(
     """Yield what the lines hold; return how many begin in the part."""
     source, position, number = part.file.source, part.start, 0
     try:
-        if position:  # the line that holds byte start - 1 belongs to the part before
+        if not position:
+            require_utf8(data)
+        else:  # the line that holds byte start - 1 belongs to the part before
             data.seek(position - 1)
             position += _skip_line(data) - 1
         while part.end is None or position < part.end:
@@ -117,24 +128,22 @@ def _read_json_lines(
             if len(line) > rules.max_line_bytes and not line.endswith(b"\n"):
                 position += _skip_line(data)
                 yield _too_long(source, start, position - start, rules, number)
-            elif not line.isspace():
-                yield _parse_line(source, start, line, rules, number)
-    except DAMAGE as error:
-        yield _damaged(source, position, error, number + 1)
+            else:
+                yield from _parse_line(source, start, line, rules, number)
+    except DamageError as error:
+        yield _damaged(part.file, position, error, number + 1)
     return number
 
 
-def _read_json_values(data: BinaryIO, source: str, rules: ReadingRules) -> Iterator[Outcome]:
+def _read_json_values(data: BinaryIO, file: InputFile, rules: ReadingRules) -> Iterator[Outcome]:
     end = 0
     try:
+        require_utf8(data)
         for value in split_values(data, rules.max_line_bytes):
             end = value.position + value.num_bytes
-            if value.data is None:
-                yield _too_long(source, value.position, value.num_bytes, rules)
-            else:
-                yield _parse_line(source, value.position, value.data, rules)
-    except DAMAGE as error:
-        yield _damaged(source, end, error)
+            yield _place_value(value, rules, source=file.source)
+    except DamageError as error:
+        yield _damaged(file, end, error)
 
 
 def _read_table(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
@@ -158,37 +167,31 @@ def _skip_line(data: BinaryIO) -> int:
 
 
 def _parse_line(
-    source: str, position: int, line: bytes, rules: ReadingRules, number: int | None = None
+    source: str, position: int, line: bytes, rules: ReadingRules, number: int
+) -> Iterator[Outcome]:
+    data = _BEFORE_LINE.sub(b"", line)
+    if not data or data.isspace():
+        return
+    try:
+        values = [JsonValue(0, len(line), parse_json(data))]
+    except UnusableError as error:
+        values = split_line(data, error)
+    for value in values:
+        value = value._replace(position=position + value.position)
+        yield _place_value(value, rules, source=source, line=number)
+
+
+def _place_value(
+    value: JsonValue, rules: ReadingRules, *, source: str, line: int | None = None
 ) -> Outcome:
-    if position == 0:
-        line = line.removeprefix(BYTE_ORDER_MARK)
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        record = _parse_with_nan(line)
-        if record is None:
-            # Messages of orjson 3.13: "str is not valid UTF-8: surrogates not allowed", "no low
-            # surrogate in string", "invalid high surrogate in string".
-            reason = Reason.INVALID_UNICODE if "surrogate" in error.msg else Reason.BAD_JSON
-            detail = f"{error.msg} at character {error.pos}"
-            return DeadLetter(source, position, None, reason, detail, number)
-    return place_record(record, rules, source=source, position=position, line=number)
-
-
-def _parse_with_nan(line: bytes) -> Any:
-    """Return what a line holds that only NaN or Infinity keep from being JSON, None for others."""
-    if b"NaN" not in line and b"Infinity" not in line:
-        return None
-    try:
-        record = json.loads(line)
-        json.dumps(record, ensure_ascii=False).encode()  # no lone surrogate anywhere
-    except (ValueError, RecursionError):
-        return None
-    return record
+    if value.error is not None:
+        why = value.error.reason, value.error.detail
+        return DeadLetter(source, value.position, None, *why, line)
+    return place_record(value.record, rules, source=source, position=value.position, line=line)
 
 
 def _too_long(
-    source: str, position: int, num_bytes: int, rules: ReadingRules, line: int | None = None
+    source: str, position: int, num_bytes: int, rules: ReadingRules, line: int
 ) -> DeadLetter:
     detail = (
         f"line of {num_bytes} bytes exceeds {LINE_BYTES_PER_TEXT_BYTE} times --max-document-bytes "
@@ -198,7 +201,8 @@ def _too_long(
 
 
 def _damaged(
-    source: str, position: int, error: BaseException, line: int | None = None
+    file: InputFile, position: int, error: DamageError, line: int | None = None
 ) -> DeadLetter:
-    why = unreadable(error)
-    return DeadLetter(source, position, None, why.reason, why.detail, line)
+    num_read = position if file.compression == "none" else error.num_read
+    why = unreadable(error, file.num_bytes, num_read)
+    return DeadLetter(file.source, position, None, why.reason, why.detail, line)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from beam_jobs.align.inputs.decompression import CONVERT, UTF_16
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     Outcome,
@@ -79,6 +80,8 @@ def _look_up(record: Mapping[str, Any], field: str) -> Any:
         return record[field]
     value: Any = record
     for name in field.split("."):
+        if isinstance(value, list) and value and isinstance(value[0], tuple):
+            value = dict(value)  # a map of parquet or Arrow
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
@@ -132,6 +135,8 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
             data.decode()
         except UnicodeDecodeError as error:
             detail = f"{error.reason} at byte {error.start}"
+            if data.startswith(UTF_16):
+                detail = f"it is UTF-16, {CONVERT}"
             raise UnusableError(Reason.INVALID_UNICODE, detail) from None
     return data
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.decompression import DAMAGE, decompress
+from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.documents import Outcome, PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.parts import DATASET, TASK_BYTES, InputFile, InputPart, cut_files
 from beam_jobs.align.inputs.reading import read_part
@@ -141,6 +141,6 @@ def _num_decompressed(start: bytes, compression: str) -> int:
         file = cast(io.BufferedReader, decompress(io.BytesIO(start), compression))
         while data := file.read1(_CHUNK_BYTES):
             num_bytes += len(data)
-    except DAMAGE:  # cut here, in the middle of a frame
+    except DamageError:  # cut here, in the middle of a frame
         return num_bytes + _HELD_BACK.get(compression, 0)
     return num_bytes

@@ -1,16 +1,17 @@
 """Rows of parquet, Arrow and CSV files: the columns that are asked for, as dictionaries."""
 
-import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.decompression import DAMAGE, CutStreamError, decompress
+from beam_jobs.align.inputs.csv_rows import HEAD_BYTES, CsvRow, read_csv
+from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.documents import Reason, UnusableError, unreadable
 from beam_jobs.align.inputs.parts import InputFile, InputPart
 
@@ -26,11 +27,8 @@ _COUNTED_BYTES = 16 << 20
 
 _HEADER_BYTES = 1 << 30
 _ARROW_FILE = b"ARROW1"
+_FEATHER_1 = b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-
-
-class _DamageError(Exception):
-    """A table can't be read on; its cause says why."""
 
 
 def read_shape(opened: BinaryIO, file: InputFile) -> tuple[list[str], tuple[int, ...]] | None:
@@ -47,9 +45,9 @@ def read_shape(opened: BinaryIO, file: InputFile) -> tuple[list[str], tuple[int,
                 return names, tuple(group.total_byte_size for group in groups)
             if file.format == "arrow":
                 return _open_arrow(opened).schema.names, ()
-            data = decompress(opened, file.compression)
-            return next(_csv_reader(data, file, _HEADER_BYTES), []), ()
-    except _DamageError:
+            header = next(_read_csv(opened, file, _HEADER_BYTES), [])
+            return header if isinstance(header, list) else [], ()
+    except DamageError:
         return None
 
 
@@ -66,19 +64,18 @@ def read_rows(
     """
     position = 0
     try:
-        with storage.open_to_read(part.file.path) as opened, _as_damage():
+        with storage.open_to_read(part.file.path) as opened:
             if part.file.format == "parquet":
-                table, groups, position = _open_row_groups(opened, part)
-                rows = _parquet_rows(table, groups, fields)
+                rows = _parquet_rows(opened, part, fields)
             elif part.file.format == "arrow":
-                rows = _arrow_rows(opened, fields)
+                rows = enumerate(_arrow_rows(opened, fields))
             else:
-                rows = _csv_rows(opened, part.file, fields, max_cell_bytes)
-            for row in rows:
+                rows = enumerate(_csv_rows(opened, part.file, fields, max_cell_bytes))
+            for position, row in rows:
                 yield position, row
                 position += 1
-    except _DamageError as error:
-        yield position, unreadable(error.__cause__ or error)
+    except DamageError as error:
+        yield position, unreadable(error, part.file.num_bytes, error.num_read)
 
 
 def count_rows(part: InputPart) -> tuple[int, int | None]:
@@ -96,25 +93,27 @@ def count_rows(part: InputPart) -> tuple[int, int | None]:
             if part.file.format == "arrow":
                 batches = _arrow_batches(_open_arrow(opened))
                 return _count_until(opened, (batch.num_rows for batch in batches))
-            data = decompress(opened, part.file.compression)
-            rows = _csv_reader(data, part.file, _HEADER_BYTES)
-            next(rows, [])
-            return _count_until(data, (bool(cells) for cells in rows))
-    except _DamageError:
+            rows = _read_csv(opened, part.file, _HEADER_BYTES)
+            return _count_until(opened, (1 for _ in islice(rows, 1, None)))
+    except DamageError:
         return 0, None
 
 
 @contextmanager
-def _as_damage() -> Iterator[None]:
-    """Raise what says that a table is damaged as one error; failures of the storage stay."""
+def _as_damage(tell: Callable[[], int] = int) -> Iterator[None]:
+    """Raise what says that a table is damaged as one error; failures of the storage stay.
+
+    Args:
+        tell: how many bytes came before, by default none.
+    """
     try:
         yield
-    except (*DAMAGE, pa.ArrowException, csv.Error) as error:
-        raise _DamageError from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # a column's name need not be UTF-8
+        raise DamageError(str(error), num_read=tell()) from error
     except OSError as error:
         if error.errno is not None:  # Arrow's own, which are about damage, have none
             raise
-        raise _DamageError from error
+        raise DamageError(str(error), num_read=tell()) from error
 
 
 def _count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None]:
@@ -134,26 +133,55 @@ def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile,
     return table, range(part.start, end), first
 
 
-def _parquet_rows(table: pq.ParquetFile, groups: range, fields: Sequence[str]) -> Iterator[Row]:
-    present = set(table.schema_arrow.names)
-    columns = [name for name in fields if name in present or name.split(".")[0] in present]
-    for group in groups:  # one by one: damage to one spares those before it
-        for batch in table.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=columns):
-            yield from _rows_of(batch)
+def _parquet_rows(
+    opened: BinaryIO, part: InputPart, fields: Sequence[str]
+) -> Iterator[tuple[int, Row]]:
+    """Yield rows and their numbers; damage costs what is left of its row group."""
+    with _as_damage():
+        table, groups, end = _open_row_groups(opened, part)
+    columns = _parquet_columns(table, fields)
+    for group in groups:
+        position, end, why = end, end + table.metadata.row_group(group).num_rows, "it is cut"
+        try:
+            with _as_damage():
+                for batch in table.iter_batches(
+                    _ROWS_PER_BATCH, row_groups=[group], columns=columns
+                ):
+                    for row in _rows_of(batch):
+                        yield position, row
+                        position += 1
+        except DamageError as error:
+            why = str(error)
+        if position < end:
+            lost = f"rows {position} to {end - 1}, {end - position} of row group {group},"
+            yield position, UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {why}")
+
+
+def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
+    """Return the columns that fields are in; of a map, which has no columns by name, all."""
+    schema, present = table.schema, set(table.schema_arrow.names)
+    paths = [f"{schema.column(place).path}." for place in range(len(schema))]
+    own = [any(path.startswith(f"{name}.") for path in paths) for name in fields]
+    names = [
+        name if is_own else name.split(".")[0] for name, is_own in zip(fields, own, strict=True)
+    ]
+    return [name for name in names if name.split(".")[0] in present or name in present]
 
 
 def _arrow_rows(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
-    is_stream, is_ended = _arrow_kind(opened)
-    table = _open_arrow(opened)
+    with _as_damage():
+        is_stream, is_ended = _arrow_kind(opened)
+        table = _open_arrow(opened)
     roots = {field.split(".")[0] for field in fields} | set(fields)
     columns = [name for name in table.schema.names if name in roots]
-    for batch in _arrow_batches(table):
-        chosen = batch.select(columns)
-        _require_sound(chosen)
-        for start in range(0, len(chosen), _ROWS_PER_BATCH):
-            yield from _rows_of(chosen.slice(start, _ROWS_PER_BATCH))
+    with _as_damage(opened.tell):
+        for batch in _arrow_batches(table):
+            chosen = batch.select(columns)
+            _require_sound(chosen)
+            for start in range(0, len(chosen), _ROWS_PER_BATCH):
+                yield from _rows_of(chosen.slice(start, _ROWS_PER_BATCH))
     if is_stream and not is_ended:  # Arrow takes the end of the file for the end of the stream
-        raise CutStreamError("the stream has no end mark: the file is cut")
+        raise DamageError("the stream has no end mark: the file is cut", num_read=opened.tell())
 
 
 def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
@@ -165,13 +193,14 @@ def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
 def _csv_rows(
     opened: BinaryIO, file: InputFile, fields: Sequence[str], max_cell_bytes: int
 ) -> Iterator[Row]:
-    reader = _csv_reader(decompress(opened, file.compression), file, max_cell_bytes)
-    header = next(reader, [])
+    rows = _read_csv(opened, file, max_cell_bytes)
+    header = next(rows, [])
+    if isinstance(header, UnusableError):
+        raise DamageError(f"the header can't be read: {header.detail}")
     wanted = [(name, header.index(name)) for name in fields if name in header]
-    for cells in filter(None, reader):  # blank lines aren't rows
-        if len(cells) != len(header):
-            detail = f"the row has {len(cells)} columns, the header {len(header)}"
-            yield UnusableError(Reason.BAD_ROW, detail)
+    for cells in rows:
+        if isinstance(cells, UnusableError):
+            yield cells
             continue
         row = {name: cells[column] for name, column in wanted}
         try:
@@ -184,10 +213,13 @@ def _csv_rows(
         yield row
 
 
-def _csv_reader(data: BinaryIO, file: InputFile, max_cell_bytes: int) -> Iterator[list[str]]:
-    csv.field_size_limit(max_cell_bytes)
-    text = io.TextIOWrapper(data, "utf-8-sig", errors="surrogateescape", newline="")
-    return csv.reader(text, delimiter="\t" if file.format == "tsv" else ",", strict=True)
+def _read_csv(opened: BinaryIO, file: InputFile, max_cell_bytes: int) -> Iterator[CsvRow]:
+    head = None if file.format == "csv" else b""
+    if head is not None:
+        with suppress(DamageError):
+            head = decompress(opened, file.compression).read(HEAD_BYTES)
+        opened.seek(0)
+    return read_csv(decompress(opened, file.compression), max_cell=max_cell_bytes, head=head)
 
 
 def _arrow_kind(opened: BinaryIO) -> tuple[bool, bool]:
@@ -201,6 +233,11 @@ def _arrow_kind(opened: BinaryIO) -> tuple[bool, bool]:
 
 
 def _open_arrow(opened: BinaryIO) -> Any:
+    if opened.read(len(_FEATHER_1)) == _FEATHER_1:
+        raise DamageError(
+            "it is Feather 1: read it with pandas, write it as parquet or Feather 2", num_read=0
+        )
+    opened.seek(0)
     is_stream, _ = _arrow_kind(opened)
     return pa.ipc.open_stream(opened) if is_stream else pa.ipc.open_file(opened)
 
@@ -220,6 +257,7 @@ def _require_sound(batch: pa.RecordBatch) -> None:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    batch = pa.RecordBatch.from_arrays(list(map(_as_text, batch.columns)), batch.schema.names)
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:  # raised before the first row is yielded
@@ -229,3 +267,18 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
             except UnicodeDecodeError as error:
                 detail = f"{error.reason} at byte {error.start}"
                 yield UnusableError(Reason.INVALID_UNICODE, detail)
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Return times, decimals and UUIDs, which are ids at most, as JSON has them: as text."""
+    kind, types = column.type, pa.types
+    if isinstance(kind, pa.UuidType):
+        texts = [None if value is None else str(value) for value in column.to_pylist()]
+        return pa.array(texts, pa.string())
+    if types.is_timestamp(kind) and kind.tz:
+        column = column.cast(pa.timestamp(kind.unit, "UTC"))
+    if any(
+        test(kind) for test in (types.is_timestamp, types.is_date, types.is_time, types.is_decimal)
+    ):
+        return column.cast(pa.string())
+    return column

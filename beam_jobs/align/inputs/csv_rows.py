@@ -1,0 +1,185 @@
+"""Rows of CSV and TSV files. A malformed row costs itself, and reading continues behind it.
+
+Python's reader is strict here: a lenient one drops stray quotes from a text, and reads the rows
+that an unclosed cell swallows as one. Two things say where a malformed row ends. If what it took
+besides its first line begins and ends with rows, a cell was not closed. Else it is read once more,
+with quotes amid text taken as text.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import BinaryIO, Literal, TextIO
+
+from beam_jobs.align.inputs.decompression import DamageError, require_utf8
+from beam_jobs.align.inputs.documents import Reason, UnusableError
+
+HEAD_BYTES = 1 << 20
+"""Of a TSV file; says whether its quotes are quotes."""
+
+type CsvRow = list[str] | UnusableError
+"""A row's cells, or why it can't be used."""
+
+_BEGUN = re.compile(rb'(?:^|\t)"', re.MULTILINE)
+_CLOSED = re.compile(rb'(?:^|\t)"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
+_OPEN, _LONG = "unexpected end of data", "field larger than field limit"
+"""What Python's reader says of a cell that isn't closed in the file, or is longer than allowed."""
+
+
+def read_csv(data: BinaryIO, *, max_cell: int, head: bytes | None = None) -> Iterator[CsvRow]:
+    """Yield the header of a file and its rows; of a bad one, why it can't be used.
+
+    Args:
+        data: the file's uncompressed bytes.
+        max_cell: longest cell and line in characters.
+        head: the start of a TSV file, None for CSV. If most of its cells that begin with a quote
+            are not closed by one, quotes are text.
+
+    Raises:
+        DamageError: the file can't be read on.
+    """
+    require_utf8(data)
+    csv.field_size_limit(max_cell)
+    text = io.TextIOWrapper(data, "utf-8-sig", errors="surrogateescape", newline="")
+    rows = partial(_Rows, _Lines(text, max_cell))
+    num_begun = len(_BEGUN.findall(head or b""))
+    if head is None or 0 < num_begun <= 2 * len(_CLOSED.findall(head)):
+        yield from rows("\t" if head else ",").read()
+    else:
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if num_begun else csv.QUOTE_MINIMAL
+        yield from rows("\t", quoting, may_be_text=True).read()
+
+
+class _CutLine(str):
+    """The start of a line that is too long."""
+
+
+class _Lines:
+    """The lines of a file, which can be given back."""
+
+    def __init__(self, text: TextIO, max_characters: int) -> None:
+        self.taken: list[str] = []
+        self._text, self._most = text, max_characters
+        self._given_back: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._given_back.pop() if self._given_back else self._read()
+        if not line:
+            raise StopIteration
+        self.taken.append(line)
+        return line
+
+    def give_back(self, lines: Sequence[str]) -> None:
+        self._given_back += reversed(lines)
+
+    def _read(self) -> str:
+        line = rest = self._text.readline(self._most)
+        while len(rest) == self._most and rest[-1] not in "\r\n":
+            rest = self._text.readline(self._most)
+            line = _CutLine(line)
+        return line
+
+
+class _Rows:
+    """Rows from lines."""
+
+    def __init__(
+        self,
+        lines: _Lines,
+        delimiter: str,
+        quoting: Literal[0, 3] = 0,
+        *,
+        may_be_text: bool = False,
+    ) -> None:
+        self._lines, self._delimiter, self._width = lines, delimiter, 0
+        self._may_be_text = may_be_text  # as quotes are in TSV, unless its head says otherwise
+        self._reader = partial(csv.reader, delimiter=delimiter, quoting=quoting, strict=True)
+        self._amid_text = re.compile(rf'(?<=[^{delimiter}\r\n"])"(?=[^{delimiter}\r\n"])')
+        self._quoted = re.compile(rf'(?<![^{delimiter}\n])"(?:[^"]|"")*"(?![^{delimiter}\r\n])')
+
+    def read(self) -> Iterator[CsvRow]:
+        rows = self._reader(self._lines)
+        while True:
+            lines: list[str] = []
+            self._lines.taken, row, why = lines, None, ""
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                why = str(error)
+                if not self._width:
+                    raise DamageError(f"the header can't be read: {why}") from error
+            if row != []:  # blank lines aren't rows
+                self._width = self._width or len(row or ())
+                yield self._settle(lines, row, why)
+
+    def _settle(self, lines: list[str], row: list[str] | None, why: str) -> CsvRow:
+        """Return the row that lines were taken for, and give back those that aren't its own."""
+        if any(type(line) is _CutLine for line in lines):
+            self._lines.give_back(lines[1:])
+            return UnusableError(Reason.TOO_LARGE, f"a line exceeds {len(lines[-1])} characters")
+        if row is not None and len(row) == self._width:
+            return row
+        why = why or f"the row has {len(row or ())} columns, the header {self._width}"
+        cells = lines[0].rstrip("\r\n").split(self._delimiter)
+        if self._may_be_text and row is None and len(cells) == self._width:
+            self._lines.give_back(lines[1:])
+            return cells
+        if lines[1:] and self._begins_row(lines[1]) and self._begins_row(lines[-1]):
+            self._lines.give_back(lines[1:])
+        elif why == _OPEN or why.startswith(_LONG):
+            return self._pass_open_cell(lines, why)
+        elif row is None:
+            row, taken = self._try(lines, partial(self._amid_text.sub, '""'))
+            self._lines.give_back(lines[1:])
+            for _ in taken[1:] if row else ():
+                next(self._lines)
+        return UnusableError(Reason.BAD_ROW, why)
+
+    def _begins_row(self, line: str) -> bool:
+        """Return whether a line begins a row, with no quote amid its text."""
+        row, taken = self._try([line])
+        return bool(row) and '"' not in self._quoted.sub("", "".join(taken))
+
+    def _try(
+        self, lines: list[str], mend: Callable[[str], str] = str
+    ) -> tuple[list[str] | None, list[str]]:
+        """Return the row that lines and those behind them begin with, if any, and its lines."""
+        self._lines.give_back(lines)
+        taken: list[str] = []
+        self._lines.taken = taken
+        try:
+            row = next(self._reader(map(mend, self._lines)), None)
+        except csv.Error:
+            row = None
+        self._lines.give_back(taken)
+        self._lines.taken = []
+        for _ in lines:
+            next(self._lines)
+        return row if row and len(row) == self._width else None, taken
+
+    def _pass_open_cell(self, lines: list[str], why: str) -> UnusableError:
+        """Go behind the row of a cell that isn't closed, or is too long.
+
+        Raises:
+            DamageError: the file ends in it.
+        """
+        refused, line = UnusableError(Reason.TOO_LARGE, why), lines[-1]
+        while why.startswith(_LONG):
+            self._lines.give_back(['"' + line])  # within the cell, as before
+            self._lines.taken, why = [], ""
+            try:
+                next(self._reader(self._lines))
+            except csv.Error as error:
+                why, line = str(error), self._lines.taken[-1]
+        if why == _OPEN:
+            num_bytes = sum(len(line.encode(errors="surrogateescape")) for line in lines)
+            lost = f"a quoted cell in the last {num_bytes} bytes or more isn't closed"
+            raise DamageError(f"{lost}: the file may be cut")
+        return refused

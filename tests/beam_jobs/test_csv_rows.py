@@ -1,0 +1,107 @@
+"""Rows of CSV and TSV files: a malformed one costs itself, and no other."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align.inputs.csv_rows import read_csv
+from beam_jobs.align.inputs.decompression import DamageError
+
+ROWS = [[f"d{n}", f"text {n}, with\n{n % 3} lines" if n % 2 else f"text {n}"] for n in range(40)]
+HEADER = "id,text\n"
+
+
+def quoted(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f'{name},"{text}"\n' for name, text in rows]
+
+
+def plain(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"{name},{text.replace(',', '').replace(chr(10), ' ')}\n" for name, text in rows]
+
+
+def read(text: str, *, max_cell: int = 1000, is_tsv: bool = False) -> tuple[list[list[str]], int]:
+    """Return rows, and how many were refused."""
+    data = text.encode()
+    rows = read_csv(
+        io.BufferedReader(io.BytesIO(data)), max_cell=max_cell, head=data if is_tsv else None
+    )
+    _, *found = rows
+    good = [row for row in found if isinstance(row, list)]
+    return good, len(found) - len(good)
+
+
+BAD = [
+    'd20,"she said "hello" and left"\n',
+    'd20,"she said "hello, you" and left"\n',
+    'd20,"she said "hello", and left"\n',
+    'd20,"two lines\nshe said "hello, you" and left,\nYes, she did.\nand more"\n',
+    'd20,"never closed\n',
+    'd20,"too long ' + "x" * 2000 + '"\n',
+    'd20,"too long\n' + "one, two, three\n" * 200 + '"\n',
+    "d20,three,columns\n",
+    "d20\n",
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("write", [quoted, plain])
+def test_a_bad_row_costs_that_row(bad: str, write: object) -> None:
+    lines = write(ROWS)  # type: ignore[operator]
+    expected, _ = read(HEADER + "".join(lines))
+    assert len(expected) == 40
+    found, num_refused = read(HEADER + "".join([*lines[:20], bad, *lines[21:]]))
+    assert found == [*expected[:20], *expected[21:]]
+    assert num_refused == 1
+
+
+def test_bad_rows_in_a_row_cost_themselves() -> None:
+    lines = quoted(ROWS)
+    lines[20:23] = BAD[4], BAD[0], BAD[4]
+    found, num_refused = read(HEADER + "".join(lines))
+    assert found == [*ROWS[:20], *ROWS[23:]]
+    assert num_refused == 3
+
+
+@pytest.mark.parametrize("left_out", [1, 2, 5])
+def test_a_file_that_ends_within_a_cell_may_be_cut(left_out: int) -> None:
+    text = HEADER + "".join(quoted(ROWS))
+    with pytest.raises(DamageError, match="may be cut"):
+        read(text[:-1][:-left_out])
+    with pytest.raises(DamageError, match="may be cut"):
+        read(HEADER + 'a,"' + "some prose\n" * 500, max_cell=100)
+
+
+@pytest.mark.parametrize(
+    "cell", ['"never closed', '"Yes," she said', '"Hello"', '"', 'a "b" c', '"a" "b"']
+)
+def test_quotes_of_tsv_are_text_where_they_do_not_close(cell: str) -> None:
+    rows = [[f"d{n}", f'"No," he said {n}'] for n in range(40)]
+    rows[20][1] = cell
+    text = "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
+    assert read(text, is_tsv=True) == (rows, 0)
+
+
+def test_one_quote_in_tsv_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[f"d{n}", f"text {n}"] for n in range(40)]
+    rows[20][1] = '"never closed'
+    text = "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
+    assert read(text, is_tsv=True) == (rows, 0)
+    data = io.BufferedReader(io.BytesIO(text.encode()))
+    found = list(read_csv(data, max_cell=1000, head=text[:100].encode()))
+    assert found == [["id", "text"], *rows], "behind the head, too"
+
+
+def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
+    rows = [[f"d{n}", f"a\ttab {n}\nand a line"] for n in range(40)]
+    lines = [f'{name}\t"{text}"\n' for name, text in rows]
+    assert read("id\ttext\n" + "".join(lines), is_tsv=True) == (rows, 0)
+    lines[20] = 'd20\t"she said "hello" x"\n'
+    found, num_refused = read("id\ttext\n" + "".join(lines), is_tsv=True)
+    assert (found, num_refused) == ([*rows[:20], *rows[21:]], 1)
+
+
+def test_a_header_that_is_no_row_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DamageError, match="the header can't be read"):
+        read('"a"b,c\n1,2\n')

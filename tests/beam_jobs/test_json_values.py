@@ -1,0 +1,129 @@
+"""JSON that is no JSON everywhere: what else the file holds is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from beam_jobs.align.inputs import json_values
+from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules, Reason
+from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.parts import cut_files
+from beam_jobs.align.inputs.reading import read_part
+
+RECORDS = [{"id": f"d{n}", "text": f"text {n}: {{[,", "m": [{"id": n}, {}]} for n in range(60)]
+LINES = [json.dumps({"id": f"d{n}", "text": f"text {n}"}) for n in range(60)]
+
+
+def read(
+    path: Path, data: str | bytes, *, rules: ReadingRules | None = None, task_bytes: int = 1 << 20
+) -> tuple[list[str], list[Reason]]:
+    """Return ids and reasons."""
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    parts = cut_files(find_inputs([str(path)]), task_bytes=task_bytes)
+    outcomes = [o for part, _ in parts for o in read_part(part, rules or ReadingRules())]
+    letters = [o.reason for o in outcomes if not isinstance(o, PlacedDocument)]
+    return [o.document_id for o in outcomes if isinstance(o, PlacedDocument)], letters
+
+
+def ids(*left_out: int) -> list[str]:
+    return [f"d{n}" for n in range(60) if n not in left_out]
+
+
+BROKEN = [
+    ('{"id": "d30", "text": "x"', Reason.BAD_JSON),
+    ('{"id": "d30", "text": "it"s"}', Reason.BAD_JSON),
+    ('{"id": "d30", "text": "he said "hi" to me"}', Reason.BAD_JSON),
+    ('{"id": "d30", "text": tru}', Reason.BAD_JSON),
+    ('{"id": "d30", "text": "x"}}', None),
+    ('{"id": "d30", "text": "it"s", "m": [{"id": 1}, {"k": 2}]}', Reason.UNREADABLE_INPUT),
+    ('{"id": "d30", "text": "big ' + "x" * 500 + '"}', Reason.TOO_LARGE),
+    ('{"id": "d30", "text": "big it"s ' + "x" * 500 + '"}', Reason.BAD_JSON),
+]
+
+
+@pytest.mark.parametrize(("broken", "reason"), BROKEN)
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("chunk", [64, 1 << 20])
+@pytest.mark.parametrize("place", [0, 30])
+def test_an_array_continues_at_its_next_element(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    reason: Reason | None,
+    indent: int | None,
+    chunk: int,
+    place: int,
+) -> None:
+    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    elements = [json.dumps(record, indent=indent) for record in RECORDS]
+    elements[place] = broken.replace("d30", f"d{place}").replace("{", "{\n " if indent else "{", 1)
+    data = f"[{', '.join(elements)}]"
+    found, letters = read(tmp_path / "a.json", data, rules=ReadingRules(max_document_bytes=100))
+    assert found == (ids(place) if reason else ids())
+    assert letters == ([reason] if reason else [])
+
+
+def test_an_array_that_gives_no_hint_says_from_where_on(tmp_path: Path) -> None:
+    elements = [json.dumps({f"k{n}": n, "id": f"d{n}", "text": "x"}) for n in range(60)]
+    elements[30] = '{"k30": 30, "id": "d30", "text": "it"s"}'
+    path = tmp_path / "a.json"
+    found, letters = read(path, data := f"[{', '.join(elements)}]")
+    assert (found, letters) == (ids(*range(30, 60)), [Reason.UNREADABLE_INPUT])
+    (part, _), *_ = cut_files(find_inputs([str(path)]))
+    *_, letter = read_part(part, ReadingRules())
+    error = data.index('s"}')
+    assert f"not valid JSON from byte {error} to its end, byte {len(data)}" in letter.detail
+    assert f"of {len(data)} bytes can't be read" in letter.detail
+
+
+@pytest.mark.parametrize("last", ['{"id": "d59", "text": "it"s"}', '{"id": "d59", "text": "x"'])
+def test_a_last_element_that_is_broken_is_one(tmp_path: Path, last: str) -> None:
+    data = f"[{', '.join([*LINES[:-1], last])}]\n"
+    assert read(tmp_path / "a.json", data) == (ids(59), [Reason.BAD_JSON])
+
+
+@pytest.mark.parametrize("task_bytes", [1, 100, 1 << 20])
+def test_objects_without_a_newline_between_are_documents(tmp_path: Path, task_bytes: int) -> None:
+    path, whole = tmp_path / "a.jsonl", {"task_bytes": task_bytes}
+    few = [*LINES[:3], "".join(LINES[3:6]), *LINES[6:]]
+    assert read(path, "\n".join(few), **whole) == (ids(), [])  # type: ignore[arg-type]
+    assert read(path, "".join(LINES), **whole) == (ids(), [])  # type: ignore[arg-type]
+    assert read(path, ",\n".join(LINES), **whole) == (ids(), [])  # type: ignore[arg-type]
+    torn = [*LINES[:30], LINES[30][:20] + LINES[31], *LINES[32:]]
+    expected = (ids(30), [Reason.BAD_JSON])
+    assert read(path, "\n".join(torn), **whole) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task_bytes", [7, 1 << 20])
+def test_marks_and_zeros_before_a_line_and_large_numbers_cost_nothing(
+    tmp_path: Path, task_bytes: int
+) -> None:
+    lines = list(LINES)
+    lines[10], lines[20] = "\ufeff" + lines[10], "\0" * 600 + lines[20]
+    lines[30] = lines[30].replace("}", ', "score": 1e400, "n": ' + "9" * 400 + "}")
+    data = "\n".join(lines) + "\n" + "\0" * 512
+    assert read(tmp_path / "a.jsonl", data, task_bytes=task_bytes) == (ids(), [])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_named(tmp_path: Path, name: str, encoding: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(("\ufeff" + "\n".join(LINES)).encode(encoding))
+    file, *_ = find_inputs([str(path)])
+    (letter,) = (o for part, _ in cut_files([file], task_bytes=64) for o in read_part(part, RULES))
+    assert letter.reason == Reason.UNREADABLE_INPUT
+    assert "it is UTF-16" in letter.detail
+
+
+RULES = ReadingRules()
+
+
+def test_a_text_file_in_utf_16_is_one_dead_letter(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("one".encode("utf-16"))
+    (letter,) = (
+        o for part, _ in cut_files(find_inputs([str(path)])) for o in read_part(part, RULES)
+    )
+    assert (letter.reason, "it is UTF-16" in letter.detail) == (Reason.INVALID_UNICODE, True)
