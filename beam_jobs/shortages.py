@@ -75,7 +75,7 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
         # Where, an error may not say: then the fuller of the two disks that are written to.
         temporary = tempfile.gettempdir()
         where = found[1] or min(folder, temporary, key=free_bytes)
-        is_temporary = _is_in(temporary, where) and not _is_in(folder, where)
+        is_temporary = _is_in(temporary, where) and not _is_in(temporary, folder)
         needs = f", and the whole job needs about {format_bytes(need)}" if need else ""
         full = f"the disk is full: {where} could not be written, {format_bytes(free_bytes(where))}"
         if is_temporary:

@@ -27,9 +27,9 @@ def find_device(name: str = "") -> torch.device:
         raise hinted(ValueError(f"--device {name}: {reason}"), "--device cpu") from error
     # Counted without a context of CUDA's, which processes that are forked later could not use.
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        error = ValueError(
+        refusal = ValueError(
             f"--device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs "
             "here; see vocag doctor"
         )
-        raise hinted(error, "--device cpu")
+        raise hinted(refusal, "--device cpu")
     return device
