@@ -359,7 +359,7 @@ def test_a_teacher_must_fit_the_dataset(tmp_path):
         shape_of_config(make_model("llama", vocab_size=size).config.to_dict())
         for size in (300, 480)
     )
-    with pytest.raises(ValueError, match=r"holds teacher token [34]\d\d .* for 300 tokens, 0 … 299"):
+    with pytest.raises(ValueError, match=r"holds teacher token \d+ .* for 300 tokens, 0 … 299"):
         require_teacher(small, tmp_path, opened, seq_length=64)
     with pytest.raises(ValueError, match=r"129 teacher tokens, .* was made for 128"):
         require_teacher(shape, tmp_path, opened, seq_length=129)

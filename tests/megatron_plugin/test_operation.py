@@ -135,7 +135,8 @@ def test_an_exported_student_writes_as_the_one_that_the_run_started_from(
     monkeypatch.setattr("megatron_plugin.export_hf.checkpoint_args", lambda _: args)
     export_student(interrupted / "checkpoint", tmp_path / "exported")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    # In a folder of its own: transformers would change it next to a Qwen2 model.
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported" / "tokenizer")
     assert tokenizer.chat_template == "{{ eos_token }}"
     assert model.config.eos_token_id == model.generation_config.eos_token_id == [1, 5]
     assert (tokenizer.eos_token_id, model.generation_config.top_p) == (1, 0.9)
