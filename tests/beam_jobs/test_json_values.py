@@ -77,6 +77,15 @@ def test_an_array_that_gives_no_hint_says_from_where_on(tmp_path: Path) -> None:
     assert f"of {len(data)} bytes can't be read" in letter.detail
 
 
+@pytest.mark.parametrize("between", [", ", ",\n"])
+def test_a_stray_quote_between_elements_costs_none(tmp_path: Path, between: str) -> None:
+    data = f"[{between.join(LINES)}]".replace('}, {"id": "d30"', '}", {"id": "d30"')
+    data = data.replace('},\n{"id": "d30"', '}",\n{"id": "d30"')
+    assert read(tmp_path / "a.json", data) == (ids(), [Reason.BAD_JSON])
+    strings = json.dumps(["a", ", {", '{"id": 1}', ""])
+    assert read(tmp_path / "a.json", f"[{strings[1:-1]}, {LINES[0]}]")[1] == [Reason.BAD_JSON] * 4
+
+
 @pytest.mark.parametrize("last", ['{"id": "d59", "text": "it"s"}', '{"id": "d59", "text": "x"'])
 def test_a_last_element_that_is_broken_is_one(tmp_path: Path, last: str) -> None:
     data = f"[{', '.join([*LINES[:-1], last])}]\n"

@@ -226,7 +226,8 @@ class _Window:
         """
         start = position - self._dropped
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
-        if ends_here and self._buffer[start : start + 1] == b'"':  # maybe the end of another value
+        is_string = ends_here and self._buffer[start : start + 1] == b'"'
+        if is_string:  # maybe one that began where another's ended, and has another's start in it
             error = 1
         if error is None:
             return None
@@ -235,7 +236,7 @@ class _Window:
         where = f"not valid JSON from byte {self.position}"
         behind = max(start + 1, self.at - len(self._opening))
         may_hold_more = self._seek_opening(behind, end, where)
-        if self.at == end and not may_hold_more:
+        if self.at == end and (is_string or not may_hold_more):
             return None
         reason = Reason.UNREADABLE_INPUT if may_hold_more else Reason.BAD_JSON
         where += f"; several documents may lie before byte {self.position}" * may_hold_more
