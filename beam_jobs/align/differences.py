@@ -41,6 +41,7 @@ def describe_configurations(
     told = "; ".join(
         f"{name} is {there.get(name, 'not given')} there and {here.get(name, 'not given')} here"
         for name in sorted(there | here)
+        if there.get(name) != here.get(name)  # of a dataset, a part has the dataset's name
     )
     return told or describe_differences(theirs, ours)
 
