@@ -244,14 +244,30 @@ def server(unscored: Path) -> Iterator[CompletionsServer]:
         yield running
 
 
-def test_a_server_fills_the_same_files(
-    unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    served = [
-        str(unscored / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
+def served_arguments(root: Path, server: CompletionsServer) -> list[str]:
+    return [
+        str(root / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
         "--dtype", "float32", "--seq-length", str(SEQ_LENGTH), "--allow-untrained-teacher",
         "--quantization", "none",
     ]  # fmt: skip
+
+
+def test_a_server_whose_sampling_changes_what_follows_a_text_is_refused(
+    unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong at documents' ends only: losses and all other places are raw."""
+    server.sampling, server.is_stubborn = {"temperature": 0.7, "top_k": 4}, True
+    assert main([*served_arguments(unscored, server), "--top-k", "6"]) == 2
+    assert re.search(r"puts 0\.\d\d of the mass elsewhere after a prompt", capsys.readouterr().err)
+    assert main(served_arguments(unscored, server)) == 0, "losses don't depend on it"
+
+
+def test_a_server_fills_the_same_files(
+    unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its model's own sampling, meant for chats, doesn't count."""
+    server.sampling = {"temperature": 0.7, "top_k": 4}
+    served = served_arguments(unscored, server)
     assert main([*served, "--top-k", "21"]) == 2
     assert "serve the model with as many (vLLM: --max-logprobs 21)" in capsys.readouterr().err
     assert main([*served, "--top-k", "6"]) == 0

@@ -60,6 +60,8 @@ class CompletionsServer:
     version: str = "0.20.2"
     max_model_len: int | None = 512
     max_logprobs: int = 20  # vLLM's default
+    sampling: dict[str, float] = field(default_factory=dict)  # the model's generation_config.json
+    is_stubborn: bool = False  # samples by it whatever a request says
     key: str = ""
     url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -92,15 +94,27 @@ class CompletionsServer:
         choice: dict[str, Any] = {"index": 0, "text": "", "prompt_logprobs": [None, *own]}
         if "logprobs" in body:
             assert body["return_tokens_as_token_ids"], "texts of tokens aren't unique"
-            drawn = int(torch.multinomial(rows[-1].exp(), 1))
-            tokens = dict.fromkeys([drawn, *rows[-1].topk(body["logprobs"]).indices.tolist()])
-            after = {f"token_id:{each}": float(rows[-1][each]) for each in tokens}
+            last = self.processed(rows[-1], body)
+            drawn = int(torch.multinomial(last.exp(), 1))
+            tokens = dict.fromkeys([drawn, *last.topk(body["logprobs"]).indices.tolist()])
+            after = {f"token_id:{each}": max(float(last[each]), -9999.0) for each in tokens}
             choice["logprobs"] = {"tokens": [f"token_id:{drawn}"], "top_logprobs": [after]}
         return {
             "model": MODEL,
             "choices": [choice],
             "usage": {"prompt_tokens": len(ids), "completion_tokens": 1},
         }
+
+    def processed(self, values: torch.Tensor, body: dict[str, Any]) -> torch.Tensor:
+        """Return what sampling makes of log-probabilities, as vLLM's `processed_logprobs`."""
+        said = (
+            {} if self.is_stubborn else {name: body[name] for name in self.sampling if name in body}
+        )
+        rules = {"temperature": 1.0, "top_k": -1} | self.sampling | said
+        values = values / rules["temperature"]
+        if rules["top_k"] > 0:
+            values = values.where(values >= values.topk(int(rules["top_k"])).values[-1], -torch.inf)
+        return values.log_softmax(-1)
 
     @torch.inference_mode()
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:

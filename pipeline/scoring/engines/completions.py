@@ -25,6 +25,12 @@ _IMPOSSIBLE = -9999.0
 # So many tokens in a row never have one and the same log-probability, whatever the text: the first
 # of a run of equal tokens is a surprise.
 _NEVER_ALL_EQUAL = 16
+# Sampling as the model has it. What a request leaves out, vLLM takes from the model's
+# generation_config.json, and its log-probabilities may be those after sampling's changes.
+_UNCHANGED = {
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0},
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
 
 
 class NonsenseError(ValueError):
@@ -64,7 +70,7 @@ def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None
     One token is generated: servers refuse 0, and what is likeliest after the prompt is only said of
     it. It is named by id, as those of the prompt are.
     """
-    body = {"model": model, "prompt": list(input_ids), "max_tokens": 1, "temperature": 1.0}
+    body = {"model": model, "prompt": list(input_ids), "max_tokens": 1} | _UNCHANGED
     if rule is None:
         return body | {"prompt_logprobs": 0}
     top = {"prompt_logprobs": rule.top_k, "logprobs": rule.top_k}

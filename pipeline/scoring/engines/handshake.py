@@ -22,6 +22,8 @@ from schemas.distribution_rule import DistributionRule
 # Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,
 # or another quantization of it, differs by tenths and more.
 _SAME_MODEL = 0.1
+# Of a place's mass; rounding moves a few hundredths.
+_SAME_MASS = 0.1
 
 
 def shake_hands(
@@ -44,7 +46,7 @@ def shake_hands(
     Raises:
         PassingError: it can't be reached.
         NonsenseError: its answer is none to what was asked.
-        EngineError: it serves other models, or takes fewer tokens.
+        EngineError: it serves other models, takes fewer tokens, or changes what follows a prompt.
     """
     model = endpoints.settings.model
     listed = endpoints.send(server, "/v1/models")
@@ -64,13 +66,16 @@ def shake_hands(
             "generated after it: serve the model with a longer context (vLLM: --max-model-len), or "
             "lower --teacher-seq-length"
         )
+    answer = ask(endpoints, server, probe, rule)
+    if rule is not None:
+        _require_raw(answer, ask(endpoints, server, probe[:-1], rule), server.url)
     found = endpoints.send(server, "/version")
     version = found.get("version") if isinstance(found, Mapping) else None
     is_vllm = isinstance(version, str) or named[model].get("owned_by") == "vllm"
     return Handshake(
         "vllm" if is_vllm else "",
         version if isinstance(version, str) else "",
-        tuple(ask(endpoints, server, probe, rule).losses.tolist()),
+        tuple(answer.losses.tolist()),
     )
 
 
@@ -120,6 +125,34 @@ def ask(
     losses = read_losses(answer, model, input_ids)
     return (
         Answer(losses) if rule is None else Answer(losses, *read_likeliest(answer, input_ids, rule))
+    )
+
+
+def _require_raw(whole: Answer, cut: Answer, where: str) -> None:
+    """Check that sampling hasn't changed what a server expects after a prompt.
+
+    It says so of one place in two fields: of a text, and of a prompt that lacks the last token.
+    """
+    (one, other), moved, rest = (_probs(whole, -2), _probs(cut, -1)), 0.0, 0.0
+    for token in one | other:
+        # One that a side doesn't list is at most as likely there as the last that it lists.
+        first = one.get(token, min(*one.values(), other.get(token, 0.0)))
+        change = other.get(token, min(*other.values(), first)) - first
+        moved, rest = moved + abs(change) / 2, rest + change / 2
+    if not moved + abs(rest) <= _SAME_MASS:
+        raise EngineError(
+            f"{where} puts {moved + abs(rest):.2f} of the mass elsewhere after a prompt than at "
+            "the same place in a text: sampling has changed these log-probabilities. Serve the "
+            "model with raw ones (vLLM: --logprobs-mode raw_logprobs), and without logits "
+            "processors and penalties of its own"
+        )
+
+
+def _probs(answer: Answer, place: int) -> dict[int, float]:
+    assert answer.ids is not None
+    assert answer.log_probs is not None
+    return dict(
+        zip(answer.ids[place].tolist(), np.exp(answer.log_probs[place]).tolist(), strict=True)
     )
 
 

@@ -91,6 +91,9 @@ def test_a_served_model_gives_its_own_losses(
     assert (engine.handshake.program, engine.handshake.version) == ("vllm", "0.20.2")
     assert len(own) > 500
     assert all(isinstance(body["prompt"], list) for body in server.bodies), "token ids, not text"
+    # What vLLM's ModelConfig.get_diff_sampling_param takes for what a request leaves out.
+    neutral = {"repetition_penalty": 1, "temperature": 1, "top_k": -1, "top_p": 1, "min_p": 0}
+    assert all(body | neutral == body for body in server.bodies)
 
 
 def changed(place: int, entry: dict[str, Any] | None = None, **value: float) -> Fault:
