@@ -74,15 +74,16 @@ def distribution_divergences(
             f"entry_log_probs {tuple(entry_log_probs.shape)} and probs {tuple(probs.shape)} must "
             "both be [places, entries]"
         )
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
     absent = (entry_log_probs == -torch.inf) & (probs <= 0)
     student = _student_bins(entry_log_probs.masked_fill(absent, _NO_BIN))
     floor = MIN_RESIDUAL if reverse else 0.0
     teacher = _teacher_bins(probs.detach().to(student.dtype), absent, floor)
     if temperature != 1:
-        student = (student / temperature).log_softmax(-1)
-        teacher = (teacher / temperature).log_softmax(-1)
+        exists = torch.nn.functional.pad(~absent, (0, 1), value=True)
+        student = (student / temperature).where(exists, _NO_BIN).log_softmax(-1)
+        teacher = (teacher / temperature).where(exists, _NO_BIN).log_softmax(-1)
     if reverse:
         return temperature**2 * (student.exp() * (student - teacher)).sum(-1)
     # Where p is 0 its logarithm is -inf: the product would be NaN.

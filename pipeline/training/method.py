@@ -67,8 +67,8 @@ class Method:
         """Check how tokens are chosen; `pipeline.training.methods` knows the names."""
         self.rule("full", PAPER_RULE.keep_fraction)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature} must be above 0")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
         if self.top_k is not None and not 1 <= self.top_k <= MOST_ENTRIES:
             raise ValueError(f"top_k={self.top_k} must lie in 1..{MOST_ENTRIES}")
 

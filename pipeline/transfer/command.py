@@ -29,7 +29,7 @@ the teacher:
   vocag align --input corpus.jsonl --student student --teacher models/smollm2 --output aligned
   vocag score aligned --teacher models/smollm2 --seq-length 1024 --top-k 16
   vocag train --data aligned --stored-losses smollm2 --student student --method distill \\
-      --seq-length 1024 --output healed"""
+      --weight 0.5 --seq-length 1024 --output healed"""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -147,6 +147,13 @@ def test_targets_and_extras_that_are_shown_exist() -> None:
         assert re.search(rf"^{extra} =$", setup, re.MULTILINE), extra
 
 
+def test_the_help_of_transfer_trains_as_its_page_does() -> None:
+    from pipeline.transfer import command
+
+    [shown] = re.findall(r"^  (vocag train .*)", command._EPILOG.replace("\\\n", " "), re.MULTILINE)
+    assert " ".join(shown.split()) in (ROOT / "docs/transfer.md").read_text("utf-8")
+
+
 def test_every_command_and_runner_is_shown() -> None:
     assert {command.words[1] for command in OURS} >= COMMANDS.keys() - {"compare-scores", "doctor"}
     for runner in ("DataflowRunner", "FlinkRunner", "DaskRunner"):
