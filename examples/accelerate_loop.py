@@ -4,11 +4,12 @@
         --student TinyLlama/TinyLlama_v1.1 --stored-losses Qwen/Qwen2.5-Math-7B --output student
 
 `GuidedStudent` is a module whose forward pass is its loss, so that whatever accelerate wraps it in
-(DistributedDataParallel, FSDP, DeepSpeed, mixed precision) works. The loss is exact: summed over
+(DistributedDataParallel, FSDP, mixed precision) works. The loss is exact: summed over
 micro-batches and processes, and divided once by all tokens that were kept.
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -88,14 +89,19 @@ def train_step(
             loss = guided(batch, step=step)
             accelerator.backward(loss.loss_sum)
         sums += torch.stack((loss.loss_sum.detach(), loss.num_tokens))
-    sums = accelerator.reduce(sums, "sum")
+    nats, tokens = accelerator.reduce(sums, "sum").tolist()
+    if not tokens:
+        accelerator.print(f"step {step + 1} kept no token: nothing is learned from it")
     for parameter in guided.parameters():
         if parameter.grad is not None:  # the wrapper has averaged the sums of the processes
-            parameter.grad *= accelerator.num_processes / sums[1]
-    accelerator.clip_grad_norm_(guided.parameters(), 1.0)
+            parameter.grad *= accelerator.num_processes / max(tokens, 1)
+    norm = float(accelerator.clip_grad_norm_(guided.parameters(), 1.0))
+    # In all processes, before it ruins the weights; fp16's scaler skips what overflows.
+    if accelerator.scaler is None and not math.isfinite(norm):
+        raise ValueError(f"step {step + 1}: the gradient's norm is {norm}; lower --learning-rate")
     optimizer.step()
     optimizer.zero_grad()
-    return float(sums[0] / sums[1])
+    return nats / max(tokens, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:

@@ -1,5 +1,6 @@
 """One training run, as `vocag train` and programs describe it."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -110,6 +111,12 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} {getattr(self, name)} is below 1")
+        for name in ("learning_rate", "min_lr_fraction", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if not value >= 0 or (value == math.inf and name != "clip_norm"):
+                raise ValueError(f"--{name.replace('_', '-')} {value} isn't a number from 0 on")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"--seed {self.seed} has more than 64 bits: choose a shorter one")
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"--global-batch-size {self.global_batch_size} isn't a multiple of "

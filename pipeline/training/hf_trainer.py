@@ -30,10 +30,6 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 
 from pipeline.guidance import LossResult, metric_values
 from pipeline.models.exported_tokenizer import ExportedTokenizer
-from pipeline.models.fit import require_tokenizer
-from pipeline.models.output_layer import require_own_losses
-from pipeline.models.packed_check import keep_documents_apart
-from pipeline.models.teacher_files import find_folder
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
 from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.config import TrainConfig
@@ -43,7 +39,8 @@ from pipeline.training.guided import GuidedStudent, language_model
 from pipeline.training.losses import score_labels, student_states
 from pipeline.training.method import Method
 from pipeline.training.methods import kind_of
-from pipeline.training.models import require_context, require_model_room
+from pipeline.training.models import load_teacher, require_context, require_loaded
+from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"
 
@@ -55,12 +52,15 @@ class GuidedTrainer(Trainer):
     measures held-out text: `eval_loss`, nats per token, and `eval_bits_per_byte`, the number that
     `vocag train` calls heldout_bits_per_byte; with several sets `eval_NAME_loss` and so on.
 
-    The loss of a step is the mean of its micro-batches' means, as the Trainer has it; `vocag train`
-    divides their sum once by all tokens.
+    The loss of a step is that of `vocag train`: the sum over micro-batches and processes, divided
+    once by all tokens that were kept. Their number is known after the last micro-batch, so the
+    Trainer accumulates losses by place, and the gradient is scaled then.
 
     Attributes:
         rows: of the training data, in the order of the run.
     """
+
+    loss_is_scaled_for_ga = False  # the Trainer divides by the number of micro-batches
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class GuidedTrainer(Trainer):
         self.rows = _open_rows(args, data, config)
         require_context(config, self.rows)
         sets = open_heldout(config, self.rows)
-        _require_student(model, self.rows, *sets.values())
+        require_loaded(language_model(model), "student", self.rows, *sets.values())
         super().__init__(
             model=model,
             args=args,
@@ -108,6 +108,7 @@ class GuidedTrainer(Trainer):
                 "tensor, context and sequence parallelism and gradient_accumulation_kwargs change "
                 "how many rows a step has: leave them out"
             )
+        self._teacher = load_teacher(config, self.rows, args.device, teacher)
         online = teacher is not None and kind_of(config.method).needs == "distributions"
         guided = GuidedStudent(
             model,
@@ -117,14 +118,12 @@ class GuidedTrainer(Trainer):
             vocabulary_map=vocabulary_map(self.rows.dataset, self.rows.rules) if online else None,
         )
         model.forward = _forward(guided, model.forward)
-        if teacher is not None:
-            cast(Any, teacher).requires_grad_(False).to(args.device)
-        self._teacher = teacher
         self._tokenizer = ExportedTokenizer({})
         if args.should_save and self.processing_class is None:
             self._tokenizer = prove_tokenizer(self.rows, language_model(model))
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
+        self._step_sums = torch.zeros(2, dtype=torch.float64, device=args.device)  # nats, tokens
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
@@ -140,6 +139,7 @@ class GuidedTrainer(Trainer):
             found = get_last_checkpoint(self.args.output_dir)
         if found:
             self.rows.restore(_saved_rows(Path(str(found))))
+        self._step_sums.zero_()  # of a step that an error has ended
         return super().train(resume_from_checkpoint, *args, **options)
 
     def compute_loss(
@@ -149,13 +149,38 @@ class GuidedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the mean loss over what a micro-batch's method counts."""
+        """Return a micro-batch's loss, divided by its places: `training_step` knows the tokens."""
         batch = Rows(inputs["rows"], self.rows.layout)
         result: LossResult = model(rows=batch, teacher=self._teacher, step=self._next_draw())
+        sums = result.loss_sum.detach(), result.num_tokens
+        self._step_sums += torch.stack([each.double() for each in sums])
         for name, value in result.metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        loss = result.loss_sum / result.num_tokens.clamp_min(1)
+        loss = result.loss_sum / batch["loss_mask"].numel()
         return (loss, result) if return_outputs else loss
+
+    def training_step(self, model: nn.Module, *args: Any, **options: Any) -> Tensor:
+        """Add a micro-batch's gradient; after a step's last, divide by all kept tokens.
+
+        Returns:
+            The step's loss after its last micro-batch, 0 before: the Trainer logs their sum.
+
+        Raises:
+            NonFiniteLossError: a loss or the gradient isn't finite; no weight has changed.
+        """
+        size, rate = self.rows.config.global_batch_size, self.get_learning_rates()[0]
+        with naming_step(self.state.global_step, size, rate):
+            super().training_step(model, *args, **options)
+            if not self.accelerator.sync_gradients:
+                return torch.zeros((), device=self.args.device)
+            nats, tokens = self.accelerator.reduce(self._step_sums).tolist()
+            self._step_sums.zero_()
+            # The Trainer, and what wraps the student, averaged over micro-batches and processes.
+            divide_gradients(model, max(tokens, 1) / (size * self.rows.config.seq_length))
+            if self.accelerator.scaler is None:  # which skips infinite gradients, and expects them
+                norm = self.accelerator.clip_grad_norm_(model.parameters(), math.inf)
+                check_gradient(float(norm))
+        return torch.tensor(nats / max(tokens, 1), device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Log the method's metrics since the last time, too, of all processes."""
@@ -339,24 +364,12 @@ def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig)
     return rows
 
 
-def _require_student(model: nn.Module, *every: AlignedRows) -> None:
-    student = language_model(model)
-    source = str(student.config.name_or_path)
-    if source:
-        require_tokenizer(find_folder(source, role="student"), every[0].dataset, side="student")
-    for rows in every:
-        require_model_room(student, rows, source or "model", "student")
-    require_own_losses(student)
-    keep_documents_apart(student)
-
-
 def _require_settings(args: TrainingArguments) -> None:
     """Refuse what would change rows or loss without a word.
 
     Raises:
         ValueError: with the setting, why not, and what to do.
     """
-    deepspeed = getattr(args, "hf_deepspeed_config", None)
     refused = {
         "label_smoothing_factor": (args.label_smoothing_factor != 0, "losses choose tokens"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),
@@ -369,9 +382,9 @@ def _require_settings(args: TrainingArguments) -> None:
             cast(Any, args.accelerator_config).split_batches,
             "per_device_train_batch_size would not be a device's",
         ),
-        "deepspeed, stage 3": (
-            deepspeed is not None and deepspeed.is_zero3(),
-            "the output layer's weight is in pieces while the loss is made; use FSDP",
+        "deepspeed": (
+            getattr(args, "deepspeed_plugin", None) is not None,
+            "it makes a step before the gradient could be divided by the step's tokens; use FSDP",
         ),
     }
     for name, (given, reason) in refused.items():

@@ -27,8 +27,8 @@ class RunLog:
         self._path.write_text("".join(line + "\n" for line in kept), "utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one step; NaN (nothing to average) is written as null."""
-        record = {k: None if math.isnan(v) else v for k, v in values.items()}
+        """Add one step; what isn't finite, as where nothing was averaged, is written as null."""
+        record = {k: v if math.isfinite(v) else None for k, v in values.items()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
         if self._board is not None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,7 @@ from pipeline.training.models import (
     require_model_room,
 )
 from pipeline.training.ranks import Ranks
+from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
         run: whose student is updated.
         loader: of this process's micro-batches.
         step: from 0.
+
+    Raises:
+        NonFiniteLossError: a loss or the gradient isn't finite; no weight has changed.
     """
     config, ranks = run.config, run.ranks
     run.student.train()
     # Dropout, if a student has any, then needs no state in a checkpoint.
-    torch.manual_seed((config.seed << 40) + step * ranks.count + ranks.number)
+    torch.manual_seed(_seed(config.seed, step * ranks.count + ranks.number))
     sums: dict[str, Tensor] = {}
     num_own = config.global_batch_size // config.micro_batch_size // ranks.count
     for number in range(num_own):
@@ -113,13 +118,15 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
             sums[name] = sums[name] + value if name in sums else value
     added = ranks.add_up(torch.stack(list(sums.values())))
     sums = dict(zip(sums, added.unbind(), strict=True))
-    _divide_gradients(run, int(sums["loss"][1]))
-    norm = torch.nn.utils.clip_grad_norm_(run.student.parameters(), config.clip_norm)
+    # Sums become means over the counted tokens; wrapped, gradients are means over processes.
+    divide_gradients(run.student, max(int(sums["loss"][1]), 1) / ranks.count)
+    norm = float(torch.nn.utils.clip_grad_norm_(run.student.parameters(), config.clip_norm))
+    check_gradient(norm)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
     return {
         "num_counted_tokens": float(sums["loss"][1]),
-        "gradient_norm": float(norm),
+        "gradient_norm": norm,
         "learning_rate": run.optimizer.param_groups[0]["lr"],
         **metric_values(sums),
     }
@@ -212,9 +219,10 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
     last = min(config.num_steps, config.exit_after or config.num_steps)
     while step < last:
         for group in run.optimizer.param_groups:
-            group["lr"] = learning_rate(config, step)
+            group["lr"] = rate = learning_rate(config, step)
         started = time.perf_counter()
-        values = train_step(run, loader, step)
+        with naming_step(step, config.global_batch_size, rate):
+            values = train_step(run, loader, step)
         values["seconds"] = time.perf_counter() - started
         step += 1
         if step == config.num_steps or _is_due(step, config.evaluate_every):
@@ -304,12 +312,12 @@ def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[No
     return cast(AbstractContextManager[None], guided.no_sync())
 
 
-def _divide_gradients(run: Run, count: int) -> None:
-    """Turn sums into means over the counted tokens; wrapped, gradients are means over processes."""
-    tokens = max(count, 1) / run.ranks.count
-    for parameter in run.student.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= tokens
+def _seed(seed: int, draw: int) -> int:
+    """Return the seed of a draw: the run's own bits above it if there is room, else a hash."""
+    joined = (seed << 40) + draw
+    if -(2**63) <= joined < 2**64:
+        return joined
+    return int.from_bytes(sha256(f"{seed} {draw}".encode()).digest()[:8])
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -1,6 +1,5 @@
 """The models of a run: loaded, and refused if they don't belong to the data."""
 
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,7 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer, require_own_losses
 from pipeline.models.packed_check import keep_documents_apart
 from pipeline.models.probe import require_trained
-from pipeline.models.teacher_files import find_teacher
+from pipeline.models.teacher_files import find_folder, find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.losses import compute_teacher_losses
@@ -29,24 +28,28 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
     """
     source = config.student
     if config.random_init:
-        require_tokenizer(Path(source), rows.dataset, side="student")
         torch.manual_seed(config.seed)
         shape = AutoConfig.from_pretrained(source)
         model = cast(Any, AutoModelForCausalLM).from_config(shape).float().to(device)
-        require_own_losses(model)
-        keep_documents_apart(model)
+        require_loaded(model, "student", rows)
     else:
         files = find_teacher(source, role="student")
         require_tokenizer(files.path, rows.dataset, side="student")
         model = load_language_model(str(files.path), device=str(device))
-    require_model_room(model, rows, source, "student")
+        require_model_room(model, rows, source, "student")
     return cast(PreTrainedModel, model)
 
 
 def load_teacher(
-    config: TrainConfig, rows: AlignedRows, device: torch.device
+    config: TrainConfig,
+    rows: AlignedRows,
+    device: torch.device,
+    given: PreTrainedModel | None = None,
 ) -> PreTrainedModel | None:
     """Return the frozen teacher of a method that runs one, None for the others.
+
+    Every trainer's comes from here, so that all refuse the same ones; one that is `given` is loaded
+    already.
 
     Raises:
         ForeignTokenizerError: it comes with a different tokenizer from the data's.
@@ -62,16 +65,37 @@ def load_teacher(
             "student's as --teacher, too"
         )
     assert config.teacher is not None
-    files = find_teacher(config.teacher)
-    require_tokenizer(files.path, rows.dataset, side="teacher")
-    dtype = torch.bfloat16 if config.bf16 else torch.float32
-    teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
-    require_model_room(teacher, rows, config.teacher, "teacher")
+    if given is None:
+        files = find_teacher(config.teacher)
+        require_tokenizer(files.path, rows.dataset, side="teacher")
+        dtype = torch.bfloat16 if config.bf16 else torch.float32
+        teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
+        require_model_room(teacher, rows, config.teacher, "teacher")
+    else:
+        teacher = cast(Any, given).train(False).to(device)
+        require_loaded(teacher, "teacher", rows)
     teacher.requires_grad_(False)
     # The data's own text: unlike a text of ours, the teacher knows it if it knows any.
     mean = mean_teacher_loss(teacher, rows.__getitems__([0]).to(device))
     require_trained(mean, output_layer(teacher).vocab_size, text="the first row of the data")
     return teacher
+
+
+def require_loaded(model: PreTrainedModel, side: Side, *every: AlignedRows) -> None:
+    """Check a model that somebody else has loaded, as those that are loaded here are.
+
+    Raises:
+        ForeignTokenizerError: its folder has a different tokenizer from the data's.
+        ValueError: no room for rows, losses that are not its own, or documents of a packed row that
+            see each other.
+    """
+    source = str(model.config.name_or_path)
+    if source:
+        require_tokenizer(find_folder(source, role=side), every[0].dataset, side=side)
+    for rows in every:
+        require_model_room(model, rows, source or "model", side)
+    require_own_losses(model)
+    keep_documents_apart(model)
 
 
 def require_context(config: TrainConfig, rows: AlignedRows) -> None:

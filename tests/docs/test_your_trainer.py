@@ -83,6 +83,17 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
         assert (student / name).read_bytes() == (tmp_path / "run/model" / name).read_bytes()
 
 
+def test_the_accelerate_loop_bears_steps_that_keep_no_token(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    nothing = Method("teacher", keep_fraction=1e-6, unmapped="exclude")
+    monkeypatch.setattr(accelerate_loop, "Method", lambda *_, **__: nothing)
+    assert accelerate_loop.main(loop_arguments(world, tmp_path)) == [0.0] * 3
+    before, after = weights(world / "student"), weights(tmp_path)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
 def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
     """It crashed on a model of transformers."""
     page = (EXAMPLES.parent / "docs" / "streaming.md").read_text("utf-8")

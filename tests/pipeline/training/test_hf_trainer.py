@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.method import Method
 from schemas.document import decode_document
+from tests.support.killing import run_ranks
 from tests.support.scored_data import SEQ_LENGTH
 from tests.support.servers import free_port
 
@@ -195,13 +197,62 @@ def test_what_would_change_rows_or_loss_is_refused(
         trainer_of(world, tmp_path, settings=settings, **more)
 
 
+def test_deepspeed_is_refused(world: Path, tmp_path: Path) -> None:
+    """Its engine makes the step in the backward pass; here as if it were installed."""
+    args = arguments(tmp_path)
+    args.deepspeed_plugin = object()
+    student = AutoModelForCausalLM.from_pretrained(world / "student")
+    with pytest.raises(ValueError, match="deepspeed doesn't work here: it makes a step before"):
+        GuidedTrainer(student, args, data=data_of(world))
+
+
 def test_a_model_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
     teacher = AutoModelForCausalLM.from_pretrained(world / "teacher")
     with pytest.raises(ValueError, match="tokenizer"):
         GuidedTrainer(teacher, arguments(tmp_path), data=data_of(world))
 
 
-def test_a_running_teacher_gives_the_stored_losses(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "folder"),
+    [
+        ("kld", "teacher"),  # two vocabularies
+        ("teacher", "teacher"),  # random weights
+        ("teacher", "student"),  # another tokenizer
+        ("teacher", "small"),  # rows for fewer tokens
+    ],
+)
+def test_a_teacher_that_vocag_train_refuses_is_refused(
+    world: Path, tmp_path: Path, method: str, folder: str
+) -> None:
+    ignored = shutil.ignore_patterns("tokenizer*")
+    source = world / folder
+    if folder == "small":
+        source = shutil.copytree(world / "student", tmp_path / "small", ignore=ignored)
+    plain = data_of(world, stored_losses=None)
+    teacher = load_language_model(str(source))
+    with pytest.raises(
+        ValueError, match=r"aligned with|chance|is not the dataset's|holds teacher"
+    ) as own:
+        trainer_of(
+            *(world, tmp_path), settings={}, data=plain, method=Method(method), teacher=teacher
+        )
+    config = TrainConfig(
+        data=plain.data,
+        student=str(world / "student"),
+        output=tmp_path / "own",
+        teacher=str(source),
+        seq_length=SEQ_LENGTH,
+        method=Method(method),
+    )
+    with pytest.raises(type(own.value)) as theirs:
+        train(replace(config, num_steps=2, warmup_steps=0))
+    assert str(own.value) == str(theirs.value)
+
+
+def test_a_running_teacher_gives_the_stored_losses(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.training.models.require_trained", lambda *_, **__: None)
     first = {}
     for name, stored in {"stored": "", "running": None}.items():
         settings = {"max_steps": 1, "save_strategy": "no"}
@@ -212,6 +263,54 @@ def test_a_running_teacher_gives_the_stored_losses(world: Path, tmp_path: Path) 
         first[name] = logged(trainer)[0]
         assert trainer.model(input_ids=torch.ones(1, 3, dtype=torch.long)).logits.shape[1] == 3
     assert first["running"] == pytest.approx(first["stored"], rel=1e-3)
+
+
+def _train_by_trainer(world: Path, output: Path) -> None:
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    settings |= {"save_strategy": "no", "adam_beta2": 0.95}
+    trainer = trainer_of(world, output, settings=settings)
+    trainer.train()
+    if trainer.args.process_index == 0:
+        (output / "losses.json").write_text(json.dumps(logged(trainer)))
+        trainer.save_model(str(output / "model"))
+
+
+@pytest.mark.slow
+def test_accumulation_in_two_processes_is_a_step_of_vocag_train(
+    world: Path, tmp_path: Path
+) -> None:
+    """Divided once by all kept tokens (Eq. 3): micro-batches keep different numbers of them."""
+    (tmp_path / "two").mkdir()
+    run_ranks(_train_by_trainer, world, tmp_path / "two")
+    config = TrainConfig(
+        data=Reading(str(world / "data")),
+        student=str(world / "student"),
+        output=tmp_path / "own",
+        stored_losses=("",),
+        seq_length=SEQ_LENGTH,
+        global_batch_size=4,
+        micro_batch_size=1,
+        num_steps=4,
+        warmup_steps=0,
+        schedule="constant",
+        learning_rate=1e-3,
+        weight_decay=0.0,
+    )
+    train(config)
+    own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
+    found = json.loads((tmp_path / "two/losses.json").read_text())
+    assert found == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
+    saved, weights = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / run / "model").state_dict()
+        for run in ("two", "own")
+    )
+    for name, tensor in weights.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
+    rows, student = AlignedRows(config.stream), load_language_model(str(world / "student"))
+    with torch.no_grad():
+        parts = [GuidedStudent(student)(rows.__getitems__([position])) for position in range(4)]
+    mean_of_means = sum(float(part.loss_sum / part.num_tokens) for part in parts) / 4
+    assert abs(mean_of_means / found[0] - 1) > 1e-4, "what the Trainer alone would take"
 
 
 _SCRIPT = """

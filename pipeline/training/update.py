@@ -1,0 +1,50 @@
+"""A step that would ruin the student's weights is refused, whatever trainer makes it."""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from pipeline.guidance import NonFiniteLossError
+
+logger = logging.getLogger(__name__)
+
+
+class NonFiniteGradientError(NonFiniteLossError):
+    """A gradient is NaN or infinite although the losses aren't."""
+
+
+@contextmanager
+def naming_step(step: int, num_rows: int, learning_rate: float) -> Iterator[None]:
+    """Name a step (from 0), its `num_rows` rows and its rate in errors of what isn't finite."""
+    try:
+        yield
+    except NonFiniteLossError as error:
+        rows = f"rows {step * num_rows} to {(step + 1) * num_rows - 1} of the run"
+        raise type(error)(
+            f"step {step + 1} ({rows}, learning rate {learning_rate:g}): {error}; lower the "
+            "learning rate if the loss had grown, else look at these rows"
+        ) from error
+
+
+def divide_gradients(model: nn.Module, divisor: float) -> None:
+    """Divide a model's gradients in place."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= divisor
+
+
+def check_gradient(norm: float) -> None:
+    """Refuse a gradient before it is applied; all processes have its norm, so all raise.
+
+    Raises:
+        NonFiniteGradientError: NaN or infinite.
+    """
+    if not math.isfinite(norm):
+        raise NonFiniteGradientError(
+            f"the gradient's norm is {norm}, so the step isn't made, and the last checkpoint stays"
+        )
+    if norm == 0:
+        logger.warning("a step kept no token, so nothing is learned: raise the share that is kept")
