@@ -329,7 +329,7 @@ def _as_run(
     names = {"heldout": heldout} if isinstance(heldout, str) else heldout or {}
     stored = data.stored_losses
     return TrainConfig(
-        data=data.data,
+        data=data.reading,
         student="",
         output=Path(str(args.output_dir)),
         teacher=None if teacher is None else str(teacher.config.name_or_path or "teacher"),
@@ -358,7 +358,7 @@ def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig)
         steps = math.ceil(args.num_train_epochs * (rows.samples_per_epoch // size))
     if steps * size > len(rows):
         raise ValueError(
-            f"{steps} steps of {size} rows need {steps * size} rows, {data.data.path} gives "
+            f"{steps} steps of {size} rows need {steps * size} rows, {data.reading.path} gives "
             f"{len(rows)}: raise max_epochs in it, or lower max_steps or num_train_epochs"
         )
     return rows
