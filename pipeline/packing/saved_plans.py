@@ -107,11 +107,11 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
     for folder in filter(Path.exists, dict.fromkeys((beside, own))):
         try:
             return _load(folder, documents, rules)
-        except (EOFError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("plan %s is not used, but made again: %s", folder, error)
     own.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(own.with_suffix(".lock")):
-        with suppress(EOFError, OSError, ValueError):  # if another process has just made it
+        with suppress(OSError, ValueError):  # if another process has just made it
             return _load(own, documents, rules)
         _write(own, _make_arrays(documents, rules), _record(documents, rules))
     return _load(own, documents, rules)
@@ -151,7 +151,7 @@ def check_plans(dataset: Dataset) -> tuple[list[str], list[str]]:
                     raise ValueError(f"the dataset gives other {array}")
         except (WhereError, DatasetError) as error:
             stale.append(f"{name} was not compared, and no run will read it: {error}")
-        except (EOFError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             altered.append(f"{name} was altered ({error}): delete it")
     return altered, stale
 
@@ -217,7 +217,7 @@ def _digest(folder: Path, name: str) -> str:
 
 
 def _load(folder: Path, documents: ChosenDocuments, rules: PackingRules) -> Saved:
-    """Return a saved plan, or raise ValueError, OSError or EOFError: it isn't one for this."""
+    """Return a saved plan, or raise ValueError or OSError: it isn't one for this."""
     about = read_record((folder / _ABOUT).read_bytes(), _PlanRecord)
     for name, value in vars(_record(documents, rules)).items():
         if name != "sha256" and getattr(about, name) != value:
@@ -226,8 +226,11 @@ def _load(folder: Path, documents: ChosenDocuments, rules: PackingRules) -> Save
     def array(name: str, dtype: Any) -> NDArray[Any]:
         if _digest(folder, name) != about.sha256.get(name):
             raise ValueError(f"the SHA-256 of {name}.npy isn't the one in {_ABOUT}")
-        # A plain array: indexing the memmap class costs microseconds.
-        found = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+        try:
+            # A plain array: indexing the memmap class costs microseconds.
+            found = np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+        except Exception as error:  # numpy evaluates the header, which may raise anything
+            raise ValueError(f"{name}.npy can't be read: {error}") from error
         if (found.dtype, found.ndim) != (dtype, 1):
             raise ValueError(f"{name}.npy holds {found.dtype} {found.shape}, not {dtype}")
         return found

@@ -134,6 +134,20 @@ def test_a_forged_plan_is_made_again(
     require_made_again(data, planned[1], caplog, why)
 
 
+@pytest.mark.parametrize("place", [11, 40, 43, 60])
+def test_a_header_that_numpy_can_not_evaluate_is_made_again(
+    data: Path, planned: tuple[Path, str], caplog: Warnings, place: int
+) -> None:
+    path = plan_of(data) / "crc32.npy"
+    header = bytearray(path.read_bytes())
+    header[place] = 0
+    path.write_bytes(header)
+    about = json.loads((plan_of(data) / "plan.json").read_text())
+    about["sha256"]["crc32"] = sha256(header).hexdigest()
+    (plan_of(data) / "plan.json").write_text(json.dumps(about))
+    require_made_again(data, planned[1], caplog, "crc32.npy")
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
