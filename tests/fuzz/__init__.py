@@ -1,1 +1,1 @@
-"""A fuzzer: tokenizers by hurtful texts, then commands by faults. `python -m tests.fuzz --help`."""
+"""A fuzzer: hurtful texts, commands with faults, flipped bits. `python -m tests.fuzz --help`."""

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.batches import TokenBatch
-from tests.fuzz import files
+from tests.fuzz import bits, files
 from tests.fuzz.commands import draw_step, predict
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.reader import DamageError, read_dataset
@@ -130,3 +131,13 @@ def test_what_commands_must_leave() -> None:
     gone = predict({"command": "remove", "ids": ["a", "z"]}, state)
     assert (gone.generation, gone.documents, gone.removed) == (1, {}, {"a"})
     assert predict(first, gone) == gone, "the id stays taken"
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_of_a_plan_changes_no_row(tmp_path: Path) -> None:
+    good = bits.write_sound(tmp_path / "sound")
+    (plan,) = (tmp_path / "sound/plans").glob("*-v1*/segments.npy")
+    name, counts = str(plan.relative_to(tmp_path / "sound")), Counter[str]()
+    drawn = {"file": name, "flip": [8 * 128], "hashed": False}  # the lowest bit of a document
+    assert bits.take(drawn, tmp_path, good, counts) is None
+    assert counts == {"files with flipped bits, same rows": 1}
