@@ -156,10 +156,7 @@ class HuggingFaceReference:
         White space aside, where tokens don't spell the text.
         """
         return contents_of(
-            self.definition,
-            control=self.control,
-            vocab_size=self.vocab_size,
-            normalize=self.normalize,
+            self.definition, self.control, vocab_size=self.vocab_size, normalize=self.normalize
         )
 
     @_failures_of("tokenizers")

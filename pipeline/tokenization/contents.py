@@ -23,7 +23,7 @@ def spells_text(definition: Definition) -> bool:
 
 
 def contents_of(
-    definition: Definition, *, control: Mapping[str, int], vocab_size: int, normalize: Normalize
+    definition: Definition, control: Mapping[str, int], *, vocab_size: int, normalize: Normalize
 ) -> list[bytes]:
     """Return the normalised text that each id stands for, white space aside if it is lost.
 

@@ -98,8 +98,8 @@ R50K = RankModel(
 P50K = replace(R50K, name="p50k_base")
 CL100K = RankModel(
     "cl100k_base",
-    # As first published. tiktoken's today, made to be fast, differs only where a text ends with
-    # white space behind a line's end, and no token of the file spans that place.
+    # As first published. tiktoken's today differs only behind the last line's end in white space,
+    # which no token of the file spans.
     pattern=LLAMA_3.pattern,
     control_tokens={name: 100257 + n for n, name in enumerate(_FIM)} | {"<|endofprompt|>": 100276},
 )

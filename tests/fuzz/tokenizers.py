@@ -20,9 +20,12 @@ SMALL = (*zoo.SMALL, *zoo.NORMALIZING)
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "Replace", "Strip")
 WORD_SPLITTERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "UnicodeScripts")
 OTHERS = ("llama_like", "unigram", "word_pieces")
+WHOLE = ("gpt2_like", *zoo.NORMALIZING)
+"""Taken as they are, but for the tokens added to them."""
 ADDED = (
     *("  ", "    ", "ab", "\n\n", "<x>", "<|im_x|>", "<TOOL>", "é", "e\u0301", "Ａ", " the", "▁▁"),
-    *("1", "한", "\u0301", "[MASK]", "ﬁ", "don't", "\u3000", "a b", "ſ", "<s>"),
+    *("1", "한", "\u0301", "[MASK]", "ﬁ", "don't", "\u3000", "a b", "ſ", "<s>", "hello", "Hello"),
+    *("▁▁▁", "▁the", " sum", "sum"),
 )
 
 
@@ -35,8 +38,10 @@ def write_fresh(seed: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if choose.random() < 0.25:
         return _write_sentencepiece(choose, folder / "tokenizer.model")
-    name = choose.choice(("qwen_like", "qwen_like", "byte_incomplete", *OTHERS))
+    name = choose.choice(("qwen_like", "qwen_like", "byte_incomplete", *OTHERS, *WHOLE))
     body = deepcopy(zoo.definition(name))
+    if name in WHOLE:
+        return _write(body, choose, folder)
     if name not in OTHERS:
         body |= {"normalizer": None, "pre_tokenizer": _byte_level(choose), "added_tokens": []}
     elif name == "word_pieces":
@@ -51,6 +56,11 @@ def write_fresh(seed: str, folder: Path) -> Path:
         steps += [body["normalizer"]] if body["normalizer"] else []
         choose.shuffle(steps)
         body["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    return _write(body, choose, folder)
+
+
+def _write(body: zoo.Definition, choose: random.Random, folder: Path) -> Path:
+    """Write a tokenizer with some added tokens."""
     tokenizer = Tokenizer.from_str(json.dumps(body))
     for content in choose.sample(ADDED, choose.choice((0, 0, 2, 4, 6, 8))):
         names = ["single_word", "lstrip", "rstrip", "special", "normalized"]

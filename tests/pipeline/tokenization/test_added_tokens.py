@@ -74,6 +74,28 @@ def test_every_family(
     assert found >= 3
 
 
+@pytest.mark.parametrize(("name", "change"), [("word_pieces", {}), ("qwen_like", LOWER_CASE)])
+def test_an_uncased_word(name: str, change: Definition) -> None:
+    token, raw = AddedToken("Hello"), AddedToken("RAW", normalized=False)
+    body = with_added(definition(name) | change, token, raw)
+    text = "a HELLO hello RAW raw"
+    batch = load_body(body).tokenize_batch([text.encode()])
+    assert not batch.failures
+    assert batch.input_ids.tolist() == library_ids(body, text)
+    hello, raw_id = (token["id"] for token in body["added_tokens"][-2:])
+    assert batch.byte_offsets[batch.input_ids == hello].tolist() == [[2, 7], [8, 13]]
+    assert batch.byte_offsets[batch.input_ids == raw_id].tolist() == [[14, 17]]
+
+
+def test_white_space_that_two_added_tokens_claim_is_both_s() -> None:
+    """The library's own ranges decrease: `<r>` takes the spaces, and each is found once more."""
+    body = with_added(definition("qwen_like"), AddedToken("<r>", rstrip=True), AddedToken(" "))
+    batch = load_body(body).tokenize_batch([b"a<r>  b"])
+    assert not batch.failures
+    assert batch.input_ids.tolist() == library_ids(body, "a<r>  b")
+    assert batch.byte_offsets.tolist() == [[0, 1], [1, 6], [4, 6], [5, 6], [6, 7]]
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_run_of_space_pieces_is_an_added_token_too(fast: bool) -> None:
     """As in Gemma's file: one id for two spaces and for the string `▁▁`."""
