@@ -44,7 +44,7 @@ def test_a_run_in_an_object_store_gives_the_local_bytes_and_is_then_left_alone(
         assert (again.returncode, "nothing to do" in again.stdout) == (0, True)
         other = session.run(ALIGN, *arguments(corpus), "--keep-text")
     assert other.returncode == 2
-    assert "keep_text is False there and True here" in other.stderr
+    assert "--keep-text is not given there and true here" in other.stderr
     assert store.digests(f"{corpus}/aligned") == digests(reference)
 
 
