@@ -96,8 +96,8 @@ def with_device(engine: Engine) -> Engine:
     """Return the engine with the device that it runs on: the GPU if none is named and one is there.
 
     Example:
-        >>> with_device(Engine(device="cuda:1")).device
-        'cuda:1'
+        >>> with_device(Engine(device="cpu")).device
+        'cpu'
     """
     from pipeline.models.devices import find_device  # loads torch
 
