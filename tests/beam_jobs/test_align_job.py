@@ -116,7 +116,7 @@ def test_named_tokens_stand_around_texts(
     assert manifest.student.convention == ConventionRecord(None, None, 5)
     assert manifest.teacher.convention == ConventionRecord(7, 7, None)
     assert main(command) == 2
-    assert "student_convention" in capsys.readouterr().err
+    assert "the token of --student-bos or --student-eos is" in capsys.readouterr().err
     assert main([*command, *named]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert main([*command, "--teacher-context", "<nothing>"]) == 2

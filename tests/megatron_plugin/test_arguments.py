@@ -85,7 +85,7 @@ def test_stored_losses_take_a_teachers_place(name):
 
 def test_weights_of_teachers_are_refused_at_once():
     message = "--vocag-teacher-weights 1.0 must be one .* each of the 2 --vocag-stored-losses"
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ValueError, match=message):
         options("--vocag-stored-losses", "a", "b", "--vocag-teacher-weights", "1")
 
 
@@ -160,15 +160,6 @@ def test_impossible_options(extra, message):
         (
             (*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"),
             "--vocag-teacher-world-size 2",
-        ),
-        ((*TEACHER, "--vocag-temperature", "0"), "^--vocag-temperature 0.0 must be above 0"),
-        (
-            (*TEACHER, "--vocag-keep-fraction", "7"),
-            "^--vocag-keep-fraction must lie in 0..1, got 7",
-        ),
-        (
-            (*TEACHER, "--vocag-teacher-weights", "1"),
-            "^--vocag-teacher-weights and --vocag-teacher-c",
         ),
         ((*TEACHER, "--vocag-weight", "0.5"), "leave out --vocag-weight"),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "leave out --vocag-top-k"),
