@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pipeline.training.method import Method as Method
     from schemas.document import AlignedDocument as AlignedDocument
     from schemas.document import decode_document as decode_document
+    from schemas.document import document_key as document_key
 
 # The same for the interpreter: names by module.
 _MODULES = {
@@ -66,7 +67,7 @@ _MODULES = {
     "pipeline.training.guided": "GuidedStudent",
     "pipeline.training.hf_trainer": "GuidedTrainer",
     "pipeline.training.method": "Method",
-    "schemas.document": "AlignedDocument decode_document",
+    "schemas.document": "AlignedDocument decode_document document_key",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _EXTRAS = {"torch": "torch", "transformers": "hf"}

@@ -89,7 +89,7 @@ def test_only_what_is_new_is_scored(
     assert report.findings == ()
     shards = f"{len(before)} of {len(manifest.shards)} shards: run vocag score again"
     assert any(shards in note for note in report.notes)
-    with pytest.raises(ValueError, match=r"-g002-.* is missing: run beam_jobs\.score again"):
+    with pytest.raises(ValueError, match=r"-g002-.* is missing: run vocag score again"):
         AlignedRows(config)
     scored: list[int] = []
     original = ShardToScore.read_tokens

@@ -23,7 +23,7 @@ OTHERS = {
     *("--debug", "--version"),  # vocag's own
     *("--include", "--local-dir", "--revision", "--search"),  # hf
     *("--nproc-per-node", "--max-restarts"),  # torchrun
-    *("--max-logprobs", "--max-model-len", "--served-model-name"),  # vLLM
+    *("--logprobs-mode", "--max-logprobs", "--max-model-len", "--served-model-name"),  # vLLM
     "--dask_client_address",  # Beam's, if its Dask runner is imported
     *("--direct_num", "--direct_running", "--vocag"),  # how several options begin
 }

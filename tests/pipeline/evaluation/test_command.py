@@ -28,6 +28,9 @@ def student(folder: Path, vocab_size: int = 300, *, seed: int = 0, context: int 
     return folder
 
 
+MODEL = "a model that is there"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -35,15 +38,19 @@ def student(folder: Path, vocab_size: int = 300, *, seed: int = 0, context: int 
         (["a", "--measures", "luck"], "--measures luck: choose one of accuracy, text"),
         (["a", "--limit", "-1"], "--limit -1: it must be 0 or more"),
         (["a", "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
-        (["a", "--data", "nowhere"], "--data nowhere: neither gsm8k.jsonl nor gsm8k/test.jsonl"),
+        ([MODEL, "--data", "nowhere"], "--data nowhere: neither gsm8k.jsonl nor gsm8k/test.jsonl"),
         (["nobody", "--data", TINY], 'student "nobody": no such folder'),
-        (["a", "--data", TINY, "--tasks", "svamp", "--measures", "options"], "none of these sets"),
+        (
+            [MODEL, "--data", TINY, "--tasks", "svamp", "--measures", "options"],
+            "none of these sets",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments, "--output", str(tmp_path)]) == 2
+    given = [str(student(tmp_path / "own")) if each == MODEL else each for each in arguments]
+    assert main([*given, "--output", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
 
 

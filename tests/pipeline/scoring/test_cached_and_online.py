@@ -146,7 +146,7 @@ def test_incomplete_losses_are_refused(copied: Path) -> None:
     with pytest.raises(ForeignLossesError, match=rf"{sidecar.name} has {len(whole) - 2} bytes"):
         open_rows(copied)
     sidecar.unlink()
-    with pytest.raises(ForeignLossesError, match=rf"{sidecar.name} is missing: run beam_jobs"):
+    with pytest.raises(ForeignLossesError, match=rf"{sidecar.name} is missing: run vocag score"):
         open_rows(copied)
     del body["sidecars"][1]
     scores.write_text(json.dumps(body))

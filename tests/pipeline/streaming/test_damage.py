@@ -83,7 +83,7 @@ def test_a_flipped_payload_byte(dataset, document):
     message = str(caught.value)
     assert index.key[place] in message
     assert dataset.manifest.shards[shard].file in message
-    assert "beam_jobs.align" in message
+    assert "vocag align" in message
     check_quarantined(dataset, open_rows(dataset, on_damage="quarantine"), {document})
 
 

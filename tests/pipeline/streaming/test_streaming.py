@@ -227,7 +227,7 @@ def test_a_batch_is_one_tensor_and_passes_as_one(dataset):
     assert collate_rows(direct) is direct
     assert torch.equal(batch.to("cpu").buffer, batch.buffer)
     assert batch["loss_mask"].dtype == torch.float32
-    with pytest.raises(KeyError, match=r"no field 'tokens' but input_ids.*streaming\.collate_rows"):
+    with pytest.raises(KeyError, match=r"no field 'tokens' but input_ids.*vocag\.collate_rows"):
         batch["tokens"]
 
 

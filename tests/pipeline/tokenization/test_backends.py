@@ -102,7 +102,7 @@ def test_a_panic_while_loading_is_said(
     path = str(write_definition(definition("gpt2_like"), tmp_path))
     panic = raising(PanicException("bad merges"))
     monkeypatch.setattr(gigatoken, "Tokenizer", SimpleNamespace(from_json=panic))
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, "pipeline.tokenization.tokenizer"):
         reason = load_tokenizer(path).slow_reason
     assert reason == "gigatoken doesn't know the steps that divide its texts"
     assert caplog.text.count("bad merges") == 1
