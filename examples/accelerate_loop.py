@@ -101,7 +101,7 @@ def train_step(
         raise ValueError(f"step {step + 1}: the gradient's norm is {norm}; lower --learning-rate")
     optimizer.step()
     optimizer.zero_grad()
-    return float(nats) / max(tokens, 1)
+    return float(nats / max(tokens, 1))
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
