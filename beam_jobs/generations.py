@@ -2,6 +2,7 @@
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.reading import nearest_dataset
 from schemas.manifest import (
     MANIFEST_FILE,
@@ -10,7 +11,6 @@ from schemas.manifest import (
     encode_manifest,
     kept_manifest_file,
 )
-from vocag.failures import hinted
 
 
 def read_newest(output: str) -> Manifest:

@@ -14,14 +14,14 @@ from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.git_lfs import POINTER_BYTES
 from schemas.manifest import (
     MANIFEST_FILE,
     Manifest,
     decode_manifest,
 )
 from schemas.records import RecordError, read_record
-from vocag.failures import hinted
-from vocag.git_lfs import POINTER_BYTES
 
 BLOCKS_PREFIX = "blocks-"
 """How the files begin that blocks wait in."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.git_lfs import refuse_pointer
 from pipeline.remote import first_contact
-from vocag.failures import hinted
-from vocag.git_lfs import refuse_pointer
 
 if TYPE_CHECKING:
     from apache_beam.io.filesystems import FileSystems

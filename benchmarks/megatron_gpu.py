@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from megatron_plugin.models.shape import read_shape
 from megatron_plugin.prediction import GPUS, Plan, describe, predict
+from pipeline.command_line.options import parse_options
 from pipeline.dataset.reading import read_manifest
-from vocag.options import parse_options
 
 ROWS_PER_STEP, SEQ_LENGTH, MICRO_BATCH = 64, 2048, 4
 WARM_STEPS = 3

@@ -9,15 +9,15 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from pipeline.command_line import options
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.options import ModelSource, Option
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.method import ONLINE_TOP_K, Method
 from pipeline.training.methods import METHODS, kind_of
 from pipeline.training.methods.kind import MethodKind
-from vocag import options
-from vocag.failures import hinted
-from vocag.options import ModelSource, Option
 
 _PREFIX = "vocag_"
 _GROUPS = {

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
 from megatron_plugin.upstream import HAVE_APEX_OR_TE, add_megatron_arguments
+from pipeline.command_line.failures import hinted
 from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
-from vocag.failures import hinted
 
 # Attribute of Megatron's arguments, the value that works, why no other does.
 _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (

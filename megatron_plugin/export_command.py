@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from vocag import command
-from vocag.failures import report
-from vocag.options import Option, parse_options
+from pipeline.command_line import command
+from pipeline.command_line.failures import report
+from pipeline.command_line.options import Option, parse_options
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weights import checkpoint_args, newest_iteration, read_student
+from pipeline.command_line.failures import hinted
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import DatasetError
-from vocag.failures import hinted
 
 
 def export_student(

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from megatron_plugin.arguments import ArgumentError
 from megatron_plugin.bridge import START_TIMEOUT, Role
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 
 @dataclass(frozen=True)

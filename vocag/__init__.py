@@ -7,8 +7,6 @@ where it is written, and may change between versions.
 
 from importlib import import_module
 
-from vocag.failures import hinted
-from vocag.installed import install, installed_version
 from vocag.own_packages import require_own_packages
 
 TYPE_CHECKING = False  # as in `vocag.command`
@@ -76,11 +74,14 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        return installed_version()
-    if name not in _HOMES:
+    if name not in {*_HOMES, "__version__"}:
         raise AttributeError(f"module 'vocag' has no attribute {name!r}")
     require_own_packages()
+    from pipeline.command_line.failures import hinted
+    from pipeline.command_line.installed import install, installed_version
+
+    if name == "__version__":
+        return installed_version()
     try:
         found = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:

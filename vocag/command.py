@@ -1,145 +1,21 @@
-"""Where the `vocag` command starts; the commands' names, and what they need."""
+"""Where the `vocag` command starts: our packages are found first, or what hides them is named."""
 
-import os
 import sys
-from importlib import import_module
-from io import TextIOWrapper
 
-from vocag import failures
-from vocag.failures import hinted, report
-from vocag.installed import install, installed_version
-from vocag.own_packages import PACKAGES, HiddenPackageError, require_own_packages
+from vocag.own_packages import HiddenPackageError, require_own_packages
 
 TYPE_CHECKING = False  # typing's own, whose import takes as long as the rest of `vocag --help`
 if TYPE_CHECKING:
-    import threading
     from typing import NoReturn
 
-# Named, not imported: each command runs only with the extra that it needs installed.
-GROUPS = {
-    "make": {
-        "align": ("beam_jobs.align.__main__", "beam", "turn documents into aligned shards"),
-        "score": ("beam_jobs.score.command", "beam,hf", "store a teacher's losses with the shards"),
-    },
-    "train": {
-        "train": ("pipeline.training.command", "hf", "train a student on a dataset"),
-        "transfer": ("pipeline.transfer.command", "hf", "give a model another tokenizer"),
-        "acceptance": (
-            "pipeline.transfer.acceptance_command",
-            "hf",
-            "measure how well one model drafts for another",
-        ),
-        "export": ("megatron_plugin.export_command", "megatron", "convert a Megatron checkpoint"),
-        "evaluate": ("pipeline.evaluation.command", "evaluate", "measure a student on nine sets"),
-        "figures": ("pipeline.figures.command", "hf", "draw the paper's figures"),
-    },
-    "maintain": {
-        "explore": ("pipeline.explore.command", "", "show totals, documents and rows of a dataset"),
-        "validate": ("pipeline.validate.command", "", "check a dataset byte by byte"),
-        "remove": ("beam_jobs.remove.command", "beam", "remove documents by their ids"),
-        "overlap": ("pipeline.evaluation.overlap_command", "", "find test questions in a dataset"),
-        "doctor": ("pipeline.doctor.command", "", "show what works here, and what is missing"),
-        "compare-scores": ("beam_jobs.score.compare_command", "", "compare two teachers' losses"),
-    },
-}
-"""What commands are for: by its name each command's module, its extras, and what it does."""
 
-COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
-
-_OWN_EXTRA = dict.fromkeys(("httpx2", "tenacity"), "served")
-"""Extras of packages that only some uses of a command need."""
-
-left_behind: "list[threading.Thread]" = []
-"""Threads of a job that was left, which `leave` does not wait for."""
-
-
-def main(argv: list[str] | None = None) -> "NoReturn":
-    """Run `vocag COMMAND …` and end the process with its status."""
-    given = sys.argv[1:] if argv is None else argv
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know ASCII only
-        sys.stdout.reconfigure(errors="backslashreplace")
-    arguments = [argument for argument in given if argument != "--debug"]
-    failures.with_traceback = arguments != list(given)
-    if arguments[:1] == ["--version"]:
-        print(f"vocag {installed_version()}")
-        leave(0)
-    name = " ".join(["vocag", *arguments[:1]])
+def main() -> "NoReturn":
+    """Run the command line, `vocag COMMAND …`, and end the process with its status."""
     try:
-        if arguments and not arguments[0].startswith("-"):  # `vocag --help` needs no package
-            require_own_packages()
-            _set_up_logging(name)
-        leave(run_command(arguments))
+        require_own_packages()
     except HiddenPackageError as error:
-        leave(2, f"vocag: error: {error}")
-    except MemoryError:
-        leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
-    except KeyboardInterrupt:
-        leave(130, f"{name}: interrupted")
-    except Exception as error:  # none of those that commands expect and explain
-        again = " ".join(["vocag", "--debug", *map(_quoted, arguments)])
-        hinted(error, f"{again}  # and report it with what vocag doctor --json prints")
-        report(name, error, f"unexpected {type(error).__name__}: {error}")
-        leave(1)
+        print(f"vocag: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    from pipeline.command_line.command import main
 
-
-def run_command(arguments: list[str]) -> int:
-    """Run `vocag COMMAND …` as `python -m MODULE …`; return its exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
-        return 0
-    name, *rest = arguments
-    if name not in COMMANDS:
-        report("vocag", hinted(ValueError(f'unknown command "{name}"'), _closest(name)))
-        return 2
-    module_name, extra, _ = COMMANDS[name]
-    try:
-        return int(import_module(module_name).main(rest) or 0)
-    except ModuleNotFoundError as error:  # at once, or when a command needs it: help needs less
-        if not extra or (error.name or "").partition(".")[0] in PACKAGES:
-            raise
-        message = f"it needs a package that is missing ({error.name})"
-        own = _OWN_EXTRA.get(error.name or "", extra)
-        report(f"vocag {name}", hinted(error, install(own)), message)
-        return 2
-
-
-def leave(status: int, message: str = "") -> "NoReturn":
-    """End this process, without waiting for the threads of a job that was left."""
-    if message:
-        print(message, file=sys.stderr)
-    if any(thread.is_alive() for thread in left_behind):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
-def _set_up_logging(name: str) -> None:
-    """Set the format of messages before a command is imported: Beam logs while it is.
-
-    Imported here, as the version's reader is: both take longer than `vocag --help` does.
-    """
-    import logging
-
-    logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
-
-
-def _closest(name: str) -> str:
-    from difflib import get_close_matches
-
-    return " ".join(["vocag", *get_close_matches(name, COMMANDS, n=1), "--help"])
-
-
-def _quoted(argument: str) -> str:
-    import shlex
-
-    return shlex.quote(argument)
-
-
-def _usage() -> str:
-    lines = ["usage: vocag COMMAND …"]
-    for group, commands in GROUPS.items():
-        lines += ["", f"{group}:"]
-        lines += [f"  {name:<15} {help_text}" for name, (_, _, help_text) in commands.items()]
-    last = "vocag COMMAND --help shows a command's options; --debug shows where an error arose."
-    return "\n".join([*lines, "", last])
+    main()

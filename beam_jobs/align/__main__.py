@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from beam_jobs.align.options import parse_options
 from beam_jobs.running.exits import exit_status
 from beam_jobs.running.run_options import configure_logging
-from vocag import command
+from pipeline.command_line import command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,8 +21,8 @@ from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
 from beam_jobs.runs import SUMMARY_FILE
+from pipeline.command_line.options import option_names
 from schemas.manifest import MANIFEST_FILE, Manifest
-from vocag.options import option_names
 
 
 def align(options: AlignOptions) -> Manifest:

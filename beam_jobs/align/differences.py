@@ -7,8 +7,8 @@ from typing import Any
 from beam_jobs import storage
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.runs import describe_differences
+from pipeline.command_line.options import option_names
 from pipeline.drawing.formatting import format_bytes, format_plural
-from vocag.options import option_names
 
 _OPTIONS = {
     **{flag.removeprefix("--").replace("-", "_"): flag for flag in option_names(AlignOptions)},

@@ -9,8 +9,15 @@ from typing import Annotated, Literal
 from beam_jobs.align.inputs.parts import DATASET, STANDARD_INPUT, Format
 from beam_jobs.errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
-from vocag import options
-from vocag.options import Condition, Folder, Option, Rest, TokenizerSource, TokenName
+from pipeline.command_line import options
+from pipeline.command_line.options import (
+    Condition,
+    Folder,
+    Option,
+    Rest,
+    TokenizerSource,
+    TokenName,
+)
 
 Shuffle = Literal["files", "runner"]
 """How texts travel to their buckets: in files that all workers see, or through the runner."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.nearest import look_near
 from pipeline.dataset.files import Dataset
 from schemas.removed import RemovedDocuments
-from vocag.failures import hinted
-from vocag.nearest import look_near
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _FIELDS = ("document_id", "id")

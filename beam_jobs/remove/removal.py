@@ -15,11 +15,11 @@ from beam_jobs.remove.ids import find_documents, read_ids
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.report.summary import write_card
 from beam_jobs.running.runners import make_beam_options
+from pipeline.command_line.options import option_names
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation
 from schemas.removed import RemovedDocuments, decode_removed, encode_removed
-from vocag.options import option_names
 
 _MAX_NAMED = 5
 _SCRATCH = ".vocag-remove"

@@ -11,7 +11,7 @@ from types import FrameType
 
 from beam_jobs.errors import JobError, TooManyDeadLettersError
 from beam_jobs.shortages import explain_shortage
-from vocag.failures import report
+from pipeline.command_line.failures import report
 
 RESUME = "run the same command again to resume"
 _BINDINGS = {"triton", "duckdb"}  # of a teacher, and of --where

@@ -30,7 +30,7 @@ from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.running.supervision import run_supervised
 from beam_jobs.running.workers import WorkerDiedError, Workers
 from beam_jobs.shortages import explain_shortage
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 

@@ -2,7 +2,7 @@
 
 The runner works in a thread, and the main thread waits for the first of three: its end, the death
 of a worker, a signal. Beam has no way to cancel a local job, so a thread that does not end within a
-moment is left behind, and `vocag.command.leave` ends the process without waiting for it.
+moment is left behind, and the command's `leave` ends the process without waiting for it.
 """
 
 import threading
@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 import grpc
 
 from beam_jobs.running.workers import WorkerDiedError, Workers
-from vocag.command import left_behind
+from pipeline.command_line.failures import left_behind
 
 _PATIENCE_SECONDS = 1.0
 

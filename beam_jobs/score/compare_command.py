@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from pipeline.command_line.failures import report
+from pipeline.command_line.options import DatasetSource, Option, parse_options
 from pipeline.drawing.formatting import format_count, printable
-from vocag.failures import report
-from vocag.options import DatasetSource, Option, parse_options
 
 if TYPE_CHECKING:
     from pipeline.scoring.comparison import Comparison

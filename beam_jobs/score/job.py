@@ -33,6 +33,7 @@ from beam_jobs.score.summary import estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from beam_jobs.transforms import Gather, Spread
+from pipeline.command_line.options import option_names
 from pipeline.dataset.selection import ChosenDocuments, require_documents
 from pipeline.drawing.formatting import format_plural
 from pipeline.packing.opening import OpenedDataset, open_run
@@ -42,7 +43,6 @@ from schemas.document_scores import document_scores_name
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
 from schemas.sidecar import ScoreManifest, score_manifest_name
-from vocag.options import option_names
 
 
 def score(options: ScoreOptions) -> list[ScoreManifest]:

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from beam_jobs.errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
+from pipeline.command_line import options
+from pipeline.command_line.options import ModelSource, Option, Rest
 from pipeline.packing.reading import Reading
 from pipeline.scoring.engines.settings import ServedSettings, TopSettings, TransformersSettings
-from vocag import options
-from vocag.options import ModelSource, Option, Rest
 
 Dtype = Literal["", "float32", "bfloat16", "float16"]
 EngineName = Literal["transformers", "openai"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_plugin.arguments import ArgumentError
 from megatron_plugin.models.shape import ModelShape
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 _OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their attributes
 

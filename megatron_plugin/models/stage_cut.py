@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_plugin.models.shape import ModelShape
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 
 def output_cost(shape: ModelShape) -> float:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from megatron_plugin.models.shape import ModelShape
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 _EXPERT = "local_experts"  # what a layer's list of experts is called
 

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.nearest import look_near
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
-from vocag.failures import hinted
-from vocag.nearest import look_near
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"

@@ -34,11 +34,11 @@ from megatron_plugin.upstream import (
     pretrain_cfg_container_from_args,
 )
 from megatron_plugin.worlds import World
+from pipeline.command_line.failures import hinted
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
-from vocag.failures import hinted
 
 logger = logging.getLogger(__name__)
 

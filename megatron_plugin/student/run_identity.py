@@ -13,8 +13,8 @@ from megatron_plugin.models.weights import (
     newest_iteration,
     require_whole,
 )
+from pipeline.command_line.failures import hinted
 from pipeline.streaming import AlignedRows, StreamState
-from vocag.failures import hinted
 
 
 class ChangedRunError(ValueError):

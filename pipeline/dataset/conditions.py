@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from vocag.failures import hinted
-from vocag.installed import install
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.installed import install
 
 _TABLE, _VALUE = "documents", "value"
 _BEFORE = "SELECT ("

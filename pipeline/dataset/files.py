@@ -15,6 +15,7 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
+from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.dataset.cache import ListedFile
 from pipeline.dataset.reading import (
     folder_of,
@@ -28,7 +29,6 @@ from schemas.errors import DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
 from schemas.manifest import Manifest
 from schemas.removed import RemovedDocuments, decode_removed
-from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 _REMEDY = "restore it or run vocag align again"
 _CHECKS_AT_ONCE = 16

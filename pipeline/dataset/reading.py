@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 import fsspec
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.remote.first_contact import require_answer
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import ShardIndex
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
-from vocag.failures import hinted
-from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 
 def read_manifest(dataset: str) -> Manifest:

@@ -12,6 +12,8 @@ from typing import Any
 
 import fsspec
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import find_generation, read_manifest_bytes, read_whole
@@ -24,8 +26,6 @@ from schemas.sidecar import (
     decode_score_manifest,
     decode_sidecar,
 )
-from vocag.failures import hinted
-from vocag.git_lfs import POINTER_BYTES, refuse_pointer
 
 SCORE_AGAIN = "run vocag score again"
 _ROWS = "--seq-length 2048  # student tokens per row in training"

@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+from pipeline.command_line.command import COMMANDS
+from pipeline.command_line.installed import install, installed_version
+from pipeline.command_line.options import parse_options
 from pipeline.drawing.printing import print_lines
-from vocag.command import COMMANDS
-from vocag.installed import install, installed_version
-from vocag.options import parse_options
 
 _EPILOG = """\
 examples:

@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 
+from pipeline.command_line.failures import report
 from pipeline.drawing.formatting import printable
-from vocag.failures import report
 
 
 def print_lines(name: str, make: Callable[[], Iterable[str]]) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pipeline.command_line.options import Folder, Option, parse_options
 from pipeline.drawing.printing import print_lines
 from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.settings import Asked, Engine
-from vocag.options import Folder, Option, parse_options
 
 _GROUPS = {
     "tasks": "what is measured",

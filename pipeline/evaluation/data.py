@@ -12,11 +12,11 @@ from typing import Any
 
 import fsspec
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.nearest import look_near
 from pipeline.evaluation.sets import SETS, Item, make_items
 from pipeline.remote.first_contact import require_answer
 from pipeline.remote.user_cache import cache_folder, keep
-from vocag.failures import hinted
-from vocag.nearest import look_near
 
 COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 HARNESS = f"https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/{COMMIT}/data"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pipeline.command_line.options import DatasetSource, Folder, Option, parse_options
 from pipeline.drawing.printing import print_lines
 from pipeline.evaluation.sets import NINE, SETS, require_known
-from vocag.options import DatasetSource, Folder, Option, parse_options
 
 _EPILOG = """\
 examples:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from pipeline.command_line.options import Option
 from pipeline.evaluation.sets import NINE, SETS, require_known
-from vocag.options import Option
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pipeline.command_line.options import DatasetSource, Option, parse_command
 from pipeline.drawing.printing import print_lines
 from pipeline.packing.reading import Reading
-from vocag.options import DatasetSource, Option, parse_command
 
 # What a command does is imported in its `lines`: help needs no numpy.
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from pipeline.command_line.options import ModelSource, Option, TokenizerSource, parse_command
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import short_names
 from pipeline.drawing.printing import print_lines
-from vocag.options import ModelSource, Option, TokenizerSource, parse_command
 
 # What measures is imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:

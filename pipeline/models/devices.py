@@ -2,7 +2,7 @@
 
 import torch
 
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 
 def find_device(name: str = "") -> torch.device:

@@ -13,10 +13,10 @@ from functools import cached_property
 from hashlib import file_digest, sha256
 from pathlib import Path
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.command_line.nearest import look_near, nearest
 from pipeline.remote.hub import HubError, download_folder
-from vocag.failures import hinted
-from vocag.git_lfs import POINTER_BYTES, refuse_pointer
-from vocag.nearest import look_near, nearest
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")

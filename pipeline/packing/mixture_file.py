@@ -29,7 +29,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 _TOLERANCE = 1e-6
 

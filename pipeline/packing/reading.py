@@ -5,8 +5,8 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pipeline.command_line.options import Condition, Option, TokenName
 from pipeline.packing.mixture_file import MixedDataset, Mixture, Stage, read_mixture
-from vocag.options import Condition, Option, TokenName
 
 Generation = int | Literal["latest"] | None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from vocag.installed import install
+from pipeline.command_line.installed import install
 
 FIRST_ANSWER_SECONDS = 8.0
 

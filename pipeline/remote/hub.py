@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join, quote
 
+from pipeline.command_line.failures import hinted
 from pipeline.remote.first_contact import NoAnswerError, answer_of
-from vocag.failures import hinted
 
 
 class HubError(ValueError):

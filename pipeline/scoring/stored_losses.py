@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import num_bytes_of
@@ -32,7 +33,6 @@ from pipeline.scoring.contexts import ContextRule, plan_contexts
 from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import ShardLosses, TeacherRule
-from vocag.failures import hinted
 
 _MAX_OPEN_SIDECARS = 64
 

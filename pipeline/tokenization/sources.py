@@ -14,6 +14,9 @@ from typing import Literal
 
 import orjson
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.git_lfs import refuse_pointer
+from pipeline.command_line.nearest import look_near, nearest
 from pipeline.remote.hub import HubError, download_file
 from pipeline.tokenization.definition import Definition, with_model_type
 from pipeline.tokenization.rank_models import BYTES
@@ -25,9 +28,6 @@ from pipeline.tokenization.ranks import (
     is_tekken,
     is_tiktoken,
 )
-from vocag.failures import hinted
-from vocag.git_lfs import refuse_pointer
-from vocag.nearest import look_near, nearest
 
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")

@@ -2,7 +2,7 @@
 
 import sys
 
-from vocag.command import main
+from pipeline.command_line.command import main
 
 if __name__ == "__main__":
     main(["train", *sys.argv[1:]])

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.command_line.failures import hinted
 from pipeline.streaming import AlignedRows, StreamState
 from pipeline.training.config import TrainConfig
-from vocag.failures import hinted
 
 CHECKPOINT = "checkpoint.pt"
 # What may change when a run continues: none of it decides the weights.

@@ -5,11 +5,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from pipeline.command_line.failures import report
+from pipeline.command_line.options import parse_options
 from pipeline.drawing.formatting import printable
 from pipeline.training.config import TrainConfig
 from pipeline.training.methods import METHODS
-from vocag.failures import report
-from vocag.options import parse_options
 
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\

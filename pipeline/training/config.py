@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.options import ModelSource, Option
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
 from pipeline.training.method import Method
 from pipeline.training.methods import METHODS, kind_of
-from vocag.failures import hinted
-from vocag.options import ModelSource, Option
 
 if TYPE_CHECKING:
     from pipeline.streaming import StreamConfig

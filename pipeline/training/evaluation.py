@@ -8,6 +8,7 @@ from shlex import quote
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.selection import Kept
 from pipeline.packing.opening import open_run
 from pipeline.streaming import AlignedRows, StreamConfig
@@ -16,7 +17,6 @@ from pipeline.training.losses import score_labels, student_states
 from pipeline.training.ranks import Ranks
 from schemas.errors import ForeignTokenizerError
 from schemas.index import ShardIndex
-from vocag.failures import hinted
 
 BITS_PER_BYTE = "heldout_bits_per_byte"
 _ROWS_AT_ONCE = 8

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pipeline.command_line.options import Option
 from pipeline.selection_rule import (
     PAPER_RULE,
     Aggregation,
@@ -13,7 +14,6 @@ from pipeline.selection_rule import (
     UnmappedStrategy,
     check_choice,
 )
-from vocag.options import Option
 
 DistillTokens = Literal["all", "kept", "dropped"]
 ONLINE_TOP_K = 16

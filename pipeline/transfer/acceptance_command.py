@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from pipeline.command_line.options import ModelSource, Option, parse_options
 from pipeline.drawing.printing import print_lines
-from vocag.options import ModelSource, Option, parse_options
 
 _EPILOG = """\
 examples:

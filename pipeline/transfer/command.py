@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from pipeline.command_line.options import parse_options
 from pipeline.drawing.printing import print_lines
 from pipeline.transfer.options import TransferOptions
-from vocag.options import parse_options
 
 _EPILOG = """\
 examples:

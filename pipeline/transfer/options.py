@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from vocag.options import Folder, ModelSource, Option, TokenizerSource
+from pipeline.command_line.options import Folder, ModelSource, Option, TokenizerSource
 
 
 @dataclass(frozen=True)

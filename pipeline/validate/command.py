@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pipeline.command_line import failures
+from pipeline.command_line.options import DatasetSource, ModelSource, parse_options
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -18,8 +20,6 @@ from pipeline.drawing.formatting import (
     printable,
 )
 from pipeline.validate.findings import CHECKS, Finding
-from vocag import failures
-from vocag.options import DatasetSource, ModelSource, parse_options
 
 if TYPE_CHECKING:
     from pipeline.validate.dataset import ValidationReport

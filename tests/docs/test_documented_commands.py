@@ -24,10 +24,10 @@ from packaged_model import find_gguf
 
 from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.running.runners import make_beam_options
+from pipeline.command_line import options
+from pipeline.command_line.command import COMMANDS, run_command
 from tests.support.datasets import byte_level, make_texts
 from tests.support.hf_folders import write_model
-from vocag import options
-from vocag.command import COMMANDS, run_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
+from pipeline.command_line.command import COMMANDS, main
 from tests.fuzz.reader import DamageError, Seen, read_dataset
 from tests.fuzz.report import Fault, Report
 from tests.fuzz.texts import make_text
 from tests.support.datasets import byte_level
-from vocag.command import COMMANDS, main
 
 Step = dict[str, Any]  # a command with its documents and its fault
 STEPS_OF_A_DATASET = 8

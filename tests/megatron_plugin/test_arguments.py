@@ -27,6 +27,7 @@ from megatron_plugin.models.shape import read_shape, shape_of_config
 from megatron_plugin.student.run import StudentRun
 from megatron_plugin.upstream import add_megatron_arguments
 from megatron_plugin.worlds import World, enter_world
+from pipeline.command_line.failures import hints_of
 from pipeline.guidance import PAPER_RULE
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
@@ -36,7 +37,6 @@ from pipeline.training.methods import METHODS
 from schemas.errors import ForeignTokenizerError
 from tests.megatron_plugin.models import make_model, save_model
 from tests.support.datasets import build_dataset, byte_level
-from vocag.failures import hints_of
 
 TEACHER = ("--vocag-teacher", "m")
 STORED_DISTILL = ("--vocag-stored-losses", "", "--vocag-method", "distill")

@@ -14,10 +14,10 @@ from benchmarks import megatron_gpu
 from megatron_plugin.arguments import add_arguments, read_options
 from megatron_plugin.models.shape import read_shape
 from megatron_plugin.prediction import Plan, predict
+from pipeline.command_line.options import parse_options as parse_plan
 from tests.megatron_plugin.forked_ranks import ROOT
 from tests.megatron_plugin.models import save_model
 from tests.support.datasets import build_dataset
-from vocag.options import parse_options as parse_plan
 
 SCRIPT = ROOT / "benchmarks/megatron_gpu.sh"
 TRAINER = "megatron_plugin.pretrain_gpt"

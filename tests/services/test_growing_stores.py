@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.command_line.command import COMMANDS, run_command
 from tests.services.stores import ObjectStore, Session
 from tests.support.corpus import NOT_COMPARED, digests
 from tests.support.growing import options, write_input
 from tests.support.killing import run_killed
-from vocag.command import COMMANDS, run_command
 
 pytestmark = pytest.mark.services
 

@@ -24,7 +24,7 @@ from beam_jobs.align.inputs.listing import (
 from beam_jobs.align.inputs.parts import Format, InputFile
 from beam_jobs.align.inputs.tables import TABLES, read_shape
 from beam_jobs.errors import InputError
-from vocag.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 
 _RANDOM_ACCESS = ("parquet", "arrow")
 _OPEN_THREADS = 16

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from beam_jobs import storage
 from beam_jobs.errors import InputError
-from vocag.failures import hinted
-from vocag.nearest import look_near
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.nearest import look_near
 
 WILDCARD = re.compile(r"[*?\[]")
 """What makes a glob of a path."""

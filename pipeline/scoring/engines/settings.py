@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pipeline.command_line.options import Option
 from schemas.distribution_rule import MOST_ENTRIES, DistributionRule
-from vocag.options import Option
 
 
 @dataclass(frozen=True)

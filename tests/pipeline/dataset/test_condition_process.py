@@ -5,10 +5,10 @@ import os
 import pyarrow as pa
 import pytest
 
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset import condition_process
 from pipeline.dataset.condition_process import LimitedQuery
 from pipeline.dataset.conditions import WhereError
-from vocag.failures import hints_of
 
 pytest.importorskip("duckdb")
 TABLE = pa.table({"number": [1, 2, None], "source": ["a", "b", "c"]})

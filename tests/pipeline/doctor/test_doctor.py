@@ -13,10 +13,10 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
+from pipeline.command_line.command import COMMANDS
+from pipeline.command_line.installed import install
 from pipeline.doctor import command, machine, requirements
 from pipeline.doctor.command import describe, examine, main
-from vocag.command import COMMANDS
-from vocag.installed import install
 
 DISTRIBUTIONS = {
     "vocag": (

@@ -6,8 +6,8 @@ pytest.importorskip("torch", reason="needs vocag[torch]")
 
 import torch
 
+from pipeline.command_line.failures import hints_of
 from pipeline.models.devices import find_device
-from vocag.failures import hints_of
 
 
 def test_a_device_that_is_there() -> None:

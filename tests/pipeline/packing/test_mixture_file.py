@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.reading import read_manifest
 from pipeline.packing.mixture_file import (
     MixedDataset,
@@ -14,7 +15,6 @@ from pipeline.packing.mixture_file import (
     read_mixture,
 )
 from schemas.errors import DatasetError
-from vocag.failures import hints_of
 
 WORKING = """
 seed = 7

@@ -10,6 +10,7 @@ import fsspec
 import huggingface_hub.constants
 import pytest
 
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.reading import read_manifest
 from pipeline.models.teacher_files import find_teacher
 from pipeline.remote import first_contact
@@ -17,7 +18,6 @@ from pipeline.remote.first_contact import NoAnswerError, answer_of, require_answ
 from pipeline.remote.hub import why_silent
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.tokenization.sources import HUB_FILES
-from vocag.failures import hints_of
 
 
 @pytest.fixture

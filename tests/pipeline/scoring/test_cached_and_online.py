@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.command_line.failures import hints_of
 from pipeline.packing.kernels import ENDS, STARTS
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.training.command import main as train_main
@@ -13,7 +14,6 @@ from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.scored_data import SEQ_LENGTH, online_losses, run_score
 from tests.support.streaming_data import around
-from vocag.failures import hints_of
 
 HALF_STEP = 2.0**-11
 """Relative distance of fp16 numbers to what they stand for."""

@@ -32,7 +32,7 @@ def install(extra: str) -> str:
         >>> install("hf")  # doctest: +SKIP
         "pip install -e '/home/me/vocag[hf]'"
     """
-    checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     wanted = f"[{extra}]" if extra else ""
     if not os.path.exists(os.path.join(checkout, "setup.cfg")):
         return f"pip install {shlex.quote('vocag' + wanted)}"

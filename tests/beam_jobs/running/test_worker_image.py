@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.corpus import STUDENT, TEACHER, json_line, make_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")

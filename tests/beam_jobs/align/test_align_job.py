@@ -24,6 +24,7 @@ from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.options import AlignOptions, parse_size
 from beam_jobs.errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.runners import make_beam_options
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
 from pipeline.packing.reading import Reading
@@ -40,7 +41,6 @@ from tests.support.corpus import (
     reference_dataset,
     small_corpus,
 )
-from vocag.failures import hints_of
 
 TWO_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 BUNDLES_TWICE = "--direct_runner_bundle_repeat=1"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vocag import options
-from vocag.command import COMMANDS, run_command
+from pipeline.command_line import options
+from pipeline.command_line.command import COMMANDS, run_command
 
 ROOT = Path(__file__).parents[2]
 FILES = [

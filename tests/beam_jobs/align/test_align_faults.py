@@ -16,6 +16,7 @@ from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.errors import OptionsError
 from beam_jobs.runs import find_finished, read_left_file, start_run
+from pipeline.command_line.failures import hints_of
 from tests.support.corpus import (
     align_options,
     command_line,
@@ -28,7 +29,6 @@ from tests.support.corpus import (
     write_corpus,
 )
 from tests.support.killing import run_killed
-from vocag.failures import hints_of
 
 
 def run_folder(output: Path) -> Path:

@@ -10,10 +10,7 @@ import pytest
 
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.options import ScoreOptions
-from pipeline.explore.command import PlanOptions
-from pipeline.training.config import TrainConfig
-from pipeline.validate.command import ValidateOptions
-from vocag.options import (
+from pipeline.command_line.options import (
     Option,
     Rest,
     _entries,
@@ -22,6 +19,9 @@ from vocag.options import (
     parse_options,
     read_options,
 )
+from pipeline.explore.command import PlanOptions
+from pipeline.training.config import TrainConfig
+from pipeline.validate.command import ValidateOptions
 
 ALL = (AlignOptions, ScoreOptions, TrainConfig, ValidateOptions, PlanOptions)
 

@@ -32,8 +32,8 @@ from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.errors import InputError
 from beam_jobs.left_out import DUPLICATE_OF
+from pipeline.command_line.failures import hints_of
 from tests.support.corpus import json_line
-from vocag.failures import hints_of
 
 RULES = ReadingRules(max_document_bytes=1 << 10)
 LINES = [json_line(f"doc-{n}", "word ∑ " * n) for n in range(1, 20)]

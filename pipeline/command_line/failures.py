@@ -8,12 +8,16 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
 HINT = "hint: "
 
 with_traceback = False
 """Set by `vocag --debug`."""
+
+left_behind: "list[threading.Thread]" = []
+"""Threads of a job that was left, for which the end of the process does not wait."""
 
 
 def hinted[E: BaseException](error: E, hint: str) -> E:
@@ -67,7 +71,7 @@ def _hints_of_path(error: BaseException) -> list[str]:
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if not isinstance(path, str) or "://" in path:
         return []
-    from vocag.nearest import look_near
+    from pipeline.command_line.nearest import look_near
 
     return [HINT + look_near(path)]
 

@@ -7,7 +7,7 @@ import yaml
 
 from beam_jobs.align.command import align
 from beam_jobs.report.card import CARD_FILE, MARK, render_card
-from tests.beam_jobs.test_metadata import options, write_rows
+from tests.beam_jobs.align.test_metadata import options, write_rows
 from tests.support.datasets import remove_documents
 from tests.support.manifests import MANIFEST
 

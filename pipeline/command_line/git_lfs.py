@@ -4,7 +4,7 @@ import os
 import re
 from shlex import quote
 
-from vocag.failures import hinted
+from pipeline.command_line.failures import hinted
 
 POINTER_BYTES = 1024
 """A pointer is shorter than this, by its specification."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vocag.nearest import look_near, nearest
+from pipeline.command_line.nearest import look_near, nearest
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.command_line import failures
+from pipeline.command_line.command import COMMANDS, main
+from pipeline.command_line.failures import hinted, hints_of
+from pipeline.command_line.installed import install
 from pipeline.dataset.reading import read_manifest
 from pipeline.dataset.score_files import find_scores
 from pipeline.dataset.selection import WhereError
@@ -17,10 +21,6 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.training.config import TrainConfig
 from schemas.errors import DatasetError
-from vocag import failures
-from vocag.command import COMMANDS, main
-from vocag.failures import hinted, hints_of
-from vocag.installed import install
 
 
 def run(*arguments: str) -> int:
@@ -44,7 +44,9 @@ def test_no_command_shows_a_traceback_unless_asked(
     def broken(_: list[str]) -> int:
         raise KeyError("odd")
 
-    monkeypatch.setattr("vocag.command.import_module", lambda _: SimpleNamespace(main=broken))
+    monkeypatch.setattr(
+        "pipeline.command_line.command.import_module", lambda _: SimpleNamespace(main=broken)
+    )
     assert run(name, "a b", "--x", "1") == 1
     message, hint = capsys.readouterr().err.splitlines()
     assert message == f"vocag {name}: unexpected KeyError: 'odd'"
@@ -261,8 +263,11 @@ def test_an_install_line_names_the_checkout(
 ) -> None:
     assert install("beam,hf") == f"pip install -e '{repository}[beam,hf]'"
     assert install("") == f"pip install -e {repository}"
-    shutil.copytree(repository / "vocag", tmp_path / "site/vocag")
-    monkeypatch.setattr("vocag.installed.__file__", str(tmp_path / "site/vocag/installed.py"))
+    (tmp_path / "site/pipeline/command_line").mkdir(parents=True)
+    monkeypatch.setattr(
+        "pipeline.command_line.installed.__file__",
+        str(tmp_path / "site/pipeline/command_line/installed.py"),
+    )
     assert install("hf") == "pip install 'vocag[hf]'"
 
 
