@@ -1,6 +1,5 @@
 """How commands fail: the message, a hint on the last line, a traceback with --debug only."""
 
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
