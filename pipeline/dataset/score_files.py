@@ -127,12 +127,7 @@ def list_scores(location: str) -> list[ScoreFiles]:
     Raises:
         DatasetError: a score manifest is unreadable.
     """
-    filesystem, path = fsspec.core.url_to_fs(location)
-    found = filesystem.glob(f"{glob.escape(path)}/teacher-*.json")
-    # A store's client would believe this list from now on, also of files that come or change.
-    filesystem.invalidate_cache()
-    names = sorted(name.rsplit("/", 1)[-1] for name in found)
-    return [_read_scores(f"{location}/{name}") for name in names]
+    return [_read_scores(f"{location}/{name}") for name in _names(location, "teacher-*.json")]
 
 
 def scores_to_paste(location: str) -> str:
@@ -151,10 +146,16 @@ def scores_to_paste(location: str) -> str:
 
 def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:
     """Return the sidecars next to a dataset's shards that none of its score manifests lists."""
-    filesystem, path = fsspec.core.url_to_fs(location)
-    found = filesystem.glob(f"{glob.escape(path)}/*.teacher-*.safetensors")
     listed = {record.file for each in scores for record in each.manifest.sidecars}
-    return sorted({name.rsplit("/", 1)[-1] for name in found} - listed)
+    return sorted({*_names(location, "*.teacher-*.safetensors")} - listed)
+
+
+def _names(location: str, pattern: str) -> list[str]:
+    filesystem, path = fsspec.core.url_to_fs(location)
+    found = filesystem.glob(f"{glob.escape(path)}/{pattern}")
+    # A store's client would believe this list from now on, also of files that come or change.
+    filesystem.invalidate_cache()
+    return sorted(name.rsplit("/", 1)[-1] for name in found)
 
 
 def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:

@@ -64,7 +64,12 @@ def require_utf8(data: BinaryIO) -> None:
     Raises:
         DamageError: it is.
     """
-    if cast(io.BufferedReader, data).peek(2).startswith(UTF_16):
+    if isinstance(data, io.BufferedReader):
+        start = data.peek(2)
+    else:  # a store's own buffer, which can go back
+        start = data.read(2)
+        data.seek(0)
+    if start.startswith(UTF_16):
         raise DamageError(f"it is UTF-16, {CONVERT}", num_read=0)
 
 
