@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.webdataset_documents import decoded_documents
+from pipeline.scoring.teaching import NOBODY, Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from pipeline.streaming.next_tokens import NextTokens
 from schemas.document import AlignedDocument
@@ -115,8 +116,9 @@ def workers(options: argparse.Namespace) -> None:
 def distributions(options: argparse.Namespace) -> None:
     """Compare rows without losses, with them, and with distributions of their labels."""
     reading, seq_length = Reading(options.dataset), options.seq_length
-    stored = StreamConfig(reading, seq_length=seq_length, stored_losses=options.stored_losses)
-    plain = AlignedRows(replace(stored, stored_losses=None))
+    teaching = Teaching(stored_losses=options.stored_losses)
+    stored = StreamConfig(reading, seq_length=seq_length, teaching=teaching)
+    plain = AlignedRows(replace(stored, teaching=NOBODY))
     losses, every = AlignedRows(stored), AlignedRows(replace(stored, with_distributions=True))
 
     def unpacked() -> None:

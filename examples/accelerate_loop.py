@@ -24,6 +24,7 @@ from vocag import (
     Method,
     Rows,
     StreamConfig,
+    Teaching,
     load_batches,
     load_language_model,
     prove_tokenizer,
@@ -38,7 +39,7 @@ def train(options: argparse.Namespace) -> list[float]:
             options.data,
             seq_length=options.seq_length,
             global_batch_size=options.global_batch_size,
-            stored_losses=options.stored_losses,
+            teaching=Teaching(stored_losses=options.stored_losses),
         )
     )
     # Not `prepare`d: each process reads its own rows already, in the order that resumes exactly.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
 
-from vocag import GuidedTrainer, StreamConfig
+from vocag import GuidedTrainer, StreamConfig, Teaching
 
 
 @dataclass
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             guided.data,
             seq_length=guided.seq_length,
             seed=args.seed,
-            stored_losses=guided.stored_losses,
+            teaching=Teaching(stored_losses=guided.stored_losses),
         ),
         heldout=guided.heldout,
     )

@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal
 from pipeline.command_line import options
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.options import ModelSource, Option
+from pipeline.methods import kind_of
+from pipeline.methods.kind import MethodKind, Served
+from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
-from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
-from pipeline.selection_rule import SelectionRule, Selector
-from pipeline.training.method import ONLINE_TOP_K, Method
-from pipeline.training.methods import METHODS, kind_of
-from pipeline.training.methods.kind import MethodKind
+from pipeline.scoring.teaching import NOBODY, ONLINE_TOP_K, Teaching
 
 _PREFIX = "vocag_"
 _GROUPS = {
@@ -26,8 +25,6 @@ _GROUPS = {
     "vocag_method": "vocag: guidance",
 }
 
-# `Method`'s own name is --vocag-method here, with another default; chunks aren't made here.
-_OTHER_METHODS_OPTIONS = ("name", "num_chunks")
 PAPER_METHOD = Method()
 
 
@@ -37,11 +34,9 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True)
 class TeacherOptions:
-    """Which teacher runs in this job, and on which ranks.
+    """On which ranks a teacher runs in this job, and how.
 
     Attributes:
-        name: Hugging Face folder or repository (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE; default:
-            none).
         world_size: ranks for the teacher alone, the last ones of the job; 0: it shares the
             student's ranks.
         tensor_model_parallel_size: tensor-parallel ranks of each copy of the teacher.
@@ -51,7 +46,6 @@ class TeacherOptions:
         dtype: data type of the teacher's weights.
     """
 
-    name: Annotated[str, Option("MODEL", form="itself")] = ""
     world_size: int = 0
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
@@ -107,18 +101,13 @@ class VocagOptions:
         on_damage: stop at a sample that can't be read, or mask and count it.
         cache_folder: folder for remote shards and packing plans (default: ~/.cache/vocag).
         cache_gigabytes: GiB of remote shards kept on local disk.
-        teacher: which teacher runs in this job.
+        teaching: who teaches.
+        teacher: on which ranks.
         allow_untrained_teacher: accept a teacher that predicts a probe text no better than chance
             (default: refuse).
-        stored_losses: losses from vocag score, in place of a teacher: a score manifest or a
-            teacher's name; "" if there is only one; several teachers are read as one (default:
-            none).
-        teacher_weights: positive weights of several teachers in their mean, with any sum (default:
-            equal).
-        teacher_choice: read several teachers' mean, or for each document the teacher that finds it
-            likelier.
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
-        method: how the tokens are ranked, or distill (default: teacher, or full without a teacher).
+        method: how the loss is made, as in `vocag train`, by any method that runs no model of the
+            student's vocabulary (default: teacher, or full without a teacher).
         method_options: how tokens are chosen and losses divided, as in `vocag train`.
     """
 
@@ -129,63 +118,52 @@ class VocagOptions:
     on_damage: Literal["raise", "quarantine"] = "raise"
     cache_folder: Annotated[Path, Option("FOLDER")] = Path("~/.cache/vocag")
     cache_gigabytes: int = 256
+    teaching: Teaching = NOBODY
     teacher: Annotated[TeacherOptions, Option(form="prefix")] = NO_TEACHER
     allow_untrained_teacher: bool = False
-    stored_losses: Annotated[tuple[str, ...], Option("NAME")] | None = None
-    teacher_weights: tuple[float, ...] = ()
-    teacher_choice: TeacherChoice = "mean"
     teacher_seq_length: int | None = None
-    method: Selector | Literal["distill"] | None = None
-    method_options: Annotated[Method, Option(without=_OTHER_METHODS_OPTIONS)] = PAPER_METHOD
+    # `Method`'s own name, with another default.
+    method: Annotated[str, Option("METHOD")] | None = None
+    method_options: Annotated[Method, Option(without=("name",))] = PAPER_METHOD
+
+    @property
+    def chosen_method(self) -> Method:
+        """How the loss is made, with the name that holds."""
+        name = self.method or ("full" if self.teaching == NOBODY else "teacher")
+        return replace(self.method_options, name=name)
 
     @property
     def kind(self) -> MethodKind:
         """What the method is, as in `vocag train`."""
-        return METHODS[self.method or ("teacher" if self._has_losses else "full")]
+        return kind_of(self.chosen_method)
 
     @property
-    def chosen_method(self) -> Method:
-        """How the loss is made, with the name and the weight that hold."""
-        given, kind = self.method_options, self.kind
-        weight = kind.weight if given.weight is None else given.weight
-        return replace(given, name=kind.name, weight=weight)
-
-    @property
-    def rule(self) -> SelectionRule:
-        """Which student tokens count."""
-        return self.kind.rule(self.method_options)
-
-    @property
-    def reads_distributions(self) -> bool:
-        """Whether rows hold the teacher's distributions."""
-        return self.stored_losses is not None and self.kind.needs == "distributions"
+    def served(self) -> Served:
+        """How the run gets what the method needs of a teacher."""
+        return self.kind.serve(self.teaching)
 
     @property
     def online_top_k(self) -> int:
         """Next tokens that a running teacher answers with; 0: none are wanted."""
-        wanted = bool(self.teacher.name) and self.kind.needs == "distributions"
-        return (self.method_options.top_k or ONLINE_TOP_K) if wanted else 0
+        wanted = self.served == Served("running", with_distributions=True)
+        return (self.teaching.top_k or ONLINE_TOP_K) if wanted else 0
 
     @property
     def guidance(self) -> dict[str, Any]:
         """What must be the same for a run to continue."""
-        method = self.chosen_method
-        own = {"aggregation": method.aggregation, "expectation": method.expectation}
-        if self.kind.needs == "distributions":
-            names = ("name", "weight", *self.kind.options)
-            own |= {name: getattr(method, name) for name in names} | {"top_k": self.online_top_k}
-        return own | asdict(self.rule)
+        method, kind = self.chosen_method, self.kind
+        own = {name: getattr(method, name) for name in kind.options and ("name", *kind.options)}
+        if "weight" in own:
+            own["weight"] = kind.weight_of(method)
+        if kind.needs == "distributions":
+            own |= {"top_k": self.online_top_k}
+        both = {"aggregation": method.aggregation, "expectation": method.expectation}
+        return both | own | asdict(kind.rule(method))
 
     def __post_init__(self) -> None:
         """Check what concerns more than the teacher alone; find the user's home."""
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
-        if self.teacher.name and self.stored_losses is not None:
-            error = ArgumentError(
-                "--vocag-teacher and --vocag-stored-losses are given: choose one of them"
-            )
-            raise hinted(error, "leave out --vocag-teacher")
-        check_teachers(self.stored_losses, self.teacher_weights, self.teacher_choice)
-        if not self.teacher.name:
+        if not self.teaching.teacher:
             self._require_no_teacher_options()
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
             error = ArgumentError(
@@ -193,34 +171,17 @@ class VocagOptions:
                 "student's parallelism: leave out its own tensor, pipeline and expert parallelism"
             )
             raise hinted(error, f"--vocag-teacher-world-size {self.teacher.ranks_of_replica}")
-        self._require_read_options()
-        if self.kind.needs != "nothing" and not self._has_losses:
+        if self.kind.needs == "model":
+            raise ArgumentError(
+                f"--vocag-method {self.kind.name} runs a model of the student's vocabulary in the "
+                "student's process, as vocag train does: choose another method, or train there"
+            )
+        if self.served.by == "nothing" and self.teaching.teacher:
             error = ArgumentError(
-                f"--vocag-method {self.kind.name} needs --vocag-teacher or --vocag-stored-losses; "
-                "without them use --vocag-method full, random, student_loss or student_entropy"
+                f"--vocag-method {self.kind.name} needs no teacher, and its ranks would wait for "
+                f"nothing: leave out --vocag-teacher {self.teaching.teacher}"
             )
-            raise hinted(error, '--vocag-stored-losses ""')
-
-    @property
-    def _has_losses(self) -> bool:
-        return bool(self.teacher.name) or self.stored_losses is not None
-
-    def _require_read_options(self) -> None:
-        """Refuse what the method doesn't read."""
-        kind_of(replace(self.method_options, name=self.kind.name))
-        given = self.method_options
-        if given.weight is not None and self.kind.needs != "distributions":
-            refusal = ArgumentError(
-                f"--vocag-weight {given.weight} is for --vocag-method distill: leave it out with "
-                f"{self.kind.name}"
-            )
-            raise hinted(refusal, "leave out --vocag-weight")
-        if given.top_k is not None and self.stored_losses is not None:
-            refusal = ArgumentError(
-                f"--vocag-top-k {given.top_k} is for a running --vocag-teacher: stored "
-                "distributions have as many tokens as vocag score --top-k gave them; leave it out"
-            )
-            raise hinted(refusal, "leave out --vocag-top-k")
+            raise hinted(error, "leave out --vocag-teacher")
 
     def _require_no_teacher_options(self) -> None:
         """Refuse what only a running teacher reads: it would be left out without a word."""

@@ -242,7 +242,9 @@ def require_split(
         refusal += f". --global-batch-size {' or '.join(map(str, fitting))} fits this split"
     if options.student is not None:
         tokens = manifest.totals["num_teacher_tokens"] / manifest.totals["num_student_tokens"]
-        student, master = (open_weights(name).shape for name in (options.student, teacher.name))
+        assert options.teaching.teacher is not None
+        models = options.student, options.teaching.teacher
+        student, master = (open_weights(name).shape for name in models)
         splits = legal_splits(num_ranks, batch, balance(student, master, tokens))
         listed = ", ".join(map(str, best_of_each(splits, _LISTED_SPLITS)))
         refusal += (

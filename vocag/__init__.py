@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from pipeline.guidance import guided_loss as guided_loss
     from pipeline.guidance import select_tokens as select_tokens
     from pipeline.guidance.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from pipeline.methods.method import Method as Method
     from pipeline.models.hf_models import hidden_states as hidden_states
     from pipeline.models.hf_models import load_language_model as load_language_model
     from pipeline.models.output_layer import output_layer as output_layer
     from pipeline.models.packed_attention import packed_arguments as packed_arguments
     from pipeline.models.packed_check import keep_documents_apart as keep_documents_apart
+    from pipeline.scoring.teaching import Teaching as Teaching
     from pipeline.selection_rule import SelectionRule as SelectionRule
     from pipeline.streaming import AlignedRows as AlignedRows
     from pipeline.streaming import Reading as Reading
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from pipeline.training.export import prove_tokenizer as prove_tokenizer
     from pipeline.training.guided import GuidedStudent as GuidedStudent
     from pipeline.training.hf_trainer import GuidedTrainer as GuidedTrainer
-    from pipeline.training.method import Method as Method
     from schemas.document import AlignedDocument as AlignedDocument
     from schemas.document import decode_document as decode_document
     from schemas.document import document_key as document_key
@@ -56,6 +57,7 @@ _MODULES = {
     "pipeline.models.output_layer": "output_layer",
     "pipeline.models.packed_attention": "packed_arguments",
     "pipeline.models.packed_check": "keep_documents_apart",
+    "pipeline.scoring.teaching": "Teaching",
     "pipeline.selection_rule": "SelectionRule",
     "pipeline.streaming": "AlignedRows Reading Rows StreamConfig StreamState collate_rows"
     " load_batches",
@@ -64,7 +66,7 @@ _MODULES = {
     "pipeline.training.export": "prove_tokenizer",
     "pipeline.training.guided": "GuidedStudent",
     "pipeline.training.hf_trainer": "GuidedTrainer",
-    "pipeline.training.method": "Method",
+    "pipeline.methods.method": "Method",
     "schemas.document": "AlignedDocument decode_document document_key",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

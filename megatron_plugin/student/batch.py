@@ -14,8 +14,23 @@ from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import RowSegments, row_segments
 from megatron_plugin.models.places import RowShare
 from pipeline.guidance.aggregation import check_spans
+from pipeline.methods.label_distributions import LabelDistributions
 from pipeline.streaming import Rows
-from pipeline.training.distributions import LabelDistributions
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a teacher says of a micro-batch.
+
+    Attributes:
+        losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss.
+        next_tokens: labels' distributions, of whole rows; None if the method does without.
+        waited_seconds: how long the student waited for it; None without a running teacher.
+    """
+
+    losses: Tensor
+    next_tokens: LabelDistributions | None = None
+    waited_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,12 +51,7 @@ class MicroBatch:
         moved: the same on the device.
         widest_span: teacher tokens of the widest span.
         of_validation: whether they are held out.
-        guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher and on ranks
-            that compute no loss.
-        teacher_losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss: what
-            guidance was made of; None if that is None.
-        next_tokens: labels' distributions, of whole rows; None if the method does without.
-        waited_seconds: how long the student waited for its teacher; None without a running one.
+        taught: by a teacher; None without one and on ranks that compute no loss.
     """
 
     number: int
@@ -56,10 +66,12 @@ class MicroBatch:
     moved: Rows
     widest_span: int
     of_validation: bool = False
-    guidance: Tensor | None = None
-    teacher_losses: Tensor | None = None
-    next_tokens: LabelDistributions | None = None
-    waited_seconds: float | None = None
+    taught: Taught | None = None
+
+    @property
+    def next_tokens(self) -> LabelDistributions | None:
+        """What a teacher expects in place of each label; None if nobody was asked."""
+        return None if self.taught is None else self.taught.next_tokens
 
 
 def micro_batch(

@@ -18,6 +18,7 @@ from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.requests import GuidedBatches
 from megatron_plugin.upstream import parallel_state
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.methods.kind import Served
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
@@ -42,12 +43,7 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
-        self.guide = Guide(
-            options.method_options.aggregation,
-            self._leave_out,
-            options.online_top_k,
-            lambda: self._vocabulary_map,
-        )
+        self.guide = Guide(self._leave_out, options.online_top_k, lambda: self._vocabulary_map)
 
     def open_held_out(self, args: Namespace) -> None:
         """Open what is validated on, if anything is.
@@ -116,9 +112,10 @@ class StudentData:
 
     def _validation_rows(self, held_out: OpenedRun, args: Namespace) -> AlignedRows:
         """Return rows with the same teacher's stored losses."""
-        own = self.training_rows(args).teacher_fingerprints or None
         config = self._config(held_out, args, args.eval_global_batch_size)
-        config = replace(config, stored_losses=own)
+        own = tuple(each.fingerprint for each in self.training_rows(args).teachers_rule.rules)
+        if own:
+            config = replace(config, teaching=replace(config.teaching, stored_losses=own))
         rows = AlignedRows(config, opened=held_out)
         if rows.plan.num_rows is not None:
             raise ValueError(
@@ -143,10 +140,8 @@ class StudentData:
             on_damage=options.on_damage,
             cache_folder=options.cache_folder,
             cache_bytes=options.cache_gigabytes << 30,
-            stored_losses=options.stored_losses,
-            teacher_weights=options.teacher_weights,
-            teacher_choice=options.teacher_choice,
-            with_distributions=options.reads_distributions,
+            teaching=options.teaching,
+            with_distributions=options.served == Served("stored", with_distributions=True),
         )
 
     @cached_property
@@ -172,7 +167,7 @@ class StudentData:
         virtual = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
         if not parallel_state.is_pipeline_last_stage(**virtual):
             return batches
-        if self._options.stored_losses is not None:
+        if self._options.served.by == "stored":
             return map(self.guide.by_stored, batches)
         if not self._options.teacher.world_size:
             return batches

@@ -6,8 +6,8 @@ Dimensions: s places of a row, b rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,18 +17,12 @@ from megatron_plugin.models.output_layer import score_labels
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.upstream import parallel_state
-from pipeline.guidance import (
-    LossResult,
-    Selection,
-    SelectionRule,
-    guided_loss,
-    select_tokens,
-)
+from pipeline.guidance import LossResult
 from pipeline.guidance.cross_entropy import TokenScores
-from pipeline.guidance.distributions import distilled_loss
-from pipeline.guidance.loss import mapped_tokens
-from pipeline.training.distributions import LabelDistributions
-from pipeline.training.method import Method
+from pipeline.methods.kind import MethodKind
+from pipeline.methods.label_distributions import LabelDistributions
+from pipeline.methods.method import Method
+from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 _NO_TOKENS = 1e-9
 
@@ -41,13 +35,13 @@ class StepRules:
     """How a step's loss is made.
 
     Attributes:
-        rule: which student tokens count.
-        method: its options, with the name and the weight that hold.
+        kind: what the method is.
+        method: its options.
         vocab_size: tokens of the student, without the padding of its embedding.
         num_microbatches: of a training step.
     """
 
-    rule: SelectionRule
+    kind: MethodKind
     method: Method
     vocab_size: int
     num_microbatches: int
@@ -75,7 +69,7 @@ def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Report
 
     Args:
         rules: how.
-        batch: with guidance if there is a teacher.
+        batch: taught if there is a teacher.
         output: as `_token_scores` returns it; of this rank's places only where context-parallel
             ranks share rows.
     """
@@ -87,71 +81,77 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
     """Return the plain loss of a micro-batch, and the guided loss next to it."""
     result = _result(rules, batch, output)
     reported = {"lm loss": result.metrics["student_loss"].float()}
-    if rules.rule.selector != "full":
+    if rules.kind.selector != "full":
         reported["guided loss"] = _pair(result.loss_sum.detach(), result.num_tokens)
     return result.loss_sum, result.num_tokens.int(), reported
 
 
+@dataclass(frozen=True, kw_only=True)
+class MegatronPass(MicroBatchLoss):
+    """A micro-batch that Megatron's model has read.
+
+    Ranks that share rows each have the whole rows' scores and make the whole loss: all sums and
+    counts are theirs together as often as there are ranks, and so is the gradient that each gets
+    back for its own places.
+
+    Attributes:
+        micro_batch: the rows, as taught.
+        output: as `_token_scores` returns it, of this rank's places.
+    """
+
+    micro_batch: MicroBatch
+    output: Tensor
+
+    @cached_property
+    def scores(self) -> TokenScores:
+        """See `MicroBatchLoss`."""
+        sharing_rows = parallel_state.get_context_parallel_group()
+        whole = gather_places(self.output.movedim(-1, 0), sharing_rows).movedim(0, -1)
+        if self.rule.ranks_by_entropy:
+            return TokenScores(whole[0], whole[1].detach())
+        if self.distributions is not None:
+            return TokenScores(whole[0], None, whole[1:].movedim(0, -1))
+        return TokenScores(whole, None)
+
+    @property
+    def distributions(self) -> LabelDistributions | None:
+        """See `MicroBatchLoss`."""
+        return self.micro_batch.next_tokens
+
+    @property
+    def known_losses(self) -> Tensor:
+        """See `MicroBatchLoss`."""
+        assert self.micro_batch.taught is not None
+        return self.micro_batch.taught.losses
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """Without documents whose teacher's losses are broken."""
+        return self.micro_batch.loss_mask
+
+    @property
+    def teacher_has_loss(self) -> Tensor:
+        """See `MicroBatchLoss`."""
+        taught = self.micro_batch.taught
+        return self.batch.teacher_has_loss if taught is None else ~taught.losses.isnan()
+
+
 def _result(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
-    """Sum the losses of this rank's places."""
-    method, known = rules.method, batch.next_tokens
-    if known is None:
-        own_losses = output[0] if rules.rule.ranks_by_entropy else output
-        selection = _own_part(_select(rules, batch, output))
-        return guided_loss(own_losses, selection, expectation=method.expectation)
-    take, chosen = own_share().take, None
-    if method.distill_tokens != "all":
-        kept = take(_select(rules, batch, output[0]).kept)
-        chosen = kept if method.distill_tokens == "kept" else ~kept
-    assert method.weight is not None
-    return distilled_loss(
-        TokenScores(output[0], None, output[1:].movedim(0, -1)),
-        take(known.ids),
-        take(known.probs),
-        loss_mask=take(batch.loss_mask),
-        weight=method.weight,
-        chosen=chosen,
-        temperature=method.temperature,
-        reverse=method.reverse_kl,
-    )
-
-
-def _select(rules: StepRules, batch: MicroBatch, output: Tensor) -> Selection:
-    """Choose among all places of the rows, by this rank's losses, or losses and entropies."""
-    with_entropy = rules.rule.ranks_by_entropy
-    sharing_rows = parallel_state.get_context_parallel_group()
-    whole = gather_places(output.detach().movedim(-1, 0), sharing_rows).movedim(0, -1)
-    losses, entropies = (whole[0], whole[1]) if with_entropy else (whole, None)
-    # Without a teacher, too, unmapped tokens are treated as the rule says, so that selectors differ
-    # in nothing but their ranking.
-    mapped = None
-    if batch.guidance is None and rules.rule.selector != "full":
-        rows = batch.moved
-        mapped = mapped_tokens(rows["teacher_spans"], rows.teacher_has_loss, checked=True)
-    shared = rules.rule.scope == "group"
-    return select_tokens(
-        losses,
-        batch.guidance,
-        loss_mask=batch.loss_mask,
-        rule=rules.rule,
-        group=parallel_state.get_data_parallel_group() if shared else None,
-        teacher_losses=batch.teacher_losses,
-        mapped=mapped,
-        student_entropies=entropies,
+    """Make the loss of whole rows."""
+    rule = rules.kind.rule(rules.method)
+    in_group = rule.scope == "group"
+    given = MegatronPass(
+        method=rules.method,
+        batch=batch.moved,
+        rule=rule,
+        group=parallel_state.get_data_parallel_group() if in_group else None,
         step=batch.number,
+        weight=rules.kind.weight_of(rules.method),
+        widest_span=batch.widest_span,
+        micro_batch=batch,
+        output=output,
     )
-
-
-def _own_part(selection: Selection) -> Selection:
-    """Return what was chosen among this rank's places; ranks' sums and counts are added later."""
-    take = own_share().take
-    return replace(
-        selection,
-        kept=take(selection.kept),
-        mapped=take(selection.mapped),
-        loss_mask=take(selection.loss_mask),
-        guidance=None if selection.guidance is None else take(selection.guidance),
-    )
+    return rules.kind.loss(given)
 
 
 def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[str, Tensor]:
@@ -166,8 +166,9 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
     per_step = torch.full((), 1.0 / rules.num_microbatches, device=device)
     replicas = parallel_state.get_data_parallel_world_size()
     reported["vocag/quarantined_tokens"] = _pair(batch.num_quarantined.sum(), per_step / replicas)
-    if batch.waited_seconds is not None:
-        waited = torch.full((), 1000 * batch.waited_seconds, device=device)
+    taught = batch.taught
+    if taught is not None and taught.waited_seconds is not None:
+        waited = torch.full((), 1000 * taught.waited_seconds, device=device)
         reported["vocag/teacher_wait_ms"] = _pair(waited, per_step)
     return reported
 
@@ -194,7 +195,7 @@ def _token_scores(
         output_weight,
         labels.transpose(0, 1),
         vocab_size=rules.vocab_size,
-        with_entropy=rules.rule.ranks_by_entropy,
+        with_entropy=rules.kind.rule(rules.method).ranks_by_entropy,
         entry_ids_obk=None if entry_ids is None else entry_ids.transpose(0, 1),
     )
     losses = scores.losses.transpose(0, 1)

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from megatron_plugin.bridge import TeacherAnswer
 from megatron_plugin.models.copies import to_device
-from megatron_plugin.student.batch import MicroBatch, teacher_rows
+from megatron_plugin.student.batch import MicroBatch, Taught, teacher_rows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import training
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance import Aggregation, aggregate_teacher_losses
-from pipeline.training.distributions import LabelDistributions, read_distributions
+from pipeline.methods.label_distributions import LabelDistributions, read_distributions
 
 Batches = Iterator[MicroBatch]
 
@@ -34,14 +33,12 @@ class Guide:
     """Gives micro-batches their guidance.
 
     Attributes:
-        how: Φ.
         leave_out: for a batch, a row of it, a segment of the row and what is wrong: raises, or
             lists the segment's document; see `AlignedRows.leave_out`.
         top_k: next tokens that a running teacher answers with, 0 without distributions.
         vocabulary_map: returns what makes them the student's.
     """
 
-    how: Aggregation
     leave_out: Callable[[MicroBatch, int, int, str], None]
     top_k: int = 0
     vocabulary_map: Callable[[], VocabularyMap] | None = None
@@ -87,64 +84,50 @@ class Guide:
         Raises:
             NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
         """
-        parts = values.split([len(batch.tokens) for batch in batches])
-        guided = [
-            self._examined(*self._unpacked(*each)) for each in zip(batches, parts, strict=True)
-        ]
-        # The host waits for the device once a step.
-        are_broken = torch.stack([broken.any() for *_, broken in guided]).tolist()
         waited = waited_seconds / len(batches)
+        parts = values.split([len(batch.tokens) for batch in batches])
+        taught = [
+            replace(batch, taught=self._unpacked(batch, part, waited))
+            for batch, part in zip(batches, parts, strict=True)
+        ]
+        broken = [_broken(batch) for batch in taught]
+        # The host waits for the device once a step.
+        are_broken = torch.stack([each.any() for each in broken]).tolist()
         return [
-            replace(self._guided(*each, is_broken=is_broken), waited_seconds=waited)
-            for each, is_broken in zip(guided, are_broken, strict=True)
+            self._examined(batch, own if is_broken else None)
+            for batch, own, is_broken in zip(taught, broken, are_broken, strict=True)
         ]
 
     def by_stored(self, batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch guided by the losses that its rows hold."""
+        known = read_distributions(batch.moved) if "next_token_ids" in batch.moved else None
+        batch = replace(batch, taught=Taught(batch.moved["teacher_losses"], known))
         is_broken = bool(batch.rows["teacher_losses"].isinf().any())
-        if "next_token_ids" in batch.moved:
-            batch = replace(batch, next_tokens=read_distributions(batch.moved))
-        return self._guided(
-            *self._examined(batch, batch.moved["teacher_losses"]), is_broken=is_broken
-        )
+        return self._examined(batch, _broken(batch) if is_broken else None)
 
-    def _guided(
-        self,
-        batch: MicroBatch,
-        losses: Tensor,
-        has_loss: Tensor,
-        broken: Tensor,
-        *,
-        is_broken: bool,
-    ) -> MicroBatch:
-        if is_broken:
-            batch, sound = self._without_broken(batch, broken)
-            has_loss &= sound
-        losses = losses.masked_fill(~has_loss, torch.nan)
-        guidance = aggregate_teacher_losses(
-            losses,
-            batch.moved["teacher_spans"],
-            self.how,
-            teacher_loss_mask=has_loss,
-            widest_span=batch.widest_span,
-        )
-        return replace(batch, guidance=guidance, teacher_losses=losses)
-
-    def _unpacked(self, batch: MicroBatch, values: Tensor) -> tuple[MicroBatch, Tensor]:
-        """Return a batch with its next tokens, if there are any, and its losses."""
+    def _unpacked(self, batch: MicroBatch, values: Tensor, waited_seconds: float) -> Taught:
         places = batch.rows["teacher_input_ids"].shape[1]
         losses, others = values[:, :places], values[:, places:]
         if not self.top_k:
-            return batch, losses
+            return Taught(losses, None, waited_seconds)
         shape = 2, batch.rows["labels"].shape[1], self.top_k
         ids, probs = others.unflatten(1, shape).unbind(1)
-        return replace(batch, next_tokens=LabelDistributions(ids.long(), probs)), losses
+        return Taught(losses, LabelDistributions(ids.long(), probs), waited_seconds)
 
-    @staticmethod
-    def _examined(batch: MicroBatch, losses: Tensor) -> tuple[MicroBatch, Tensor, Tensor, Tensor]:
-        """Return a batch, the losses, which teacher tokens have one, and which are broken."""
-        has_loss = batch.moved.teacher_has_loss
-        return batch, losses, has_loss, losses.isinf() | (has_loss & losses.isnan())
+    def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
+        """Return a batch whose losses are NaN where there are none, and whose documents are sound.
+
+        Args:
+            batch: taught.
+            broken: bool [rows, teacher_seq_length], its broken losses, if it has any.
+        """
+        taught, has_loss = batch.taught, batch.moved.teacher_has_loss
+        assert taught is not None
+        if broken is not None:
+            batch, sound = self._without_broken(batch, broken)
+            has_loss &= sound
+        losses = taught.losses.masked_fill(~has_loss, torch.nan)
+        return replace(batch, taught=replace(taught, losses=losses))
 
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
         """Leave out the documents that hold broken losses, bool [rows, teacher_seq_length].
@@ -169,6 +152,13 @@ class Guide:
             start, stop = teacher_bounds[row, segment : segment + 2].tolist()
             sound[row, start:stop] = False
         return replace(batch, loss_mask=mask, num_quarantined=quarantined), sound
+
+
+def _broken(batch: MicroBatch) -> Tensor:
+    """Return which teacher tokens should have a loss and have none, or an infinite one."""
+    assert batch.taught is not None
+    losses = batch.taught.losses
+    return losses.isinf() | (batch.moved.teacher_has_loss & losses.isnan())
 
 
 def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:

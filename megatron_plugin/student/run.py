@@ -95,7 +95,7 @@ class StudentRun:
         checks.require_student(args, options, self._opened.manifest)
         checks.require_layout(args, self._checkpoint)
         checks.require_schedule(args, self._checkpoint)
-        if options.teacher.name:
+        if options.teaching.teacher:
             checks.require_service(args, options.teacher)
         if args.attention_backend.name != "auto":
             logger.warning("--attention-backend changes nothing: attention is torch's own here")
@@ -112,7 +112,7 @@ class StudentRun:
         if args.vocag_model_config is None:
             logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(
-            rule=options.rule,
+            kind=options.kind,
             method=options.chosen_method,
             vocab_size=vocab_size,
             num_microbatches=checks.num_microbatches(args),
@@ -156,7 +156,9 @@ class StudentRun:
         """Return endless iterators over training and validation rows; there is no test set."""
         args = get_args()
         if not self._is_started:  # by another chunk of this rank's model
-            self._take_up_run(args, self._data.training_rows(args))
+            rows = self._data.training_rows(args)
+            self._options.kind.require_context(rows.rules.student)
+            self._take_up_run(args, rows)
             self._start_teacher(args)
             self._is_started = True
         train = self._data.training_batches(args, num_samples[0], self._bridge, vp_stage)
@@ -185,13 +187,14 @@ class StudentRun:
 
         The others wait at the store: a NCCL collective would be taken for a hang.
         """
-        if rows.teacher_rule is not None:
-            return f"cached {rows.teacher_rule.fingerprint}"
-        if not self._options.teacher.name:
+        if rows.teachers_rule.rules:
+            return f"cached {rows.teachers_rule.fingerprint}"
+        source = self._options.teaching.teacher
+        if not source:
             return None
         store = dist.PrefixStore("vocag/teacher", dist.distributed_c10d._get_default_store())
         if dist.get_rank() == 0:
-            store.set("sha256", find_teacher(self._options.teacher.name).sha256)
+            store.set("sha256", find_teacher(source).sha256)
         store.wait(["sha256"], START_TIMEOUT)
         return store.get("sha256").decode()
 
@@ -203,5 +206,5 @@ class StudentRun:
             self._bridge = connect(
                 options.teacher, args, self._world.bridge_store, top_k=options.online_top_k
             )
-        elif options.teacher.name:
+        elif options.teaching.teacher:
             score_steps_ahead(load_teacher(options, self._opened, args), self._data.guide)

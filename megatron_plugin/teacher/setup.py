@@ -28,7 +28,8 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
         UntrainedTeacherError: its weights did not load.
     """
     seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
-    weights = open_weights(options.teacher.name)
+    assert options.teaching.teacher is not None
+    weights = open_weights(options.teaching.teacher)
     checks.require_teacher(weights.shape, weights.files.path, opened, seq_length=seq_length)
     weights.shape.require_parallel(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),

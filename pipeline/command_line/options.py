@@ -184,6 +184,8 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
         names = [entry.name for entry in _entries(kind, holder)]
         if len(error.args) == 1:  # no message that its own class makes
             error.args = (_with_flags(str(error), names, prefix),)
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [_with_flags(note, names, prefix) for note in notes]
         raise
 
 
@@ -191,7 +193,8 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
     """Return a message about fields in the words of a command line."""
     for name in names:
         field = name.removeprefix(prefix)
-        message = re.sub(rf"(?<![\w/.-]){field}=", f"{_flag(name)} ", message)
+        message = re.sub(rf"(?<![\w/.-]){field}=(?=\S)", f"{_flag(name)} ", message)
+        message = re.sub(rf"(?<![\w/.-]){field}=", _flag(name), message)
         if "_" in field:  # else it may be an ordinary word
             message = re.sub(rf"(?<![\w/.-]){field}(?![\w/.])", _flag(name), message)
     return message
@@ -268,6 +271,8 @@ def _unwrap(hint: Any) -> tuple[Any, Option]:
         return _unwrap(inner)[0], option
     if get_origin(hint) in (Union, UnionType):
         parts = [part for part in get_args(hint) if part is not NoneType]
+        several = [part for part in parts if get_origin(part) is tuple]
+        parts = several or parts  # one value is several of one
         choices = [choice for part in parts for choice in get_args(part)]
         return _unwrap(parts[0]) if len(parts) == 1 else (Literal[*choices], Option())
     return hint, Option()

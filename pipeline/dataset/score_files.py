@@ -141,7 +141,7 @@ def scores_to_paste(location: str) -> str:
     if not found:
         return f"vocag score {quote(location)} --teacher MODEL {_ROWS}"
     name = '""' if len(found) == 1 else found[0].manifest.rule.fingerprint[:16]
-    return f"--stored-losses {name}"
+    return f"stored_losses={name}"
 
 
 def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:

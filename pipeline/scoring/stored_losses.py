@@ -110,7 +110,7 @@ class StoredLosses:
             start: the first position.
             stop: behind the last one.
             ids: int32 [stop - start, K], gets the teacher's token ids, -1 if there is no more;
-                K is the `top_k` of the rule.
+                K is the `top_k` of the rule, or more.
             log_probs: float32 [stop - start, K], gets nats, falling, -inf if there is no more.
 
         Raises:

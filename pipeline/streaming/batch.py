@@ -19,7 +19,7 @@ class Rows(Mapping[str, torch.Tensor]):
         cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
         teacher_losses: float32 [B, teacher_seq_length], nats, NaN if there is none; only where
-            rows are read with `StreamConfig.stored_losses`.
+            rows are read with `Teaching.stored_losses`.
         next_token_ids: int32 [B, seq_length, top_k], the student's tokens that the teacher expects
             in place of each label, by falling mass, -1 behind the last; only where rows are read
             with `StreamConfig.with_distributions`.

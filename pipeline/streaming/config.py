@@ -5,7 +5,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from pipeline.packing.reading import Reading
-from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
+from pipeline.scoring.teaching import NOBODY, Teaching
 from pipeline.streaming.damage import OnDamage
 
 
@@ -27,10 +27,7 @@ class StreamConfig:
         cache_folder: for remote shards and for plans that can't lie next to the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
-        stored_losses: losses that `vocag score` has stored: a score manifest, or the name of
-            a teacher; several for several teachers; None leaves them out of the rows.
-        teacher_weights: of several teachers in their mean; none weighs all alike.
-        teacher_choice: "mean", or "likelier" for the teacher that finds a document likelier.
+        teaching: whose stored losses rows hold; a teacher that runs is the trainer's.
         with_distributions: whether rows hold the distributions stored with these losses, too, over
             the student's vocabulary.
     """
@@ -47,9 +44,7 @@ class StreamConfig:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
-    stored_losses: str | tuple[str, ...] | None = None
-    teacher_weights: tuple[float, ...] = ()
-    teacher_choice: TeacherChoice = "mean"
+    teaching: Teaching = NOBODY
     with_distributions: bool = False
 
     @property
@@ -58,13 +53,13 @@ class StreamConfig:
         return self.data if isinstance(self.data, Reading) else Reading(fspath(self.data))
 
     def __post_init__(self) -> None:
-        """Check the counts, and what is read of which teachers."""
-        check_teachers(self.stored_losses, self.teacher_weights, self.teacher_choice)
+        """Check the counts, and that there are distributions to read."""
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} is below 1")
-        if self.with_distributions and self.stored_losses is None:
+        if self.with_distributions and self.teaching.stored_losses is None:
             raise ValueError(
-                "with_distributions reads what is stored with losses: name stored_losses"
+                "with_distributions reads what is stored with losses: give teaching some "
+                "stored_losses"
             )

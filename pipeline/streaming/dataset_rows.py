@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from numpy import int32, int64, nan
+from numpy import int32, int64
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
@@ -14,16 +14,14 @@ from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.order import RowOrder, order_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
-from pipeline.scoring.combined_losses import CombinedLosses, CombinedRule, open_teachers
-from pipeline.scoring.stored_losses import StoredLosses
+from pipeline.scoring.stored_teachers import TeachersRule, open_teachers
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
-from pipeline.streaming.next_tokens import NextTokens
+from pipeline.streaming.next_tokens import NextTokens, RowAnswers, TeacherLosses
 from pipeline.streaming.samples import SampleReader
 from schemas.errors import DatasetError
-from schemas.sidecar import TeacherRule
 
 
 class DatasetRows:
@@ -64,21 +62,18 @@ class DatasetRows:
         self.damage = DamageLog(config.on_damage, plan.with_suffix(".quarantine.jsonl"))
         cache = _shard_cache(config, dataset, self.order)
         self._reader = SampleReader(dataset, table, cache)
-        self._losses: StoredLosses | CombinedLosses | None = None
-        if config.stored_losses is not None:
-            self._losses = open_teachers(
-                config.stored_losses,
-                dataset,
-                self.plan,
-                weights=config.teacher_weights,
-                choice=config.teacher_choice,
-                cache=cache,
-                where=where,
-                with_distributions=config.with_distributions,
-            )
-        self._next_tokens: NextTokens | None = None
-        if self._losses is not None and config.with_distributions:
-            self._next_tokens = NextTokens(self._losses, dataset, rules)
+        self._teachers = open_teachers(
+            config.teaching,
+            opened,
+            self.plan,
+            cache=cache,
+            with_distributions=config.with_distributions,
+        )
+        self._answers: list[RowAnswers] = []
+        if self._teachers.rule.rules:
+            self._answers.append(TeacherLosses(self._teachers))
+        if config.with_distributions:
+            self._answers.append(NextTokens(self._teachers, dataset, rules))
         self._prefetched = (-1, -1)
         manifest = dataset.manifest
         self._vocab_sizes = manifest.student.vocab_size, manifest.teacher.vocab_size
@@ -89,14 +84,9 @@ class DatasetRows:
             self._reader.give_up(shard, error)
 
     @property
-    def teacher_rule(self) -> TeacherRule | CombinedRule | None:
-        """What determined the stored losses that rows hold; None if they hold none."""
-        return None if self._losses is None else self._losses.rule
-
-    @property
-    def top_k(self) -> int:
-        """Entries of a label's distribution; 0 where rows hold none."""
-        return 0 if self._next_tokens is None else self._next_tokens.top_k
+    def teachers_rule(self) -> TeachersRule:
+        """What determined the stored losses that rows hold; of no teachers if they hold none."""
+        return self._teachers.rule
 
     def write_row(
         self, row: NDArray[int32], layout: RowLayout, epoch: int, epoch_position: int
@@ -116,16 +106,14 @@ class DatasetRows:
         row_index = self.order.row_index(epoch, epoch_position)
         start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
         at, num_quarantined = (0, 0, 0), 0
-        if self._losses is not None:
-            layout.field(row, "teacher_losses").fill(nan)
-        if self._next_tokens is not None:
-            self._next_tokens.begin_row()
+        for answers in self._answers:
+            answers.begin(row, layout)
         for segment in self.plan.segments[start:stop].tolist():
             at, num_masked = self._fill_segment(row, layout, at, segment)
             num_quarantined += num_masked
         finish_row(row, layout.kernel_starts, at, num_quarantined)
-        if self._next_tokens is not None:
-            self._next_tokens.write(row, layout)
+        for answers in self._answers:
+            answers.finish(row, layout)
 
     def leave_out(
         self, epoch: int, epoch_position: int, segment: int, what: str, *, step: int
@@ -183,15 +171,9 @@ class DatasetRows:
             fill_nothing(row, layout.kernel_starts, at, stop)
             num_masked = s_stop - s_start
         else:
-            if self._losses is not None:
-                # They come after the context token and, since no end token has one, end at `stop`.
-                own = slice(stop[TEACHER] - (t_stop - t_start), stop[TEACHER])
-                losses = layout.field(row, "teacher_losses")
-                losses[own] = self._losses.read(document_index, t_start, t_stop)
-            if self._next_tokens is not None:
-                places = at[TEACHER], stop[TEACHER]
-                ends = bool(flags & ENDS)
-                self._next_tokens.read(document_index, (t_start, t_stop), places, ends=ends)
+            places, ends = (at[TEACHER], stop[TEACHER]), bool(flags & ENDS)
+            for answers in self._answers:
+                answers.segment(document_index, (t_start, t_stop), places, ends=ends)
         return (*stop, at[SEGMENT] + 1), num_masked
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:
@@ -206,8 +188,7 @@ class DatasetRows:
         for wanted in (group, following):
             if wanted is not None:
                 self._reader.prefetch(self.order.group_shards[wanted])
-                if self._losses is not None:
-                    self._losses.prefetch(self.order.group_shards[wanted])
+                self._teachers.prefetch(self.order.group_shards[wanted])
 
 
 def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:

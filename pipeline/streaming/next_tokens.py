@@ -1,6 +1,8 @@
-"""Stored distributions in a row, over the student's vocabulary."""
+"""What stored teachers say in a row: losses, and next tokens over the student's vocabulary."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,46 +12,28 @@ from pipeline.distributions.kernels import RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.rules import PackingRules
-from pipeline.scoring.combined_losses import CombinedLosses
-from pipeline.scoring.stored_losses import StoredLosses
+from pipeline.scoring.stored_teachers import StoredTeachers
 from pipeline.streaming.layout import RowLayout
 
 _maps: dict[object, VocabularyMap] = {}
 """The tables of this process by tokenizers and conventions: a mixture's datasets share them."""
 
 
-class NextTokens:
-    """Reads what a teacher expects at a row's places, and writes what that means for its labels.
+class RowAnswers(Protocol):
+    """Writes what stored teachers say of a row, segment by segment."""
 
-    Attributes:
-        top_k: entries of a distribution.
-    """
+    def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """Forget the row before.
 
-    def __init__(
-        self, losses: StoredLosses | CombinedLosses, dataset: Dataset, rules: PackingRules
-    ) -> None:
-        """Make or take the tables of a dataset's tokenizers.
-
-        Raises:
-            ValueError: a tokenizer whose tokens don't spell their text.
+        Args:
+            row: int32 [layout.num_words], not written yet.
+            layout: of the row.
         """
-        rule = losses.rule.distributions
-        assert rule is not None  # `open_teachers` was asked for some
-        self.top_k = rule.top_k
-        self._losses = losses
-        self._map = vocabulary_map(dataset, rules)
-        shape = (rules.teacher_seq_length, self.top_k)
-        self._ids = np.empty(shape, np.int32)
-        self._log_probs = np.full(shape, -np.inf, np.float32)
 
-    def begin_row(self) -> None:
-        """Forget the row before."""
-        self._ids.fill(-1)
-
-    def read(
+    def segment(
         self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
     ) -> None:
-        """Read what a teacher expects after its tokens of a segment.
+        """Read what is stored of a segment.
 
         Args:
             document_index: of the segment's document.
@@ -57,23 +41,72 @@ class NextTokens:
             places: of the segment in the row, a context token's included.
             ends: whether the segment ends its document: what is expected then is stored, too.
         """
+
+    def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """Write what needs the row's other fields, which are written now."""
+
+
+class TeacherLosses:
+    """The losses of a row's teacher tokens."""
+
+    def __init__(self, teachers: StoredTeachers) -> None:
+        """Read what these have stored."""
+        self._teachers = teachers
+
+    def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """See `RowAnswers`."""
+        self._losses = layout.field(row, "teacher_losses")
+        self._losses.fill(np.nan)
+
+    def segment(
+        self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
+    ) -> None:
+        """See `RowAnswers`."""
+        # They come after the context token and, since no end token has one, end with the segment.
+        own = slice(places[1] - (tokens[1] - tokens[0]), places[1])
+        self._losses[own] = self._teachers.read(document_index, *tokens)
+
+    def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """See `RowAnswers`."""
+
+
+class NextTokens:
+    """What teachers expect at a row's places, and what that means for its labels."""
+
+    def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
+        """Make or take the tables of a dataset's tokenizers.
+
+        Raises:
+            ValueError: a tokenizer whose tokens don't spell their text.
+        """
+        rule = teachers.rule.distributions
+        assert rule is not None  # `open_teachers` was asked for some
+        self._teachers = teachers
+        self._map = vocabulary_map(dataset, rules)
+        shape = (rules.teacher_seq_length, rule.top_k)
+        self._ids = np.empty(shape, np.int32)
+        self._log_probs = np.full(shape, -np.inf, np.float32)
+
+    def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """See `RowAnswers`."""
+        self._ids.fill(-1)
+
+    def segment(
+        self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
+    ) -> None:
+        """See `RowAnswers`."""
         start, stop = tokens[0], tokens[1] + ends
         first = places[1] - (tokens[1] - tokens[0]) - 1
         if first < places[0]:  # no context token: nothing is expected before the first one
             start, first = start + 1, first + 1
         if start < stop:
             own = slice(first, first + stop - start)
-            self._losses.read_entries(
+            self._teachers.read_entries(
                 document_index, start, stop, ids=self._ids[own], log_probs=self._log_probs[own]
             )
 
-    def write(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """Write a row's distributions behind its other fields.
-
-        Args:
-            row: int32 [layout.num_words], its other fields written.
-            layout: of the row.
-        """
+    def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """See `RowAnswers`."""
         fields = {name: layout.field(row, name) for name in RowFields._fields}
         out = (layout.field(row, name) for name in ("next_token_ids", "next_token_probs"))
         map_row(fields, self._ids, self._log_probs, self._map, *out)

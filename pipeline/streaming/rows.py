@@ -29,7 +29,7 @@ a row of 6 student and 6 teacher tokens:
 - Unmapped (0, 0): the label is EOS, padding, or a token that no teacher token covers.
 - A teacher token whose position is 0 has no context and no loss; it is the context token, or the
   text's first token if the convention has none.
-- With `StreamConfig.stored_losses` a row also holds `teacher_losses`, which `vocag score` has
+- With `Teaching.stored_losses` a row also holds `teacher_losses`, which `vocag score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
 - With `StreamConfig.with_distributions` a row also holds `next_token_ids` and `next_token_probs`:
   what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
@@ -51,14 +51,13 @@ from pipeline.packing.mixture_plan import MixturePlan, Source, plan_mixture
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.state import StreamState
-from pipeline.scoring.combined_losses import CombinedRule, rules_of, without_where
+from pipeline.scoring.stored_teachers import TeachersRule
 from pipeline.streaming.batch import Rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.dataset_rows import DatasetRows
 from pipeline.streaming.layout import RowLayout
 from schemas.errors import ForeignLossesError
 from schemas.manifest import Manifest
-from schemas.sidecar import TeacherRule
 
 _NO_END = 1 << 62
 """More rows than any run reads, and few enough for `len`."""
@@ -123,8 +122,8 @@ class AlignedRows(TorchDataset[Rows]):
             self.rules.seq_length,
             self.rules.teacher_seq_length,
             max(rows.plan.max_segments for rows in self.datasets),
-            with_losses=config.stored_losses is not None,
-            top_k=max(rows.top_k for rows in self.datasets),
+            with_losses=config.teaching.stored_losses is not None,
+            top_k=max(map(_top_k, self.datasets)) if config.with_distributions else 0,
             sources=mixture.names,
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
@@ -170,15 +169,9 @@ class AlignedRows(TorchDataset[Rows]):
         return sum(source.num_rows for source in self.plan.sources)
 
     @property
-    def teacher_rule(self) -> TeacherRule | CombinedRule | None:
-        """What determined the stored losses that rows hold; None if they hold none."""
-        return self.datasets[0].teacher_rule
-
-    @property
-    def teacher_fingerprints(self) -> tuple[str, ...]:
-        """Of each teacher whose stored losses rows hold."""
-        rule = self.teacher_rule
-        return () if rule is None else tuple(own.fingerprint for own in rules_of(rule))
+    def teachers_rule(self) -> TeachersRule:
+        """What determined the stored losses that rows hold; of no teachers if they hold none."""
+        return self.datasets[0].teachers_rule
 
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""
@@ -282,13 +275,17 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows], global_batch_size: 
     return plan_mixture(sources, mixture.stages)
 
 
+def _top_k(rows: DatasetRows) -> int:
+    """Return the entries of a label's distribution."""
+    rule = rows.teachers_rule.distributions
+    return 0 if rule is None else rule.top_k
+
+
 def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> None:
-    first, *others = (rows.teacher_rule for rows in datasets)
+    first, *others = (rows.teachers_rule for rows in datasets)
     for entry, rule in zip(mixture.datasets[1:], others, strict=True):
-        if first is None or rule is None:
-            continue
         # Which documents it has scored is another thing in each dataset.
-        if without_where(rule) != without_where(first):
+        if rule.without_where() != first.without_where():
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
                 f'"{mixture.datasets[0].name}" are of two teachers or conventions '

@@ -91,5 +91,6 @@ def load_checkpoint(
 def _identity(config: TrainConfig) -> dict[str, Any]:
     """Return the options that decide the weights, method by method option."""
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
-    method = values.pop("method")
-    return values | {f"method.{name}": value for name, value in method.items()}
+    method, teaching = values.pop("method"), values.pop("teaching")
+    method["top_k"] = teaching.pop("top_k")  # where it was when runs began that still go on
+    return {**values, **teaching, **{f"method.{name}": value for name, value in method.items()}}

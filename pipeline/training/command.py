@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pipeline.command_line.failures import report
 from pipeline.command_line.options import parse_options
 from pipeline.drawing.formatting import printable
+from pipeline.methods import METHODS
 from pipeline.training.config import TrainConfig
-from pipeline.training.methods import METHODS
 
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pipeline.command_line.failures import hinted
 from pipeline.command_line.options import ModelSource, Option
+from pipeline.methods import kind_of
+from pipeline.methods.kind import MethodKind, Served
+from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
-from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS, kind_of
+from pipeline.scoring.teaching import NOBODY, Teaching
 
 if TYPE_CHECKING:
     from pipeline.streaming import StreamConfig
@@ -30,13 +30,7 @@ class TrainConfig:
         student: folder, Hugging Face repository or .gguf file.
         output: folder of this run; run the same command again to continue from its checkpoint.
         random_init: use only the student's configuration.
-        teacher: folder, repository or .gguf file; for rho1 the reference model.
-        stored_losses: losses from vocag score, in place of a teacher: a score manifest or a
-            teacher's name; "" if there is only one; several teachers are read as one.
-        teacher_weights: positive weights of several teachers in their mean, with any sum
-            (default: equal).
-        teacher_choice: read several teachers' mean, or for each document the teacher that finds it
-            likelier.
+        teaching: who teaches.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
@@ -68,10 +62,7 @@ class TrainConfig:
     student: ModelSource
     output: Annotated[Path, Option("FOLDER")]
     random_init: bool = False
-    teacher: ModelSource | None = None
-    stored_losses: Annotated[tuple[str, ...], Option("NAME")] | None = None
-    teacher_weights: tuple[float, ...] = ()
-    teacher_choice: TeacherChoice = "mean"
+    teaching: Teaching = NOBODY
     heldout: Annotated[tuple[str, ...], Option("DATASET")] = ()
     seq_length: int = 512
     teacher_seq_length: int | None = None
@@ -102,7 +93,7 @@ class TrainConfig:
         Raises:
             ValueError: with the option, its value and the remedy.
         """
-        self._check_teacher()
+        self.kind.serve(self.teaching, self.data)
         if self.schedule not in get_args(Schedule):
             raise ValueError(
                 f"--schedule {self.schedule}: choose one of {', '.join(get_args(Schedule))}"
@@ -138,6 +129,16 @@ class TrainConfig:
         return dict(map(_split_name, self.heldout))
 
     @property
+    def kind(self) -> MethodKind:
+        """What the method is."""
+        return kind_of(self.method)
+
+    @property
+    def served(self) -> Served:
+        """How the run gets what the method needs of a teacher."""
+        return self.kind.serve(self.teaching)
+
+    @property
     def stream(self) -> "StreamConfig":
         """How the run's rows are read.
 
@@ -146,7 +147,6 @@ class TrainConfig:
         """
         from pipeline.streaming import StreamConfig
 
-        kind = kind_of(self.method)
         return StreamConfig(
             self.data,
             seq_length=self.seq_length,
@@ -154,44 +154,9 @@ class TrainConfig:
             seed=self.seed,
             global_batch_size=self.global_batch_size,
             num_epochs=self.num_epochs,
-            stored_losses=self.stored_losses,
-            teacher_weights=self.teacher_weights,
-            teacher_choice=self.teacher_choice,
-            with_distributions=self.stored_losses is not None and kind.needs == "distributions",
+            teaching=self.teaching,
+            with_distributions=self.served == Served("stored", with_distributions=True),
         )
-
-    def _check_teacher(self) -> None:
-        check_teachers(self.stored_losses, self.teacher_weights, self.teacher_choice)
-        kind = kind_of(self.method)
-        name = kind.name
-        if self.stored_losses is not None and not kind.takes_stored:
-            served = " and ".join(other.name for other in METHODS.values() if other.takes_stored)
-            raise ValueError(
-                f"--stored-losses serves --method {served}; {name} needs a --teacher, or none"
-            )
-        if self.stored_losses is not None and self.method.top_k is not None:
-            raise ValueError(
-                f"--top-k {self.method.top_k} is for a running --teacher: stored distributions "
-                "have as many tokens as vocag score --top-k gave them; leave it out"
-            )
-        if self.stored_losses is not None and self.teacher is not None:
-            raise ValueError("--teacher and --stored-losses are given: choose one")
-        if kind.needs != "nothing" and self.stored_losses is None and not self.teacher:
-            teachers = "--teacher, or --stored-losses" if kind.takes_stored else "--teacher"
-            error = ValueError(f"--method {name} needs {teachers}")
-            raise hinted(
-                error, self._teacher_to_paste() if kind.takes_stored else "--teacher MODEL"
-            )
-
-    def _teacher_to_paste(self) -> str:
-        """Return how the data's own scores are read, or made.
-
-        Raises:
-            ValueError: there is no such data, which should be known first.
-        """
-        from pipeline.dataset.score_files import scores_to_paste  # only for an error
-
-        return scores_to_paste(self.data.mixture().datasets[0].path)
 
 
 def _split_name(source: str) -> tuple[str, str]:

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.selection import Kept
+from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.packing.opening import open_run
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.training.config import TrainConfig
-from pipeline.training.losses import score_labels, student_states
 from pipeline.training.ranks import Ranks
 from schemas.errors import ForeignTokenizerError
 from schemas.index import ShardIndex

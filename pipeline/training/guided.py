@@ -4,19 +4,26 @@ Whatever hooks into a module's forward pass then works: DistributedDataParallel,
 peft, torch.compile, and every trainer that wraps modules with them.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import LossResult
-from pipeline.streaming import Rows
-from pipeline.training.losses import StudentPass, losses_by_source, student_states
-from pipeline.training.method import Method
-from pipeline.training.methods import kind_of
+from pipeline.methods import kind_of
+from pipeline.methods.hf_pass import StudentPass, student_states
+from pipeline.methods.kind import Served
+from pipeline.methods.method import Method
+from pipeline.scoring.teaching import ONLINE_TOP_K
+from pipeline.streaming import AlignedRows, Rows
+from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.training.config import TrainConfig
 
 
 class GuidedStudent(nn.Module):
@@ -30,6 +37,7 @@ class GuidedStudent(nn.Module):
         vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
             have rows.
         vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
+        top_k: next tokens that such a teacher is asked for.
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class GuidedStudent(nn.Module):
         group: dist.ProcessGroup | None = None,
         vocab_size: int | None = None,
         vocabulary_map: VocabularyMap | None = None,
+        top_k: int = ONLINE_TOP_K,
     ) -> None:
         """Wrap a student.
 
@@ -53,8 +62,28 @@ class GuidedStudent(nn.Module):
         self.group = group
         self.vocab_size = vocab_size
         self.vocabulary_map = vocabulary_map
+        self.top_k = top_k
         kind_of(self.method)
         language_model(model)
+
+    @classmethod
+    def of_run(
+        cls,
+        model: nn.Module,
+        config: TrainConfig,
+        rows: AlignedRows,
+        group: dist.ProcessGroup | None,
+    ) -> GuidedStudent:
+        """Wrap a run's student, with the tables that a running teacher's next tokens need."""
+        online = config.served == Served("running", with_distributions=True)
+        return cls(
+            model,
+            config.method,
+            group=group,
+            vocab_size=rows.manifest.student.vocab_size,
+            vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if online else None,
+            top_k=config.teaching.top_k or ONLINE_TOP_K,
+        )
 
     def forward(
         self,
@@ -88,10 +117,11 @@ class GuidedStudent(nn.Module):
             rule=replace(rule, scope="microbatch") if in_group and self.group is None else rule,
             group=self.group if in_group else None,
             step=step,
-            weight=kind.weight if self.method.weight is None else self.method.weight,
+            weight=kind.weight_of(self.method),
             vocab_size=self.vocab_size,
             with_distributions=kind.needs == "distributions",
             vocabulary_map=self.vocabulary_map,
+            top_k=self.top_k,
         )
         result = kind.loss(given)
         by_source = losses_by_source(given.scores.losses.detach(), batch)
@@ -116,3 +146,25 @@ def language_model(model: nn.Module) -> PreTrainedModel:
                 "rows are packed: use an adapter that lies in the layers, such as LoRA"
             )
     return cast(PreTrainedModel, inner.get_base_model())
+
+
+@torch.no_grad()
+def losses_by_source(losses: Tensor, batch: Rows) -> dict[str, Tensor]:
+    """Return the student's loss in each dataset of a mixture, over all labels, kept or not.
+
+    Args:
+        losses: float [rows, seq_length], nats.
+        batch: of the same rows.
+
+    Returns:
+        `student_loss/NAME` for each, as metrics of `pipeline.guidance.LossResult`; nothing where
+        rows are of one dataset.
+    """
+    names = batch.layout.sources
+    if not names:
+        return {}
+    counted = batch["loss_mask"].bool()
+    sums = torch.where(counted, losses, 0.0).double().sum(-1)
+    pairs = torch.stack((sums, counted.sum(-1).double()), -1)
+    by_source = pairs.new_zeros(len(names), 2).index_add_(0, batch["source"].long(), pairs)
+    return {f"student_loss/{name}": each for name, each in zip(names, by_source, strict=True)}

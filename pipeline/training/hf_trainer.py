@@ -29,17 +29,15 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
 from pipeline.guidance import LossResult, metric_values
+from pipeline.methods.hf_pass import score_labels, student_states
+from pipeline.methods.method import Method
 from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
-from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import heldout_bytes, open_heldout
 from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
-from pipeline.training.losses import score_labels, student_states
-from pipeline.training.method import Method
-from pipeline.training.methods import kind_of
-from pipeline.training.models import load_teacher, require_context, require_loaded
+from pipeline.training.models import load_teacher, require_loaded
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"
@@ -79,7 +77,7 @@ class GuidedTrainer(Trainer):
             model: the student, or one of peft around it; as `AutoModelForCausalLM` loads it.
             args: of the Trainer. They say how many rows a step has and how often data are read.
             data: what to read, `StreamConfig("aligned", seq_length=2048,
-                stored_losses="teacher")`.
+                teaching=Teaching(stored_losses="teacher"))`.
             method: how the loss is made; None: the paper's.
             heldout: an aligned dataset to measure, or several by name.
             teacher: a frozen model in place of stored losses, loaded by `load_language_model`.
@@ -92,7 +90,7 @@ class GuidedTrainer(Trainer):
         _require_settings(args)
         config = _as_run(args, data, method, heldout, teacher)
         self.rows = _open_rows(args, data, config)
-        require_context(config, self.rows)
+        config.kind.require_context(self.rows.rules.student)
         sets = open_heldout(config, self.rows)
         require_loaded(language_model(model), "student", self.rows, *sets.values())
         super().__init__(
@@ -109,14 +107,8 @@ class GuidedTrainer(Trainer):
                 "how many rows a step has: leave them out"
             )
         self._teacher = load_teacher(config, self.rows, args.device, teacher)
-        online = teacher is not None and kind_of(config.method).needs == "distributions"
-        guided = GuidedStudent(
-            model,
-            config.method,
-            group=dist.group.WORLD if args.world_size > 1 else None,
-            vocab_size=self.rows.manifest.student.vocab_size,
-            vocabulary_map=vocabulary_map(self.rows.dataset, self.rows.rules) if online else None,
-        )
+        group = dist.group.WORLD if args.world_size > 1 else None
+        guided = GuidedStudent.of_run(model, config, self.rows, group)
         model.forward = _forward(guided, model.forward)
         self._tokenizer = ExportedTokenizer({})
         if args.should_save and self.processing_class is None:
@@ -327,13 +319,12 @@ def _as_run(
 ) -> TrainConfig:
     """Describe the run as `vocag train` would, which checks what it checks."""
     names = {"heldout": heldout} if isinstance(heldout, str) else heldout or {}
-    stored = data.stored_losses
+    running = None if teacher is None else str(teacher.config.name_or_path or "teacher")
     return TrainConfig(
         data=data.reading,
         student="",
         output=Path(str(args.output_dir)),
-        teacher=None if teacher is None else str(teacher.config.name_or_path or "teacher"),
-        stored_losses=(stored,) if isinstance(stored, str) else stored,
+        teaching=replace(data.teaching, teacher=running),
         heldout=tuple(f"{name}={path}" for name, path in names.items()),
         seq_length=data.seq_length,
         method=method or Method(),

@@ -22,18 +22,15 @@ from transformers import PreTrainedModel
 from pipeline.guidance import LossResult, metric_values
 from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.streaming import AlignedRows, Rows, load_batches
-from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
-from pipeline.training.methods import kind_of
 from pipeline.training.models import (
     load_student,
     load_teacher,
-    require_context,
     require_model_room,
 )
 from pipeline.training.ranks import Ranks
@@ -179,7 +176,7 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, continue from the checkpoint; return the run and its step."""
     rows = _open_rows(config, ranks)
-    require_context(config, rows)
+    config.kind.require_context(rows.rules.student)
     heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
     for held_out in heldout.values():
@@ -187,15 +184,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     teacher = load_teacher(config, rows, ranks.device)
     optimizer = _optimizer(student, config)
     step = load_checkpoint(config, rows, student, optimizer)
-    vocab_size = rows.manifest.student.vocab_size
-    online = teacher is not None and kind_of(config.method).needs == "distributions"
-    guided = GuidedStudent(
-        student,
-        config.method,
-        group=ranks.group,
-        vocab_size=vocab_size,
-        vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if online else None,
-    )
+    guided = GuidedStudent.of_run(student, config, rows, ranks.group)
     tokenizer = prove_tokenizer(rows, student) if ranks.is_first else ExportedTokenizer({})
     return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer, heldout), step
 

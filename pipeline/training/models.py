@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.dataset.tokenizers import Side
 from pipeline.guidance import aggregate_teacher_losses
+from pipeline.methods.hf_pass import compute_teacher_losses
 from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer, require_own_losses
@@ -15,8 +16,6 @@ from pipeline.models.probe import require_trained
 from pipeline.models.teacher_files import find_folder, find_teacher
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
-from pipeline.training.losses import compute_teacher_losses
-from pipeline.training.methods import kind_of
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
@@ -55,22 +54,22 @@ def load_teacher(
         ForeignTokenizerError: it comes with a different tokenizer from the data's.
         ValueError: it can't have given losses for this data, or its weights did not load.
     """
-    manifest, kind = rows.manifest, kind_of(config.method)
-    if kind.needs == "nothing" or config.stored_losses is not None:
+    manifest, kind, source = rows.manifest, config.kind, config.teaching.teacher
+    if config.served.by != "running":
         return None
     if kind.one_vocabulary and manifest.student.sha256 != manifest.teacher.sha256:
         raise ValueError(
-            f"--method {kind.name} needs a teacher with the student's tokenizer, but "
+            f"method={kind.name} needs a teacher with the student's tokenizer, but "
             f"{config.data.path} was aligned with {manifest.teacher.source}: align with the "
             "student's as --teacher, too"
         )
-    assert config.teacher is not None
+    assert source is not None
     if given is None:
-        files = find_teacher(config.teacher)
+        files = find_teacher(source)
         require_tokenizer(files.path, rows.dataset, side="teacher")
         dtype = torch.bfloat16 if config.bf16 else torch.float32
         teacher = load_language_model(str(files.path), dtype=dtype, device=str(device))
-        require_model_room(teacher, rows, config.teacher, "teacher")
+        require_model_room(teacher, rows, source, "teacher")
     else:
         teacher = cast(Any, given).train(False).to(device)
         require_loaded(teacher, "teacher", rows)
@@ -96,20 +95,6 @@ def require_loaded(model: PreTrainedModel, side: Side, *every: AlignedRows) -> N
         require_model_room(model, rows, source or "model", side)
     require_own_losses(model)
     keep_documents_apart(model)
-
-
-def require_context(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that every student token is a label if a method needs whole chunks of text.
-
-    Raises:
-        ValueError: a document's first token, or a part's, has nothing before it.
-    """
-    own, kind = rows.rules.student, kind_of(config.method)
-    if kind.every_token and None in (own.first_token_id, own.continued_token_id):
-        raise ValueError(
-            f"--method {kind.name} compares the likelihoods of whole texts, but without a token "
-            "before it a text's first token has none: name one by --student-bos"
-        )
 
 
 def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:

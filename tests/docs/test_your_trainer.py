@@ -13,12 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import Reading
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
-from pipeline.training.method import Method
 from tests.support.scored_data import SEQ_LENGTH
 from tests.support.servers import free_port
 
@@ -61,7 +62,7 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
             data=Reading(str(world / "data")),
             student=str(world / "student"),
             output=tmp_path / "run",
-            stored_losses="teacher",
+            teaching=Teaching(stored_losses="teacher"),
             method=Method("teacher", scope="row"),
             seq_length=SEQ_LENGTH,
             global_batch_size=4,

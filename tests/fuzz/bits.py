@@ -24,6 +24,7 @@ import numpy as np
 
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.reading import read_manifest
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.distribution_rule import DistributionRule
 from schemas.index import decode_index
@@ -116,7 +117,7 @@ def write_sound(folder: Path) -> str:
 
 def read_rows(folder: Path) -> str:
     """Return a digest of all rows that a reader gets with all that is stored."""
-    options: Any = {"stored_losses": "teacher", "with_distributions": True}
+    options: Any = {"teaching": Teaching(stored_losses="teacher"), "with_distributions": True}
     config = StreamConfig(Reading(str(folder), WHERE), seq_length=64, window_rows=4, **options)
     rows, digest = AlignedRows(config), sha256()
     for number in range(rows.samples_per_epoch):

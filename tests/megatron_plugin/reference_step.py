@@ -9,14 +9,14 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import cross_entropy
 
+from pipeline.methods import METHODS
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, load_batches
-from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS
 from pipeline.training.ranks import Ranks
 from tests.megatron_plugin.training_job import GLOBAL_BATCH, MICRO_BATCH, SEED, SEQ_LENGTH
 
@@ -27,11 +27,13 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
 
     The top fraction is counted over `rows_per_choice`: the micro-batches of all replicas.
     """
+    top_k = method.pop("top_k", None)
     chosen = Method(**method)
+    teacher = None if METHODS[chosen.name].needs == "nothing" else str(inputs.teacher)
     config = TrainConfig(
         data=Reading(str(inputs.data)),
         student=str(inputs.student),
-        teacher=None if METHODS[chosen.name].needs == "nothing" else str(inputs.teacher),
+        teaching=Teaching(teacher, top_k=top_k),
         output=inputs.data / "unused",
         method=chosen,
         seq_length=SEQ_LENGTH,
@@ -46,14 +48,8 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
         Ranks(torch.device("cpu")),
         rows,
         student,
-        GuidedStudent(
-            student,
-            config.method,
-            vocabulary_map=vocabulary_map(rows.dataset, rows.rules)
-            if chosen.name == "distill"
-            else None,
-        ),
-        None if config.teacher is None else load_language_model(config.teacher),
+        GuidedStudent.of_run(student, config, rows, None),
+        None if teacher is None else load_language_model(teacher),
         Unmoved(student.parameters()),
     )
     done = train_step(run, iter(load_batches(rows, micro_batch_size=rows_per_choice)), 0)

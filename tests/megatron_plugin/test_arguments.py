@@ -3,8 +3,7 @@
 import shlex
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import get_args
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -29,11 +28,10 @@ from megatron_plugin.upstream import add_megatron_arguments
 from megatron_plugin.worlds import World, enter_world
 from pipeline.command_line.failures import hints_of
 from pipeline.guidance import PAPER_RULE
+from pipeline.methods import METHODS
+from pipeline.methods.method import Method
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
-from pipeline.selection_rule import Selector
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS
 from schemas.errors import ForeignTokenizerError
 from tests.megatron_plugin.models import make_model, save_model
 from tests.support.datasets import build_dataset, byte_level
@@ -71,16 +69,16 @@ def megatron_arguments(*argv):
 
 def test_defaults_are_the_papers():
     read = options(*TEACHER)
-    assert read.rule == PAPER_RULE == METHODS["teacher"].rule(Method())
-    assert (read.method_options.aggregation, read.teacher.world_size) == ("max", 0)
-    assert options().rule.selector == "full"
+    assert read.kind.rule(read.chosen_method) == PAPER_RULE
+    assert (read.chosen_method, read.teacher.world_size) == (Method(), 0)
+    assert options().kind is METHODS["full"]
 
 
 @pytest.mark.parametrize("name", ["", "teachers/large"])
 def test_stored_losses_take_a_teachers_place(name):
     read = options("--vocag-stored-losses", name, "--vocag-teacher-seq-length", "9")
-    assert (read.stored_losses, read.teacher, read.teacher_seq_length) == ((name,), NO_TEACHER, 9)
-    assert read.rule.selector == "teacher"
+    assert (read.teaching.names, read.teacher, read.teacher_seq_length) == ((name,), NO_TEACHER, 9)
+    assert read.kind is METHODS["teacher"]
 
 
 def test_weights_of_teachers_are_refused_at_once():
@@ -101,11 +99,29 @@ def test_guidance_is_chosen_as_in_the_trainer():
     assert options(*TEACHER, *given).method_options == Method(**chosen)
 
 
-@pytest.mark.parametrize("method", [*get_args(Selector), "distill"])
+@pytest.mark.parametrize("method", METHODS)
 def test_methods_are_those_of_the_trainer(method):
-    read = options(*TEACHER, "--vocag-method", method)
-    assert read.kind is METHODS[method]
-    assert read.rule == METHODS[method].rule(Method())
+    given = () if METHODS[method].needs == "nothing" else TEACHER
+    if METHODS[method].needs == "model":
+        with pytest.raises(ArgumentError, match=f"{method} runs a model of the student's vocab"):
+            options(*given, "--vocag-method", method)
+    else:
+        assert options(*given, "--vocag-method", method).kind is METHODS[method]
+
+
+def test_a_teacher_that_nobody_asks_is_refused():
+    with pytest.raises(ArgumentError, match="random needs no teacher, and its ranks") as refused:
+        options(*OWN_WORLD, "4", "--vocag-method", "random")
+    assert hints_of(refused.value) == ["hint: leave out --vocag-teacher"]
+
+
+def test_a_checkpoint_of_before_goes_on():
+    """What a run's checkpoint notes of its guidance has not changed."""
+    plain = {"aggregation": "max", "expectation": "kept"} | asdict(PAPER_RULE)
+    assert options(*TEACHER).guidance == plain
+    learned = {"distill_tokens": "all", "temperature": 1.0, "reverse_kl": False, "top_k": 16}
+    learned |= {"name": "distill", "weight": 0.8}
+    assert options(*TEACHER, "--vocag-method", "distill").guidance == plain | learned
 
 
 def test_help_lists_both_megatrons_arguments_and_ours(capsys):
@@ -119,7 +135,7 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (("--vocag-method", "teacher_loss"), "teacher_loss needs --vocag-teacher or --vocag-stor"),
+        (("--vocag-method", "teacher_loss"), "teacher_loss needs a teacher, or --vocag-stor"),
         (("--vocag-teacher-world-size", "4"), "world-size 4 needs --vocag-teacher, which is miss"),
         (("--vocag-allow-untrained-teacher",), "untrained-teacher True needs --vocag-teacher"),
         (("--vocag-stored-losses", "", "--vocag-teacher-world-size", "1"), "1 needs --vocag-teach"),
@@ -137,9 +153,9 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
             (*TEACHER, "--vocag-teacher-weights", "1"),
             "^--vocag-teacher-weights and --vocag-teacher-c",
         ),
-        ((*TEACHER, "--vocag-weight", "0.5"), "--vocag-weight 0.5 is for --vocag-method distill"),
-        ((*STORED_DISTILL, "--vocag-top-k", "4"), "--vocag-top-k 4 is for a running --vocag-teach"),
-        (("--vocag-method", "distill"), "distill needs --vocag-teacher or --vocag-stored-losses"),
+        ((*TEACHER, "--vocag-weight", "0.5"), "--vocag-weight 0.5 is for --vocag-method alm and"),
+        ((*STORED_DISTILL, "--vocag-top-k", "4"), "--vocag-top-k 4 is for a running teacher"),
+        (("--vocag-method", "distill"), "distill needs a teacher, or --vocag-stored-losses"),
     ],
 )
 def test_impossible_options(extra, message):
@@ -161,12 +177,11 @@ def test_impossible_options(extra, message):
             (*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"),
             "--vocag-teacher-world-size 2",
         ),
-        ((*TEACHER, "--vocag-weight", "0.5"), "leave out --vocag-weight"),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "leave out --vocag-top-k"),
     ],
 )
 def test_the_hint_of_impossible_options_makes_them_possible(extra, hint):
-    with pytest.raises(ArgumentError) as refused:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 -- the hint says which
         options(*extra)
     assert hints_of(refused.value) == [f"hint: {hint}"]
     remedied = shlex.split(hint)

@@ -1,7 +1,6 @@
 """The plugin's own part of a step on a GPU that isn't there: devices, dtypes, kernels and waits."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,10 +16,10 @@ from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.forward_step import StepRules, _token_scores, training_loss
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.upstream import AttnMaskType, TransformerConfig, parallel_state
-from pipeline.guidance import PAPER_RULE
+from pipeline.methods import kind_of
+from pipeline.methods.method import Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
 from pipeline.streaming.next_tokens import vocabulary_map
-from pipeline.training.method import Method
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
 
@@ -51,10 +50,9 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
     stream = StreamConfig(Reading(str(tmp_path / "data")), seq_length=64, global_batch_size=4)
     rows = AlignedRows(stream)
     known = vocabulary_map(rows.dataset, rows.rules)
-    guide = Guide("max", pytest.fail, top_k, lambda: known)
-    rule = replace(PAPER_RULE, selector="full") if top_k else PAPER_RULE
-    method = Method(name="distill" if top_k else "teacher", weight=0.8 if top_k else None)
-    rules = StepRules(rule, method, VOCAB_SIZE, MICRO_BATCHES)
+    guide = Guide(pytest.fail, top_k, lambda: known)
+    method = Method("distill" if top_k else "teacher")
+    rules = StepRules(kind_of(method), method, VOCAB_SIZE, MICRO_BATCHES)
     config = TransformerConfig(
         num_layers=1, hidden_size=HIDDEN, num_attention_heads=4, num_query_groups=2, bf16=True
     )

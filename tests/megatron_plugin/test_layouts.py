@@ -75,7 +75,7 @@ CHOICES = {
     ),
     "by entropies of a shared vocabulary": (
         2,
-        {"vocag_method": "student_entropy", **TENSOR},
+        {"vocag_method": "student_entropy", "vocag_teacher": None, **TENSOR},
         {"name": "student_entropy"},
     ),
     # What is mapped is known without a teacher, too.
@@ -83,6 +83,17 @@ CHOICES = {
         1,
         {"vocag_method": "student_loss", "vocag_teacher": None},
         {"name": "student_loss"},
+    ),
+    # Chunks of text lie in the places of several ranks.
+    "by likelihoods of texts that ranks share": (
+        4,
+        {"vocag_method": "alm", "vocag_keep_fraction": 0.3, **CONTEXT, **TENSOR},
+        {"name": "alm", "keep_fraction": 0.3},
+    ),
+    "by equal chunks of rows that ranks share": (
+        2,
+        {"vocag_method": "chunks", "vocag_num_chunks": 8, **CONTEXT},
+        {"name": "chunks", "num_chunks": 8},
     ),
 }
 

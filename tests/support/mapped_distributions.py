@@ -41,7 +41,7 @@ class SeededLosses:
     """Stored losses whose entries at a position are drawn by document and position."""
 
     def __init__(self, vocab_size, top_k=5):
-        self.rule = SimpleNamespace(distributions=SimpleNamespace(top_k=top_k))
+        self.rule = SimpleNamespace(rules=(1,), distributions=SimpleNamespace(top_k=top_k))
         self.vocab_size = vocab_size
 
     def entries(self, document, position):

@@ -8,7 +8,7 @@ Sequence lengths, as in the published method: token t of a document's student to
 with token t of its teacher tokens, and the longer sequence is truncated to the shorter. Nothing
 aligns the two; that is the weakness the paper points at. Student tokens beyond the shorter length
 keep their cross entropy and have distance 0.
-`pipeline.training.methods.uld` puts pairs, distances and cross entropy together.
+`pipeline.methods.uld` puts pairs, distances and cross entropy together.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 6, λ = 0.5; Boizard et al. (arXiv 2402.12030).
 """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from beam_jobs.score.command import main as score
 from pipeline.dataset.files import open_dataset
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamState
 from pipeline.validate.dataset import validate_dataset
 from tests.support.datasets import byte_level, remove_documents
@@ -79,7 +80,9 @@ def test_only_what_is_new_is_scored(
     command += ["--dtype", "float32", "--allow-untrained-teacher"]
     assert score(command) == 0
     before = {path: path.read_bytes() for path in folder.glob("*.teacher-*.safetensors")}
-    config = StreamConfig(Reading(str(folder)), seq_length=64, stored_losses="teacher")
+    config = StreamConfig(
+        Reading(str(folder)), seq_length=64, teaching=Teaching(stored_losses="teacher")
+    )
     rows = AlignedRows(config)
     whole = rows.__getitems__(range(len(rows))).buffer
     remove_documents(tmp_path / "aligned", "a3")

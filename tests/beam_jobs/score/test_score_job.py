@@ -23,6 +23,7 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.sidecars import ShardToScore
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.document_scores import document_scores_name
@@ -273,7 +274,9 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
     assert read == {"data/manifest.json": 1, "more/manifest.json": 1}
     monkeypatch.undo()
 
-    config = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
+    config = StreamConfig(
+        Reading(str(file)), seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses="teacher")
+    )
     batch = AlignedRows(config).__getitems__(range(24))
     assert set(batch["source"].tolist()) == {0, 1}
     stored, online = batch["teacher_losses"], online_losses(unscored / "teacher", batch)

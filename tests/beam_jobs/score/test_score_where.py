@@ -12,6 +12,7 @@ from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import ScoreFiles, find_scores, list_scores
 from pipeline.dataset.selection import select_documents
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.scores import check_scores
 from schemas.errors import ForeignLossesError
@@ -44,7 +45,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_part(world: Path, where: str = WHERE, *, losses: str = "teacher") -> AlignedRows:
     data = Reading(str(world / "data"), where)
-    return AlignedRows(StreamConfig(data, seq_length=SEQ_LENGTH, stored_losses=losses))
+    return AlignedRows(
+        StreamConfig(data, seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses=losses))
+    )
 
 
 def part_scores(world: Path) -> ScoreFiles:
@@ -119,7 +122,7 @@ def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_p
     assert find_scores("teacher", str(world / "data"), where=WHERE).path == part.path
     assert find_scores("teacher", str(world / "data"), where="good").path == whole.path
     of_part = open_part(world)
-    assert of_part.teacher_rule == part.manifest.rule
+    assert of_part.teachers_rule.rules == (part.manifest.rule,)
     both, places = (of_part, open_part(world, losses=whole.path)), range(len(of_part))
     a, b = (rows.__getitems__(places)["teacher_losses"] for rows in both)
     torch.testing.assert_close(a, b, rtol=2**-10, atol=1e-4, equal_nan=True)
@@ -157,7 +160,9 @@ def test_a_mixtures_datasets_are_scored_by_their_conditions(
     assert main([str(file), *arguments, "--where", "good"]) == 2
     assert 'give its datasets a "where" there' in capsys.readouterr().err
     assert main([str(file), *arguments]) == 0
-    config = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH, stored_losses="teacher")
+    config = StreamConfig(
+        Reading(str(file)), seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses="teacher")
+    )
     batch = AlignedRows(config).__getitems__(range(12))
     assert set(batch["source"].tolist()) == {0, 1}
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
@@ -178,7 +183,9 @@ def test_one_teacher_scores_what_another_chose(
     scored = document_scores(root / "data", dear.manifest)
     assert {name for name, own in scored.items() if own["bits_per_byte"] is not None} == right
     data = Reading(str(root / "data"), where)
-    rows = AlignedRows(StreamConfig(data, seq_length=SEQ_LENGTH, stored_losses="teacher"))
+    rows = AlignedRows(
+        StreamConfig(data, seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses="teacher"))
+    )
     batch = rows.__getitems__(range(len(rows)))
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
     assert check_scores(open_dataset(root / "data"), teacher=None).found == []

@@ -200,7 +200,7 @@ def where(root: Path) -> object:
 
 
 def untaught(root: Path) -> object:
-    return TrainConfig(data=Reading(str(root / "data")), student="s", output=root, teacher=None)
+    return TrainConfig(data=Reading(str(root / "data")), student="s", output=root)
 
 
 def untaught_without_scores(root: Path) -> object:
@@ -210,7 +210,7 @@ def untaught_without_scores(root: Path) -> object:
 
 
 def untaught_without_data(root: Path) -> object:
-    return TrainConfig(data=Reading(str(root / "dat")), student="s", output=root, teacher=None)
+    return TrainConfig(data=Reading(str(root / "dat")), student="s", output=root)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.mapping import map_batch, map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, dataset_rows
 from schemas.manifest import ConventionRecord
 from tests.support import tokenizer_zoo
@@ -254,7 +255,9 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
     losses = SeededLosses(teacher.vocab_size)
     monkeypatch.setattr(dataset_rows, "open_teachers", lambda *_, **__: losses)
     data = Reading(str(tmp_path), **around)
-    config = StreamConfig(data, seq_length=48, stored_losses="t", with_distributions=True)
+    config = StreamConfig(
+        data, seq_length=48, teaching=Teaching(stored_losses="t"), with_distributions=True
+    )
     rows = AlignedRows(config)
     batch = rows.__getitems__(range(len(rows)))
     assert batch["next_token_ids"].shape == (len(rows), 48, 5)
@@ -285,7 +288,7 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
 
 
 def test_distributions_without_losses_are_refused():
-    with pytest.raises(ValueError, match="name stored_losses"):
+    with pytest.raises(ValueError, match="give teaching some stored_losses"):
         StreamConfig(Reading("aligned"), seq_length=8, with_distributions=True)
 
 

@@ -16,6 +16,7 @@ from pipeline.dataset.score_files import list_scores
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.kernels import FORCED
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, dataset_rows, next_tokens
 from schemas.document import AlignedDocument, Tokens
 from tests.support.datasets import byte_level, flip
@@ -36,7 +37,11 @@ ID_BITS = 9  # of 480 tokens
 def read(root, **options):
     data = Reading(str(root / "data"))
     config = StreamConfig(
-        data, seq_length=SEQ_LENGTH, stored_losses="", with_distributions=True, **options
+        data,
+        seq_length=SEQ_LENGTH,
+        teaching=Teaching(stored_losses=""),
+        with_distributions=True,
+        **options,
     )
     rows = AlignedRows(config)
     return rows, rows.__getitems__(range(len(rows)))
@@ -144,7 +149,9 @@ def test_what_a_forced_cut_parts_has_no_distribution(tmp_path, monkeypatch) -> N
     monkeypatch.setattr(next_tokens, "vocabulary_map", tables)
     data = Reading(str(dataset.folder))
     config = StreamConfig(data, seq_length=64, teacher_seq_length=512)
-    rows = AlignedRows(replace(config, stored_losses="t", with_distributions=True))
+    rows = AlignedRows(
+        replace(config, teaching=Teaching(stored_losses="t"), with_distributions=True)
+    )
     plan = rows.datasets[0].plan
     batch = rows.__getitems__(range(len(rows)))
     assert plan.num_forced_segments > 3

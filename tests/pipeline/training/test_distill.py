@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeline.guidance import LossResult, metric_values
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.next_tokens import vocabulary_map
@@ -17,16 +18,17 @@ from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
-from pipeline.training.method import Method
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import SEQ_LENGTH, run_score
+from tests.support.teaching import with_teaching
 
 TOP_K = 8  # of the fixture
 
 
 def open_rows(root: Path, **more: Any) -> AlignedRows:
-    return AlignedRows(StreamConfig(Reading(str(root / "data")), seq_length=SEQ_LENGTH, **more))
+    given = {"seq_length": SEQ_LENGTH, **more}
+    return AlignedRows(StreamConfig(Reading(str(root / "data")), **with_teaching(given)))
 
 
 def stored_rows(root: Path) -> AlignedRows:
@@ -42,14 +44,13 @@ def result_of(method: Method, root: Path, batch: Rows, **more: Any) -> LossResul
 @pytest.mark.parametrize("tokens", ["all", "kept", "dropped"])
 def test_a_running_teacher_teaches_what_was_stored_of_it(taught: Path, tokens: Any) -> None:
     """To the rounding of fp16, and of scores that choose tokens."""
-    method = Method("distill", distill_tokens=tokens, top_k=TOP_K, scope="row")
+    method = Method("distill", distill_tokens=tokens, scope="row")
     stored, online = stored_rows(taught), open_rows(taught)
     places = [0, 1, 2, 3]
     one = result_of(method, taught, stored.__getitems__(places))
     batch = online.__getitems__(places)
-    two = result_of(
-        method, taught, batch, vocabulary_map=vocabulary_map(online.dataset, online.rules)
-    )
+    tables = vocabulary_map(online.dataset, online.rules)
+    two = result_of(method, taught, batch, vocabulary_map=tables, top_k=TOP_K)
     found, expected = metric_values(one.metrics), metric_values(two.metrics)
     # A label at the threshold may change sides.
     assert found == pytest.approx(expected, rel=5e-3 if tokens == "all" else 3e-2, abs=1e-4)
@@ -84,11 +85,11 @@ def config(root: Path, output: Path, **more: Any) -> TrainConfig:
         data=Reading(str(root / "data")),
         student=str(root / "student"),
         output=output,
-        **{
+        **with_teaching({
             "seq_length": SEQ_LENGTH, "global_batch_size": 4, "micro_batch_size": 2,
             "num_steps": 4, "warmup_steps": 1, "learning_rate": 1e-3, "method": Method("distill"),
             "stored_losses": ("",), **more,
-        },
+        }),
     )  # fmt: skip
 
 
@@ -127,9 +128,9 @@ def test_what_can_t_be_learned_is_refused(world: Path, taught: Path, tmp_path: P
     batch = open_rows(world).__getitems__([0])
     with pytest.raises(ValueError, match="rows hold no distributions"):
         result_of(Method("distill"), world, batch)
-    with pytest.raises(ValueError, match="--top-k 4 is for a running --teacher"):
-        config(world, tmp_path, method=Method("distill", top_k=4))
-    with pytest.raises(ValueError, match="--method distill needs --teacher, or --stored-losses"):
+    with pytest.raises(ValueError, match="top_k=4 is for a running teacher"):
+        config(world, tmp_path, top_k=4)
+    with pytest.raises(ValueError, match="method=distill needs a teacher, or stored_losses"):
         config(world, tmp_path, stored_losses=None)
 
 

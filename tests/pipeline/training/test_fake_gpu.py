@@ -6,13 +6,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pipeline.methods.method import Method
 from pipeline.models.packed_check import keep_documents_apart
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, load_batches
 from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
-from pipeline.training.method import Method
 from pipeline.training.ranks import Ranks
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
@@ -68,7 +69,7 @@ def test_a_step_stays_on_its_device_and_attends_by_one_kernel(folder, method):
     config = TrainConfig(
         data=Reading(str(folder)),
         student="student",
-        teacher="teacher",
+        teaching=Teaching(teacher="teacher"),
         output=folder / "unused",
         method=Method(name=method),
         seq_length=64,

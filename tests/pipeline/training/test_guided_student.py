@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.guided import GuidedStudent
-from pipeline.training.method import Method
 from tests.support.killing import run_ranks
 
 # Of all processes' rows together: one process has them all.

@@ -14,25 +14,27 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from pipeline.dataset.files import open_dataset
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.packing.state import StreamMismatchError
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
-from pipeline.training.method import Method
 from schemas.document import decode_document
 from tests.support.killing import run_ranks
 from tests.support.scored_data import SEQ_LENGTH
 from tests.support.servers import free_port
+from tests.support.teaching import with_teaching
 
 ROOT = Path(__file__).parents[3]
 
 
 def data_of(world: Path, **more: Any) -> StreamConfig:
     given = {"seq_length": SEQ_LENGTH, "stored_losses": "", **more}
-    return StreamConfig(Reading(str(world / "data")), **given)
+    return StreamConfig(Reading(str(world / "data")), **with_teaching(given))
 
 
 def arguments(output: Path, **more: Any) -> TrainingArguments:
@@ -83,7 +85,7 @@ def test_it_trains_as_vocag_train_does(world: Path, tmp_path: Path) -> None:
         data=Reading(str(world / "data")),
         student=str(world / "student"),
         output=tmp_path / "own",
-        stored_losses=("",),
+        teaching=Teaching(stored_losses=""),
         heldout=(heldout,),
         seq_length=SEQ_LENGTH,
         global_batch_size=2,
@@ -240,7 +242,7 @@ def test_a_teacher_that_vocag_train_refuses_is_refused(
         data=plain.data,
         student=str(world / "student"),
         output=tmp_path / "own",
-        teacher=str(source),
+        teaching=Teaching(teacher=str(source)),
         seq_length=SEQ_LENGTH,
         method=Method(method),
     )
@@ -286,7 +288,7 @@ def test_accumulation_in_two_processes_is_a_step_of_vocag_train(
         data=Reading(str(world / "data")),
         student=str(world / "student"),
         output=tmp_path / "own",
-        stored_losses=("",),
+        teaching=Teaching(stored_losses=""),
         seq_length=SEQ_LENGTH,
         global_batch_size=4,
         micro_batch_size=1,

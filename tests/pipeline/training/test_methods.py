@@ -4,10 +4,11 @@ from typing import get_args
 
 import pytest
 
+from pipeline.methods import METHODS, kind_of
+from pipeline.methods.method import Method
+from pipeline.scoring.teaching import Teaching
 from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.command import parse_config
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS, kind_of
 
 # Of each: what tokens are ranked by, what is needed of the teacher, the share and λ.
 PAPER = {
@@ -55,6 +56,6 @@ def test_options_of_a_method_are_checked() -> None:
     with pytest.raises(ValueError, match=r"temperature=2\.0 is for method=distill: leave it out"):
         kind_of(Method("kld", temperature=2.0))
     with pytest.raises(ValueError, match=r"top_k=256 must lie in 1\.\.255"):
-        Method("distill", top_k=256)
+        Teaching(top_k=256)
     with pytest.raises(ValueError, match=r"temperature=0 must be above 0"):
         Method("distill", temperature=0)

@@ -18,9 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
 from pipeline.guidance import LossResult, NonFiniteLossError
+from pipeline.methods import METHODS
+from pipeline.methods.hf_pass import compute_teacher_losses
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError
 from pipeline.models.probe import UntrainedTeacherError
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.command import main, parse_config, what_next
@@ -28,9 +32,6 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import learning_rate, train
-from pipeline.training.losses import compute_teacher_losses
-from pipeline.training.method import Method
-from pipeline.training.methods import METHODS
 from pipeline.training.models import mean_teacher_loss
 from pipeline.training.ranks import Ranks
 from schemas.document import AlignedDocument, decode_document
@@ -44,6 +45,7 @@ from tests.support.datasets import (
     with_control_tokens,
 )
 from tests.support.hf_folders import make_instruct, write_model
+from tests.support.teaching import with_teaching
 
 SEQ_LENGTH = 64
 
@@ -94,7 +96,6 @@ def _config(world: Path, output: Path, method: Method, **changes: Any) -> TrainC
     config = TrainConfig(
         data=Reading(str(world / "pair")),
         student=str(world / "student"),
-        teacher=str(world / "teacher_run" / "model"),
         output=output,
         method=method,
         num_steps=6,
@@ -105,7 +106,9 @@ def _config(world: Path, output: Path, method: Method, **changes: Any) -> TrainC
         num_epochs=4,
         learning_rate=1e-3,
     )
-    return replace(config, **changes)
+    return replace(
+        config, **with_teaching({"teacher": str(world / "teacher_run/model"), **changes})
+    )
 
 
 def _rows(data: Path, seq_length: int = SEQ_LENGTH) -> AlignedRows:
@@ -357,7 +360,8 @@ def test_kld_disregards_rows_that_are_no_tokens(world: Path, tmp_path: Path) -> 
     teacher.resize_token_embeddings(480 + 16, mean_resizing=False)
     teacher.get_output_embeddings().weight.data[480:] = 0.0  # as likely as many a token
     teacher.save_pretrained(tmp_path / "teacher")
-    padded = replace(plain, output=tmp_path / "padded", teacher=str(tmp_path / "teacher"))
+    teaching = Teaching(teacher=str(tmp_path / "teacher"))
+    padded = replace(plain, output=tmp_path / "padded", teaching=teaching)
     assert train(padded)["divergence"] == pytest.approx(train(plain)["divergence"], rel=1e-5)
 
 

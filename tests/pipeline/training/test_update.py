@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from pipeline.guidance import NonFiniteLossError
+from pipeline.methods.method import Method
 from pipeline.streaming import Reading
 from pipeline.training import loop
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
-from pipeline.training.method import Method
 from pipeline.training.update import NonFiniteGradientError
 from tests.pipeline.training.test_hf_trainer import data_of, trainer_of
 from tests.support.killing import run_ranks

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.training.methods.kind import MethodKind
+from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
-    from pipeline.training.losses import StudentPass
+    from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
-def _loss(given: StudentPass) -> LossResult:
+def _loss(given: MicroBatchLoss) -> LossResult:
     from pipeline.guidance.likelihood_matching import likelihood_divergences
 
     batch, teacher_losses = given.batch, given.teacher_losses()
@@ -20,8 +20,8 @@ def _loss(given: StudentPass) -> LossResult:
         given.scores.losses,
         teacher_losses,
         batch["teacher_spans"],
-        loss_mask=batch["loss_mask"],
-        teacher_loss_mask=batch.teacher_has_loss,
+        loss_mask=given.loss_mask,
+        teacher_loss_mask=given.teacher_has_loss,
     )
     return given.with_divergences(divergences, given.select(teacher_losses).kept)
 
@@ -35,5 +35,6 @@ KINDS = (
         needs="losses",
         every_token=True,
         keep_fraction=0.0,  # no cross entropy but that of tokens without guidance
+        options=("weight",),
     ),
 )

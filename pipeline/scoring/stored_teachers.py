@@ -1,4 +1,4 @@
-"""Several teachers' stored losses read as one teacher's, so that rows need not know."""
+"""The stored losses of a run's teachers, read as one teacher's: one alone is a mean of one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
-from pipeline.dataset.files import Dataset
+from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
-from pipeline.scoring.teacher_weights import TeacherChoice, check_teachers
+from pipeline.scoring.teaching import Teaching
 from schemas.distribution_rule import DistributionRule
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
@@ -24,8 +24,8 @@ _MAX_KNOWN_DOCUMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
-class CombinedRule:
-    """What determines the losses of several teachers.
+class TeachersRule:
+    """What determines the losses of a run's teachers.
 
     Attributes:
         rules: of each.
@@ -37,7 +37,9 @@ class CombinedRule:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits, different for other teachers or weights."""
+        """64 hex digits, different for other teachers or weights; one teacher's are its own."""
+        if len(self.rules) == 1:
+            return self.rules[0].fingerprint
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
@@ -46,16 +48,20 @@ class CombinedRule:
         found = [rule.distributions for rule in self.rules if rule.distributions is not None]
         return max(found, key=lambda rule: rule.top_k, default=None)
 
+    def without_where(self) -> TeachersRule:
+        """Return the rule without the conditions that say which documents were scored."""
+        return replace(self, rules=tuple(replace(own, where="") for own in self.rules))
 
-class CombinedLosses:
-    """Reads what several teachers have stored, as `StoredLosses` reads one's.
+
+class StoredTeachers:
+    """Reads what a run's teachers have stored of a dataset.
 
     Attributes:
-        rule: what determines the losses.
+        rule: what determines it; of no teachers if nothing is stored.
     """
 
     def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
-        """Combine losses.
+        """Read several as one.
 
         Args:
             parts: each checked to be those that an online teacher would give.
@@ -64,14 +70,15 @@ class CombinedLosses:
         """
         self._parts, self._weights = tuple(parts), tuple(weights)
         self._chosen: OrderedDict[int, StoredLosses] = OrderedDict()
-        self.rule = CombinedRule(tuple(part.rule for part in parts), self._weights)
+        self.rule = TeachersRule(tuple(part.rule for part in parts), self._weights)
 
     def read(self, document_index: int, start: int, stop: int) -> NDArray[np.floating]:
         """Return the losses of some teacher tokens of a document, see `StoredLosses.read`."""
-        if not self._weights:
-            return self._likelier(document_index).read(document_index, start, stop)
+        parts = self._parts_of(document_index)
+        if len(parts) == 1:
+            return parts[0].read(document_index, start, stop)
         total = np.zeros(stop - start, np.float32)
-        for part, weight in zip(self._parts, self._weights, strict=True):
+        for part, weight in zip(parts, self._weights, strict=True):
             total += np.float32(weight) * part.read(document_index, start, stop)
         return total
 
@@ -89,21 +96,16 @@ class CombinedLosses:
         Of a mean the heaviest K tokens of the mixture. A token that one teacher's entries lack
         counts with the others' mass alone: the rest is the mixture's residual.
         """
-        if self._weights:
-            parts, weights = self._parts, self._weights
-        else:
-            parts, weights = (self._likelier(document_index),), (1.0,)
-        found = [_read_entries(part, document_index, start, stop) for part in parts]
-        top_k = ids.shape[1]
-        if len(found) == 1:
-            ids.fill(-1)
-            log_probs.fill(-np.inf)
-            width = found[0][0].shape[1]
-            ids[:, :width], log_probs[:, :width] = found[0]
+        parts = self._parts_of(document_index)
+        if len(parts) == 1:
+            parts[0].read_entries(document_index, start, stop, ids=ids, log_probs=log_probs)
             return
+        found = [_read_entries(part, document_index, start, stop) for part in parts]
         every = np.concatenate([own for own, _ in found], axis=1)
-        masses = [np.exp(own) * weight for (_, own), weight in zip(found, weights, strict=True)]
-        ids[:], log_probs[:] = _heaviest(every, np.concatenate(masses, axis=1), top_k)
+        masses = [
+            np.exp(own) * weight for (_, own), weight in zip(found, self._weights, strict=True)
+        ]
+        ids[:], log_probs[:] = _heaviest(every, np.concatenate(masses, axis=1), ids.shape[1])
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch all teachers' sidecars of remote shards in the background."""
@@ -111,74 +113,60 @@ class CombinedLosses:
         for part in self._parts:
             part.prefetch(wanted)
 
-    def _likelier(self, document_index: int) -> StoredLosses:
+    def _parts_of(self, document_index: int) -> Sequence[StoredLosses]:
+        """Return the teachers that say something of a document."""
+        if self._weights or len(self._parts) == 1:
+            return self._parts
         found = self._chosen.get(document_index)
         if found is None:
             found = min(self._parts, key=lambda part: part.mean_loss(document_index))
             self._chosen[document_index] = found
             if len(self._chosen) > _MAX_KNOWN_DOCUMENTS:
                 self._chosen.popitem(last=False)
-        return found
-
-
-def rules_of(rule: TeacherRule | CombinedRule) -> tuple[TeacherRule, ...]:
-    """Return the rule of each teacher."""
-    return rule.rules if isinstance(rule, CombinedRule) else (rule,)
-
-
-def without_where(rule: TeacherRule | CombinedRule) -> TeacherRule | CombinedRule:
-    """Return a rule without the condition that says which documents were scored."""
-    if isinstance(rule, CombinedRule):
-        return replace(rule, rules=tuple(replace(own, where="") for own in rule.rules))
-    return replace(rule, where="")
+        return (found,)
 
 
 def open_teachers(
-    sources: str | Sequence[str],
-    dataset: Dataset,
+    teaching: Teaching,
+    opened: OpenedDataset,
     plan: RowPlan,
     *,
-    weights: Sequence[float] = (),
-    choice: TeacherChoice = "mean",
     cache: ShardCache | None = None,
-    where: str = "",
     with_distributions: bool = False,
-) -> StoredLosses | CombinedLosses:
-    """Return the stored losses of one or several teachers, as `open_stored_losses` does.
+) -> StoredTeachers:
+    """Return what a run's teachers have stored, each checked as `open_stored_losses` does.
 
     Args:
-        sources: a source, or one for each teacher.
-        dataset: as in `open_stored_losses`.
-        plan: as there.
-        weights: of the teachers in a mean; none weighs all alike.
-        choice: how they become one.
-        cache: as in `open_stored_losses`.
-        where: as there.
-        with_distributions: as there.
+        teaching: whose, and how they become one.
+        opened: the dataset.
+        plan: of the rows that they are for.
+        cache: for a remote dataset.
+        with_distributions: whether entries will be read, too.
 
     Raises:
         ForeignLossesError: a teacher is named twice. And what `open_stored_losses` raises.
-        ValueError: what `check_teachers` raises.
 
     Example:
-        >>> open_teachers(("1.5B", "7B"), dataset, plan, weights=(0.3, 0.7)).rule.weights
+        >>> teaching = Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(0.3, 0.7))
+        >>> open_teachers(teaching, opened, plan).rule.weights
         (0.3, 0.7)
     """
-    names = (sources,) if isinstance(sources, str) else tuple(sources)
-    shares = check_teachers(names, weights, choice)
     parts = [
         open_stored_losses(
-            name, dataset, plan, cache=cache, where=where, with_distributions=with_distributions
+            name,
+            opened.dataset,
+            plan,
+            cache=cache,
+            where=opened.documents.where,
+            with_distributions=with_distributions,
         )
-        for name in names
+        for name in teaching.names
     ]
-    if len(parts) == 1:
-        return parts[0]
     if len({part.rule.fingerprint for part in parts}) < len(parts):
         raise ForeignLossesError(
-            f"{' and '.join(names)} name one teacher's scores twice: name each once"
+            f"{' and '.join(teaching.names)} name one teacher's scores twice: name each once"
         )
-    return CombinedLosses(parts, shares)
+    return StoredTeachers(parts, teaching.shares)
 
 
 def _read_entries(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.training.methods.kind import MethodKind
+from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
-    from pipeline.training.losses import StudentPass
+    from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
-def _loss(given: StudentPass) -> LossResult:
+def _loss(given: MicroBatchLoss) -> LossResult:
     return given.selected_loss(given.select(given.teacher_losses()))
 
 

@@ -1,15 +1,17 @@
 """The methods of training, each described once and in one file, with its loss.
 
-A new method is a new file with its `KINDS`, named here. A new way to rank tokens is a selector of
+A new method is a new file with its `KINDS`, named here; a user's own is the `package.module` that
+`--method` names. A new way to rank tokens is a selector of
 `pipeline.guidance.selection`, and with it a method of both trainers. No torch is imported before a
 loss is asked for, so that options and help need none.
 """
 
 from dataclasses import fields
+from importlib import import_module
 
-from pipeline.training.method import Method
-from pipeline.training.methods import alm, chunks, distill, kld, rho1, selection, uld
-from pipeline.training.methods.kind import MethodKind
+from pipeline.methods import alm, chunks, distill, kld, rho1, selection, uld
+from pipeline.methods.kind import MethodKind
+from pipeline.methods.method import Method
 
 _FAMILIES = (
     *(selection.KINDS, alm.KINDS, distill.KINDS),
@@ -23,13 +25,19 @@ def kind_of(method: Method) -> MethodKind:
 
     Raises:
         ValueError: there is none of its name, or it doesn't read an option that was given.
+        ImportError: a user's own module that can't be imported.
 
     Example:
         >>> kind_of(Method("full")).needs
         'nothing'
     """
+    if "." in method.name:
+        return _foreign(method.name)
     if method.name not in METHODS:
-        raise ValueError(f"method={method.name}: choose one of {', '.join(METHODS)}")
+        raise ValueError(
+            f"method={method.name}: choose one of {', '.join(METHODS)}, or name your own "
+            "package.module"
+        )
     kind = METHODS[method.name]
     given = [each.name for each in fields(method) if getattr(method, each.name) != each.default]
     for option in given:
@@ -40,3 +48,11 @@ def kind_of(method: Method) -> MethodKind:
                 f"it out with {kind.name}"
             )
     return kind
+
+
+def _foreign(name: str) -> MethodKind:
+    """Return the method of a user's own module, which declares it in `KINDS` as ours do."""
+    kinds: tuple[object, ...] = getattr(import_module(name), "KINDS", ())
+    if len(kinds) != 1 or not isinstance(kinds[0], MethodKind):
+        raise ValueError(f"method={name}: that module's KINDS must hold one MethodKind")
+    return kinds[0]

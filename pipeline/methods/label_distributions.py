@@ -37,9 +37,10 @@ def read_distributions(batch: Rows) -> LabelDistributions:
     """
     if "next_token_ids" not in batch:
         raise ValueError(
-            "rows hold no distributions: read them with StreamConfig(stored_losses=…, "
-            "with_distributions=True) after `vocag score DATASET --teacher … --top-k 16`, or give "
-            "a teacher and the vocabulary_map of both tokenizers"
+            "rows hold no distributions: read them with StreamConfig("
+            "teaching=Teaching(stored_losses=…), with_distributions=True) after `vocag score "
+            "DATASET --teacher … --top-k 16`, or give a teacher and the vocabulary_map of both "
+            "tokenizers"
         )
     return LabelDistributions(batch["next_token_ids"].long(), batch["next_token_probs"])
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.training.methods.kind import MethodKind
+from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
-    from pipeline.training.losses import StudentPass
+    from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
-def _loss(given: StudentPass) -> LossResult:
+def _loss(given: MicroBatchLoss) -> LossResult:
     from pipeline.guidance.distributions import distilled_loss
 
     method, known = given.method, given.distributions
@@ -24,7 +24,7 @@ def _loss(given: StudentPass) -> LossResult:
         given.scores,
         known.ids,
         known.probs,
-        loss_mask=given.batch["loss_mask"],
+        loss_mask=given.loss_mask,
         weight=given.weight,
         chosen=chosen,
         temperature=method.temperature,
@@ -40,6 +40,6 @@ KINDS = (
         selector="teacher",
         needs="distributions",
         weight=0.8,
-        options=("distill_tokens", "temperature", "reverse_kl", "top_k"),
+        options=("weight", "distill_tokens", "temperature", "reverse_kl"),
     ),
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.scoring.combined_losses import CombinedLosses
-from pipeline.scoring.teacher_weights import check_teachers
+from pipeline.scoring.stored_teachers import StoredTeachers
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
@@ -40,9 +40,11 @@ class Part:
         return self.losses[document, start:stop]
 
     def read_entries(self, document, start, stop, *, ids, log_probs):
-        ids[:] = self.ids[start:stop]
+        ids.fill(-1)
+        log_probs.fill(-np.inf)
+        ids[:, : self.ids.shape[1]] = self.ids[start:stop]
         with np.errstate(divide="ignore"):
-            log_probs[:] = np.log(self.masses[start:stop])
+            log_probs[:, : self.ids.shape[1]] = np.log(self.masses[start:stop])
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def read_all(losses, document=0):
 
 
 def test_a_mean_adds_masses_up_and_keeps_the_heaviest(parts):
-    losses = CombinedLosses(parts, (0.3, 0.7))
+    losses = StoredTeachers(parts, (0.3, 0.7))
     expected = 0.3 * parts[0].losses[1, 2:5].astype(float) + 0.7 * parts[1].losses[1, 2:5]
     assert losses.read(1, 2, 5) == pytest.approx(expected, rel=1e-3)
     for place, (ids, masses) in enumerate(zip(*read_all(losses), strict=True)):
@@ -72,7 +74,7 @@ def test_a_mean_adds_masses_up_and_keeps_the_heaviest(parts):
 
 
 def test_each_document_has_the_teacher_that_finds_it_likelier(parts):
-    losses = CombinedLosses(parts, ())
+    losses = StoredTeachers(parts, ())
     for document in range(3):
         best = min(parts, key=lambda part: part.losses[document].astype(float).sum())
         assert np.array_equal(losses.read(document, 0, LENGTH), best.losses[document])
@@ -82,7 +84,7 @@ def test_each_document_has_the_teacher_that_finds_it_likelier(parts):
 
 
 def test_the_rule_has_the_most_entries(parts):
-    assert CombinedLosses(parts, (0.5, 0.5)).rule.distributions.top_k == 5
+    assert StoredTeachers(parts, (0.5, 0.5)).rule.distributions.top_k == 5
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_the_rule_has_the_most_entries(parts):
 )
 def test_impossible_weights_are_refused(weights, choice, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_teachers(("a", "b"), weights, choice)
+        Teaching(stored_losses=("a", "b"), teacher_weights=weights, teacher_choice=choice)
 
 
 def test_rows_hold_two_teachers_means(copied):
@@ -105,7 +107,9 @@ def test_rows_hold_two_teachers_means(copied):
     data = Reading(str(copied / "data"))
 
     def read(*names, **options):
-        config = StreamConfig(data, seq_length=SEQ_LENGTH, stored_losses=names, **options)
+        config = StreamConfig(
+            data, seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses=names, **options)
+        )
         rows = AlignedRows(config)
         batch = rows.__getitems__(range(len(rows)))
         return rows, batch["teacher_losses"].nan_to_num(-1)
@@ -117,8 +121,8 @@ def test_rows_hold_two_teachers_means(copied):
     _, likelier = read(*names, teacher_choice="likelier")
     assert ((likelier == alone[0]) | (likelier == alone[1])).all()
     assert not torch.equal(*alone)
-    fingerprints = {rows.teacher_rule.fingerprint, read(names[0])[0].teacher_rule.fingerprint}
-    fingerprints.add(read(*names, teacher_weights=(3.0, 1.0))[0].teacher_rule.fingerprint)
+    fingerprints = {rows.teachers_rule.fingerprint, read(names[0])[0].teachers_rule.fingerprint}
+    fingerprints.add(read(*names, teacher_weights=(3.0, 1.0))[0].teachers_rule.fingerprint)
     assert len(fingerprints) == 3
     with pytest.raises(ForeignLossesError, match="name one teacher's scores twice"):
         read(names[0], names[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.training.methods.kind import MethodKind
+from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
-    from pipeline.training.losses import StudentPass
+    from pipeline.methods.hf_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.training.methods.kind import MethodKind
+from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.guidance import LossResult
-    from pipeline.training.losses import StudentPass
+    from pipeline.methods.hf_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
@@ -50,5 +50,6 @@ KINDS = (
         _loss,
         needs="model",
         weight=0.5,
+        options=("weight",),
     ),
 )

@@ -16,10 +16,6 @@ from pipeline.selection_rule import (
 )
 
 DistillTokens = Literal["all", "kept", "dropped"]
-ONLINE_TOP_K = 16
-"""Next tokens that a running teacher is asked for if nothing else is given."""
-MOST_ENTRIES = 255
-"""Next tokens of a place; what can be stored, too."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,6 @@ class Method:
             learned by cross entropy.
         temperature: flattens both models' distributions; for distill.
         reverse_kl: KL(student || teacher) in place of KL(teacher || student); for distill.
-        top_k: number of likeliest tokens that a running teacher gives, for distill
-            (default: 16; stored distributions have as many as were stored).
     """
 
     name: Annotated[str, Option("METHOD", form="itself")] = "teacher"
@@ -61,16 +55,13 @@ class Method:
     distill_tokens: DistillTokens = "all"
     temperature: float = 1.0
     reverse_kl: bool = False
-    top_k: int | None = None
 
     def __post_init__(self) -> None:
-        """Check how tokens are chosen; `pipeline.training.methods` knows the names."""
+        """Check how tokens are chosen; `pipeline.methods` knows the names."""
         self.rule("full", PAPER_RULE.keep_fraction)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
-        if self.top_k is not None and not 1 <= self.top_k <= MOST_ENTRIES:
-            raise ValueError(f"top_k={self.top_k} must lie in 1..{MOST_ENTRIES}")
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
         """Return the rule by which tokens are chosen; the share is a default."""

@@ -1,0 +1,148 @@
+"""A micro-batch as models of transformers see it, and what such models say of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
+from pipeline.methods.label_distributions import (
+    LabelDistributions,
+    ask_distributions,
+    read_distributions,
+)
+from pipeline.methods.micro_batch_loss import MicroBatchLoss
+from pipeline.models.hf_models import hidden_states
+from pipeline.models.output_layer import output_layer
+from pipeline.streaming import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentPass(MicroBatchLoss):
+    """A micro-batch that the student has read; the teacher reads it when a method asks.
+
+    Attributes:
+        student: trained.
+        teacher: frozen; for rho1 the reference model; None also where rows hold its losses.
+        hidden: of the student, [rows, seq_length, H], with a gradient.
+        vocab_size: of the tokenizer that kld's models share; their further rows are padding.
+        with_distributions: whether labels' distributions are wanted.
+        vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
+        top_k: next tokens that such a teacher is asked for.
+    """
+
+    student: PreTrainedModel
+    teacher: PreTrainedModel | None
+    hidden: Tensor
+    vocab_size: int | None
+    with_distributions: bool = False
+    vocabulary_map: VocabularyMap | None = None
+    top_k: int = 0
+
+    @cached_property
+    def scores(self) -> TokenScores:
+        """See `MicroBatchLoss`."""
+        return score_labels(
+            self.student,
+            self.hidden,
+            self.batch,
+            with_entropy=self.rule.ranks_by_entropy,
+            entry_ids=None if self.distributions is None else self.distributions.ids,
+        )
+
+    @cached_property
+    def distributions(self) -> LabelDistributions | None:
+        """See `MicroBatchLoss`.
+
+        Raises:
+            ValueError: neither the rows nor a teacher say so.
+        """
+        if not self.with_distributions:
+            return None
+        if "next_token_ids" in self.batch or self.teacher is None or self.vocabulary_map is None:
+            return read_distributions(self.batch)
+        layer = output_layer(self.teacher)
+        return ask_distributions(
+            self.teacher_states, layer, self.batch, self.vocabulary_map, self.top_k
+        )
+
+    @property
+    def known_losses(self) -> Tensor:
+        """See `MicroBatchLoss`: those that rows hold, or the teacher's own."""
+        if "teacher_losses" in self.batch:
+            return self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
+        return _losses_of_states(self.running_teacher, self.teacher_states, self.batch)
+
+    @property
+    def running_teacher(self) -> PreTrainedModel:
+        """The teacher of a method that needs the model itself."""
+        assert self.teacher is not None
+        return self.teacher
+
+    @cached_property
+    def teacher_states(self) -> Tensor:
+        """The running teacher's hidden states of its own tokens."""
+        return _teacher_states(self.running_teacher, self.batch)
+
+    @torch.no_grad()
+    def reference_states(self) -> Tensor:
+        """Return what a teacher of the student's vocabulary makes of the student's tokens."""
+        return student_states(self.running_teacher, self.batch)
+
+    @torch.no_grad()
+    def reference_scores(self, *, with_entropy: bool = False) -> TokenScores:
+        """Return what a teacher of the student's vocabulary makes of the same labels."""
+        return score_labels(
+            self.running_teacher, self.reference_states(), self.batch, with_entropy=with_entropy
+        )
+
+
+def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
+    """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
+    return _losses_of_states(teacher, _teacher_states(teacher, batch), batch)
+
+
+def _losses_of_states(teacher: PreTrainedModel, states: Tensor, batch: Rows) -> Tensor:
+    return score_tokens(
+        states,
+        output_layer(teacher),
+        batch["teacher_input_ids"].long(),
+        teacher_loss_mask=batch.teacher_has_loss,
+    )
+
+
+def student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
+    """Return a model's hidden states of the student's tokens, [rows, seq_length, H]."""
+    return hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"])
+
+
+def score_labels(
+    model: PreTrainedModel,
+    hidden: Tensor,
+    batch: Rows,
+    *,
+    with_entropy: bool = False,
+    entry_ids: Tensor | None = None,
+) -> TokenScores:
+    """Return the losses of a batch's labels from a model's states of the student's tokens."""
+    return linear_cross_entropy(
+        hidden,
+        output_layer(model),
+        batch["labels"].long(),
+        loss_mask=batch["loss_mask"],
+        with_entropy=with_entropy,
+        entry_ids=entry_ids,
+    )
+
+
+@torch.no_grad()
+def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
+    """Return the teacher's hidden states of its own tokens."""
+    return hidden_states(
+        teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
+    )

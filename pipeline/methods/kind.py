@@ -1,0 +1,125 @@
+"""What a method of training is; no torch, so that options and help need none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pipeline.command_line.failures import hinted
+from pipeline.methods.method import Method
+from pipeline.packing.reading import Reading
+from pipeline.scoring.teaching import Teaching
+from pipeline.selection_rule import PAPER_RULE, SelectionRule, Selector
+from schemas.manifest import ConventionRecord
+
+if TYPE_CHECKING:
+    from pipeline.guidance import LossResult
+
+Needs = Literal["nothing", "losses", "distributions", "model"]
+
+
+class Served(NamedTuple):
+    """How a run gets what its method needs of a teacher.
+
+    Attributes:
+        by: nobody, losses that were stored, or a teacher that runs.
+        with_distributions: whether next tokens are wanted, too.
+    """
+
+    by: Literal["nothing", "stored", "running"]
+    with_distributions: bool = False
+
+
+@dataclass(frozen=True)
+class MethodKind:
+    """What a method is, what it needs, and its defaults; `Method` are its options.
+
+    Attributes:
+        name: on the command line.
+        help: what it does.
+        loss: of a `MicroBatchLoss`, or of a `StudentPass` if it needs the model; it imports what
+            needs torch.
+        selector: what the tokens (or chunks) are ranked by where the rule decides.
+        needs: of the teacher: nothing, the losses of its own tokens, or its distributions, both of
+            which may be stored, or the model itself.
+        one_vocabulary: the teacher must have the student's.
+        every_token: every token of the text must have a loss, the first one among them.
+        keep_fraction: share to keep if none is given.
+        weight: λ of the divergence, if there is one and no other is given.
+        options: fields of `Method` that are only for this method and others that name them.
+    """
+
+    name: str
+    help: str
+    loss: Callable[[Any], LossResult]
+    selector: Selector = "full"
+    needs: Needs = "nothing"
+    one_vocabulary: bool = False
+    every_token: bool = False
+    keep_fraction: float = PAPER_RULE.keep_fraction
+    weight: float = 1.0
+    options: tuple[str, ...] = ()
+
+    def rule(self, method: Method) -> SelectionRule:
+        """Return the rule by which tokens are chosen, under these options."""
+        return method.rule(self.selector, self.keep_fraction)
+
+    def weight_of(self, method: Method) -> float:
+        """Return the λ that holds."""
+        return self.weight if method.weight is None else method.weight
+
+    def serve(self, teaching: Teaching, data: Reading | None = None) -> Served:
+        """Return how a run by this method gets what it needs of a teacher.
+
+        Args:
+            teaching: who may teach.
+            data: what is read, to name its own scores in a hint; None: they can't be looked at.
+
+        Raises:
+            ValueError: what the method needs is missing, or it doesn't read what is given.
+        """
+        stored, running = teaching.stored_losses is not None, bool(teaching.teacher)
+        if stored and self.needs in ("nothing", "model"):
+            need = "a teacher that runs" if self.needs == "model" else "no teacher"
+            raise ValueError(
+                f"stored_losses are given, and method={self.name} needs {need}: leave them out"
+            )
+        if teaching.top_k is not None and self.needs != "distributions":
+            error = ValueError(
+                f"top_k={teaching.top_k} is for methods that learn next tokens, such as "
+                f"method=distill: leave it out with {self.name}"
+            )
+            raise hinted(error, "leave out top_k=")
+        if self.needs == "nothing":
+            return Served("nothing")
+        if not (stored or running):
+            raise self._without_teacher(data)
+        return Served("stored" if stored else "running", self.needs == "distributions")
+
+    def require_context(self, student: ConventionRecord) -> None:
+        """Check that every student token is a label if the method needs whole chunks of text.
+
+        Args:
+            student: what rows put around its texts.
+
+        Raises:
+            ValueError: a document's first token, or a part's, has nothing before it.
+        """
+        if self.every_token and None in (student.first_token_id, student.continued_token_id):
+            raise ValueError(
+                f"method={self.name} compares the likelihoods of whole texts, but without a token "
+                "before it a text's first token has none: name one by student_bos"
+            )
+
+    def _without_teacher(self, data: Reading | None) -> ValueError:
+        if self.needs == "model":
+            error = ValueError(f"method={self.name} needs a teacher that runs")
+            return hinted(error, "teacher=MODEL")
+        hint = 'stored_losses=""'
+        if data is not None:
+            from pipeline.dataset.score_files import scores_to_paste  # only for an error
+
+            hint = scores_to_paste(data.mixture().datasets[0].path)
+        error = ValueError(f"method={self.name} needs a teacher, or stored_losses of one")
+        return hinted(error, hint)

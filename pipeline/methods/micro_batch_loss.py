@@ -1,0 +1,123 @@
+"""A micro-batch of which a method makes the loss, whatever runs the models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.guidance import (
+    LossResult,
+    Selection,
+    SelectionRule,
+    aggregate_teacher_losses,
+    guided_loss,
+    mapped_tokens,
+    select_tokens,
+)
+from pipeline.guidance.baselines.distillation import distillation_loss
+from pipeline.guidance.cross_entropy import TokenScores
+from pipeline.methods.label_distributions import LabelDistributions
+from pipeline.methods.method import Method
+from pipeline.selection_rule import RANKED_BY_TEACHER
+from pipeline.streaming import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchLoss(ABC):
+    """A micro-batch that the student has read; what a teacher says of it comes when it is asked.
+
+    The places are those of whole rows, also where ranks share them.
+
+    Attributes:
+        method: whose loss is made.
+        batch: rows of `pipeline.streaming`, on the models' device.
+        rule: which tokens count, in a scope that `group` can serve.
+        group: the processes that choose together; scope "group" only.
+        step: of training; random choices are drawn anew for each.
+        weight: λ of a divergence.
+        widest_span: teacher tokens of the widest span, where spans and losses have been looked at
+            already: the host then doesn't wait for the device; None: both are checked.
+    """
+
+    method: Method
+    batch: Rows
+    rule: SelectionRule
+    group: dist.ProcessGroup | None
+    step: int
+    weight: float
+    widest_span: int | None = None
+
+    @property
+    @abstractmethod
+    def scores(self) -> TokenScores:
+        """The labels' losses, with a gradient, and what else the method asks of the student.
+
+        Entropies where the rule ranks by them, log-probabilities where labels have distributions.
+        """
+
+    @property
+    @abstractmethod
+    def distributions(self) -> LabelDistributions | None:
+        """What the teacher expects in place of each label; None if the method does without."""
+
+    @property
+    @abstractmethod
+    def known_losses(self) -> Tensor:
+        """The losses of the teacher's own tokens, [rows, teacher_seq_length]; NaN: none."""
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """Which labels count, [rows, seq_length]."""
+        return self.batch["loss_mask"]
+
+    @property
+    def teacher_has_loss(self) -> Tensor:
+        """Which teacher tokens have a loss, bool [rows, teacher_seq_length]."""
+        return self.batch.teacher_has_loss
+
+    def teacher_losses(self) -> Tensor | None:
+        """Return the losses of the teacher's own tokens; None if the rule does without."""
+        return self.known_losses if self.rule.selector in RANKED_BY_TEACHER else None
+
+    def select(self, teacher_losses: Tensor | None) -> Selection:
+        """Choose the labels that count, by the losses of `teacher_losses`."""
+        spans, has_loss = self.batch["teacher_spans"], self.teacher_has_loss
+        guidance = mapped = None
+        if teacher_losses is None:
+            mapped = mapped_tokens(spans, has_loss, checked=self.widest_span is not None)
+        else:
+            guidance = aggregate_teacher_losses(
+                teacher_losses,
+                spans,
+                self.method.aggregation,
+                teacher_loss_mask=has_loss,
+                widest_span=self.widest_span,
+            )
+        return select_tokens(
+            self.scores.losses.detach(),
+            guidance,
+            loss_mask=self.loss_mask,
+            rule=self.rule,
+            group=self.group,
+            teacher_losses=teacher_losses,
+            mapped=mapped,
+            student_entropies=self.scores.entropies,
+            step=self.step,
+        )
+
+    def selected_loss(self, selection: Selection) -> LossResult:
+        """Return the cross entropy of the labels that count."""
+        return guided_loss(self.scores.losses, selection, expectation=self.method.expectation)
+
+    def with_divergences(self, divergences: Tensor, kept: Tensor | None = None) -> LossResult:
+        """Return the cross entropy, of the kept labels if it is told which, plus divergences."""
+        return distillation_loss(
+            self.scores.losses,
+            divergences,
+            loss_mask=self.loss_mask,
+            weight=self.weight,
+            kept=kept,
+        )
