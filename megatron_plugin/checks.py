@@ -13,6 +13,7 @@ from megatron_plugin.models.weights import open_weights
 from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
 from megatron_plugin.upstream import HAVE_APEX_OR_TE, add_megatron_arguments
 from pipeline.command_line.failures import hinted
+from pipeline.dataset.tokenizers import Side
 from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import suggest_teacher_seq_length
@@ -60,8 +61,8 @@ _NO_MASK = "create_attention_mask_in_dataloader"  # none is made, whatever it sa
 _LISTED_SPLITS = 4
 
 
-def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) -> None:
-    """Check Megatron's arguments against what the plugin can do and what the dataset holds.
+def require_student(args: Namespace, options: VocagOptions) -> None:
+    """Check Megatron's arguments against what the plugin can do.
 
     Raises:
         ArgumentError: names the argument, its value and the remedy.
@@ -74,13 +75,6 @@ def require_student(args: Namespace, options: VocagOptions, manifest: Manifest) 
         raise hinted(error, "--calculate-per-token-loss")
     _require_defaults(args)
     _require_resumable(args)
-    if args.padded_vocab_size < manifest.student.vocab_size:
-        error = ArgumentError(
-            f"the student's vocabulary of {args.padded_vocab_size} is smaller than that of the "
-            f"dataset's student tokenizer ({manifest.student.vocab_size}): raise --vocab-size, or "
-            "align again with this student's tokenizer"
-        )
-        raise hinted(error, f"--vocab-size {manifest.student.vocab_size}")
     if args.eval_iters and options.validation_data is None:
         error = ArgumentError(
             f"--eval-iters {args.eval_iters} needs --vocag-validation-data: name an aligned "
@@ -272,18 +266,50 @@ def require_teacher(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_l
         ValueError: vocabulary or length don't fit.
         ForeignTokenizerError: it comes with another tokenizer.
     """
-    require_room(
-        [each.dataset for each in opened.datasets],
-        opened.manifest.teacher,
-        str(folder),
-        side="teacher",
-        vocab_size=shape.vocab_size,
-        seq_length=seq_length,
-        max_length=shape.max_position_embeddings,
-        remedy="lower --seq-length or the teacher's",
-    )
+    length = shape.max_position_embeddings
+    _require_room(opened, "teacher", str(folder), shape.vocab_size, seq_length, length)
     shape.require_window(seq_length, what="teacher")
     require_tokenizer(folder, opened.dataset, side="teacher")
+
+
+def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
+    """Check that a student has a row for every token of the run's data.
+
+    Args:
+        name: of a pretrained student; None: its size is an argument.
+        opened: the run's data.
+        vocab_size: the student's rows, without padding.
+
+    Raises:
+        ValueError: it has not.
+    """
+    try:
+        _require_room(opened, "student", name or "the student", vocab_size)
+    except ValueError as error:
+        if name is not None:
+            raise
+        hint = f"--vocab-size {opened.manifest.student.vocab_size}"
+        raise hinted(ArgumentError(str(error)), hint) from error
+
+
+def _require_room(
+    opened: OpenedRun,
+    side: Side,
+    source: str,
+    vocab_size: int,
+    seq_length: int = 0,
+    max_length: int | None = None,
+) -> None:
+    require_room(
+        [each.dataset for each in opened.datasets],
+        getattr(opened.manifest, side),
+        source,
+        side=side,
+        vocab_size=vocab_size,
+        seq_length=seq_length,
+        max_length=max_length,
+        remedy="lower --seq-length or the teacher's",
+    )
 
 
 def require_same_tokenizers(path: str, held_out: Manifest, manifest: Manifest) -> None:

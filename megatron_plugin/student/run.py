@@ -92,7 +92,7 @@ class StudentRun:
         """
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
-        checks.require_student(args, options, self._opened.manifest)
+        checks.require_student(args, options)
         checks.require_layout(args, self._checkpoint)
         checks.require_schedule(args, self._checkpoint)
         if options.teaching.teacher:
@@ -109,6 +109,7 @@ class StudentRun:
             weights = self._open_student(args, options.student)
             args.vocag_model_config, vocab_size = weights.shape.config, weights.shape.vocab_size
             config.pre_wrap_hooks.append(partial(load_model, weights=weights))
+        checks.require_rows(options.student, self._opened, vocab_size=vocab_size)
         if args.vocag_model_config is None:
             logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(

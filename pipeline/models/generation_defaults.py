@@ -17,6 +17,15 @@ from pipeline.tokenization import Tokenizer
 
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
 _SOURCES, _FILES = (GENERATION_FILE, TOKENIZER_FILE), ("*.json", "*.jinja")
+# What a .gguf file says of a tokenizer, and of that what transformers calls otherwise.
+_GGUF = {
+    "chat_template": "",
+    "ggml.tokens": "",
+    "ggml.bos_token_id": "bos_token",
+    "ggml.eos_token_id": "eos_token",
+    "ggml.unknown_token_id": "unk_token",
+    "ggml.padding_token_id": "pad_token",
+}
 _NOT_CARRIED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "_from_model_config"),
     "transformers_version",
@@ -62,12 +71,16 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(source: str) -> GenerationDefaults:
-    """Return what a folder or a repository says; nothing of a bare model, or of one that is gone.
+    """Return what a folder, a repository or a .gguf file says.
+
+    Nothing of a bare model, or of one that is gone.
 
     Example:
         >>> read_generation_defaults("models/smollm2").end_ids  # doctest: +SKIP
         (2,)
     """
+    if source.endswith(".gguf") and Path(source).is_file():
+        return _read_gguf(Path(source))
     try:
         folder = find_folder(source, role="model", files=_FILES) if source else Path()
     except ValueError as error:
@@ -133,6 +146,21 @@ def in_vocabulary(
     names = {role: name for role, name in own.names.items() if name in here}
     ends = tuple(here[named[token]] for token in own.end_ids if named.get(token) in here)
     return GenerationDefaults(templates, names, ends, settings), left
+
+
+def _read_gguf(path: Path) -> GenerationDefaults:
+    from gguf import GGUFReader
+
+    reader, start = GGUFReader(path), "tokenizer."
+    said = {name: reader.fields[start + name] for name in _GGUF if start + name in reader.fields}
+    found = {name: field.contents() for name, field in said.items()}
+    ids = {_GGUF[name]: token for name, token in found.items() if name.endswith("_id")}
+    template, end = found.get("chat_template"), ids.get("eos_token")
+    return GenerationDefaults(
+        {"default": template} if template else {},
+        {role: found["ggml.tokens"][token] for role, token in ids.items()},
+        () if end is None else (end,),
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -55,6 +55,10 @@ def load_language_model(
     if path.suffix == ".gguf":
         arguments["gguf_file"] = path.name
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **arguments)
+        # Its weights are plain now. Still taken for a quantised model, it couldn't be saved.
+        vars(model).pop("hf_quantizer", None)
+        vars(model.config).pop("quantization_config", None)
+        model.config.name_or_path = str(path)  # not its folder
     else:
         path = find_folder(source, role="model")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **arguments)

@@ -103,6 +103,9 @@ class RowLoader:
             num_workers=self.num_workers,
             prefetch_factor=_PREFETCHED_BATCHES,
             worker_init_fn=_leave_trainer,
+            # A fork server, Python 3.14's default, would stay in the trainer's process group, and
+            # workers end with the process that started them.
+            multiprocessing_context="fork",
             # Else each loader draws a seed from the run's own generator, and a resumed run
             # has one draw more behind it than one that never stopped.
             generator=torch.Generator(),

@@ -1,5 +1,6 @@
 """The models of a run: loaded, and refused if they don't belong to the data."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -90,7 +91,9 @@ def require_loaded(model: PreTrainedModel, side: Side, *every: AlignedRows) -> N
     """
     source = str(model.config.name_or_path)
     if source:
-        require_tokenizer(find_folder(source, role=side), every[0].dataset, side=side)
+        path = Path(source)
+        path = path if path.suffix == ".gguf" else find_folder(source, role=side)
+        require_tokenizer(path, every[0].dataset, side=side)
     for rows in every:
         require_model_room(model, rows, source or "model", side)
     require_own_losses(model)

@@ -14,6 +14,7 @@ from pipeline.transfer.origins import MEAN, Origins
 
 _LAYERS = "model.layers."
 _NUM_TOKENS = 16
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 class UntransferableError(ValueError):
@@ -157,7 +158,10 @@ def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) 
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[int]) -> list[Tensor]:
-    """Return the logits of 16 tokens by a pruned model, and by those layers where they were."""
+    """Return the logits of 16 tokens by a pruned model, and by those layers where they were.
+
+    Windows are narrower meanwhile: which layers have one would not show in 16 tokens.
+    """
 
     def pass_on(_: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
         states = args[0] if args else given["hidden_states"]
@@ -167,11 +171,17 @@ def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[in
     left = [layer for number, layer in every if number not in layers]
     hooks = [layer.register_forward_hook(pass_on, with_kwargs=True) for layer in left]
     ids = torch.arange(_NUM_TOKENS, device=model.device)[None]
+    configs = [(one.config, one.config.to_dict()) for one in (pruned, model)]
+    wide = [(own, name, had[name]) for own, had in configs for name in _WINDOWS if had.get(name)]
+    for config, name, _ in wide:
+        setattr(config, name, _NUM_TOKENS // 4)
     try:
         return [cast(Any, one)(input_ids=ids, use_cache=False).logits for one in (pruned, model)]
     finally:
         for hook in hooks:
             hook.remove()
+        for config, name, value in wide:
+            setattr(config, name, value)
 
 
 def _require_transferable(

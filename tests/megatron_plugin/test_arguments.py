@@ -14,6 +14,7 @@ from megatron_plugin.arguments import NO_TEACHER, ArgumentError, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import (
     require_layout,
+    require_rows,
     require_same_tokenizers,
     require_schedule,
     require_service,
@@ -34,7 +35,7 @@ from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import ForeignTokenizerError
 from tests.megatron_plugin.models import make_model, save_model
-from tests.support.datasets import build_dataset, byte_level
+from tests.support.datasets import build_dataset, byte_level, with_control_tokens
 
 TEACHER = ("--vocag-teacher", "m")
 STORED_DISTILL = ("--vocag-stored-losses", "", "--vocag-method", "distill")
@@ -45,7 +46,6 @@ WORKING = vars(add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_
     "dataloader_type": "external",
     "transformer_impl": "local",
     "calculate_per_token_loss": True,
-    "padded_vocab_size": 512,
     "eval_iters": 0,
 }
 SIZES = {
@@ -266,7 +266,6 @@ def test_steps_that_a_teacher_cannot_serve(teacher, changes, message, hint):
         ({"calculate_per_token_loss": False}, "--calculate-per-token-loss is missing"),
         ({"attention_dropout": 0.1}, "attention has no dropout"),
         ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
-        ({"padded_vocab_size": 384}, "vocabulary of 384 is smaller .*: raise --vocab-size"),
         ({"ckpt_format": "torch"}, r"--ckpt-format torch isn't supported \(runs are resumed"),
         ({"iterations_to_skip": [3]}, "every row is learned from"),
         ({"window_size": (128, 0)}, r"--window-size \(128, 0\) .*as a whole\): leave it out"),
@@ -286,11 +285,10 @@ def test_steps_that_a_teacher_cannot_serve(teacher, changes, message, hint):
         ({"use_distributed_optimizer": True, "load": "folder"}, "can't be used with --load here"),
     ],
 )
-def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, message):
-    manifest = build_dataset(tmp_path)
-    require_student(Namespace(**WORKING), options(), manifest)
+def test_what_megatron_could_do_but_not_with_documents(changes, message):
+    require_student(Namespace(**WORKING), options())
     with pytest.raises(ArgumentError, match=message) as refused:
-        require_student(Namespace(**WORKING | changes), options(), manifest)
+        require_student(Namespace(**WORKING | changes), options())
     [hint] = hints_of(refused.value)
     assert "--" in hint
 
@@ -300,24 +298,38 @@ def test_what_megatron_could_do_but_not_with_documents(tmp_path, changes, messag
     [
         ({"calculate_per_token_loss": False}, "--calculate-per-token-loss"),
         ({"eval_iters": 100}, "--eval-iters 0"),
-        ({"padded_vocab_size": 5}, "--vocab-size {}"),
         ({"softmax_type": "learnable"}, "leave out --softmax-type"),
     ],
 )
-def test_the_hint_of_what_megatron_could_do(tmp_path, changes, hint):
-    manifest = build_dataset(tmp_path)
+def test_the_hint_of_what_megatron_could_do(changes, hint):
     with pytest.raises(ArgumentError) as refused:
-        require_student(Namespace(**WORKING | changes), options(), manifest)
-    assert hints_of(refused.value) == ["hint: " + hint.format(manifest.student.vocab_size)]
+        require_student(Namespace(**WORKING | changes), options())
+    assert hints_of(refused.value) == [f"hint: {hint}"]
 
 
-def test_a_distributed_optimizer_without_checkpoints_or_with_its_library(tmp_path, monkeypatch):
-    manifest, distributed = build_dataset(tmp_path), WORKING | {"use_distributed_optimizer": True}
-    require_student(Namespace(**distributed), options(), manifest)
+@pytest.mark.parametrize("name", [None, "models/student"])
+def test_a_student_needs_rows_for_what_the_data_holds(tmp_path, name):
+    """And for no more: Gemma 3 1B's tokenizer names a token that the model has no row for."""
+    named = with_control_tokens(byte_level(400), "<image>", special=False)
+    for folder, text in (("without", "No picture."), ("with", "An <image> here.")):
+        build_dataset(tmp_path / folder, [("one", text)], student=named, num_shards=1)
+    without, held = (open_run(Reading(str(tmp_path / name))) for name in ("without", "with"))
+    require_rows(name, without, vocab_size=400)
+    with pytest.raises(
+        ValueError, match=r'student token 400 in document "one" .* 0 … 399'
+    ) as error:
+        require_rows(name, held, vocab_size=400)
+    assert hints_of(error.value) == ([] if name else ["hint: --vocab-size 401"])
+    require_rows(name, held, vocab_size=401)
+
+
+def test_a_distributed_optimizer_without_checkpoints_or_with_its_library(monkeypatch):
+    distributed = WORKING | {"use_distributed_optimizer": True}
+    require_student(Namespace(**distributed), options())
     weights_only = {"load": "folder", "finetune": True}
-    require_student(Namespace(**distributed | weights_only), options(), manifest)
+    require_student(Namespace(**distributed | weights_only), options())
     monkeypatch.setattr(checks, "HAVE_APEX_OR_TE", True)
-    require_student(Namespace(**distributed | {"save": "folder"}), options(), manifest)
+    require_student(Namespace(**distributed | {"save": "folder"}), options())
 
 
 @pytest.mark.parametrize(

@@ -238,10 +238,15 @@ def test_a_changed_run_is_refused(inputs, interrupted, tmp_path):
     assert "was made with teacher" in done.stderr
 
 
-def test_a_refusal_ends_both_worlds(inputs):
-    done = train(inputs, 2, check=False, calculate_per_token_loss=None, **TWO_WORLDS)
-    assert done.returncode
-    assert "--calculate-per-token-loss is missing" in done.stderr
+def test_a_refusal_ends_both_worlds(inputs, tmp_path):
+    save_model(tmp_path, "llama_scaled", vocab_size=300)
+    for changes, message in (
+        ({"calculate_per_token_loss": None}, "--calculate-per-token-loss is missing"),
+        ({"vocag_student": tmp_path}, f"{tmp_path} has rows for 300 tokens"),
+    ):
+        done = train(inputs, 2, check=False, **changes, **TWO_WORLDS)
+        assert done.returncode
+        assert message in done.stderr
 
 
 def test_a_killed_world_ends_the_job_and_its_readers(inputs):

@@ -1,12 +1,15 @@
-"""Tiny Hugging Face models in folders of their own, with their tokenizers beside them."""
+"""Tiny Hugging Face models in folders of their own, with their tokenizers next to them."""
 
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.definition import token_names
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{{ eos_token }}\n"
@@ -65,3 +68,36 @@ def write_model(
     model.save_pretrained(folder)
     (folder / tokenizer.file_name).write_bytes(tokenizer.file_bytes)
     return folder
+
+
+def write_gguf(file: Path, tokenizer: Tokenizer) -> Path:
+    """Write a randomly initialised model of one layer with the ends of `make_instruct`."""
+    gguf = pytest.importorskip("gguf", reason="needs vocag[packaged-teacher]")
+    writer, generator = gguf.GGUFWriter(file, "llama"), np.random.default_rng(0)
+    definition = json.loads(tokenizer.file_bytes)
+    names = token_names(definition)
+    end = tokenizer.find_token("<|im_end|>")
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(names))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([names[token] for token in range(len(names))])
+    writer.add_token_merges([" ".join(pair) for pair in definition["model"]["merges"]])
+    writer.add_eos_token_id(end)
+    writer.add_pad_token_id(end)
+    writer.add_chat_template(f"gguf {CHAT_TEMPLATE}")
+    shapes = {"token_embd": (len(names), 32), "output_norm": (32,)}
+    shapes |= {f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}": (64, 32) for name in ("gate", "up")}
+    shapes |= {"blk.0.ffn_down": (32, 64), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file

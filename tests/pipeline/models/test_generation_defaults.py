@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from pipeline.dataset.conventions import describe_tokenizer
@@ -14,8 +15,9 @@ from pipeline.models.generation_defaults import (
     in_vocabulary,
     read_generation_defaults,
 )
+from pipeline.models.hf_models import load_language_model
 from tests.support.datasets import byte_level, with_control_tokens
-from tests.support.hf_folders import make_instruct, write_model
+from tests.support.hf_folders import make_instruct, write_gguf, write_model
 
 CHAT = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
 MESSAGES = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
@@ -62,6 +64,22 @@ def test_an_exported_model_chats_as_its_own_and_its_files_agree(
         {f"{role}_token": getattr(after, f"{role}_token") for role in ("bos", "eos", "pad")}
     )
     assert text == json.loads((trained / "tokenizer_config.json").read_text())["chat_template"]
+
+
+def test_a_gguf_files_model_is_saved_with_its_own_template(tmp_path: Path) -> None:
+    """Not with that of its folder, which may hold several models."""
+    make_instruct(tmp_path, CHAT)
+    file = write_gguf(tmp_path / "student.gguf", CHAT)
+    model = load_language_model(str(file))
+    defaults = read_generation_defaults(model.config.name_or_path)
+    own = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    assert defaults.templates == {"default": own.chat_template}
+    assert defaults.names == {role: getattr(own, role) for role in ("eos_token", "pad_token")}
+    assert defaults.end_ids == (CHAT.find_token("<|im_end|>"),)
+    model.save_pretrained(tmp_path / "saved")
+    saved = load_language_model(str(tmp_path / "saved"))
+    for name, weight in saved.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
 
 
 def test_a_bare_model_says_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from pipeline.streaming import load_batches
@@ -32,7 +33,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_reader_leaves_its_trainers_group_and_connections(folder):
+@pytest.mark.parametrize("start_method", [None, "forkserver"])
+def test_a_reader_leaves_its_trainers_group_and_connections(folder, start_method, monkeypatch):
+    """Whatever starts processes by default: none between them stays in the trainer's group."""
+    default = multiprocessing.get_context(start_method)
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", default)
     others = multiprocessing.active_children()
     own, peer = socket.socketpair()
     peer.settimeout(WAITS_SECONDS)
@@ -40,6 +45,7 @@ def test_a_reader_leaves_its_trainers_group_and_connections(folder):
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - set(others)
     assert os.getpgid(worker.pid) == worker.pid != os.getpgrp()
+    assert psutil.Process(worker.pid).ppid() == os.getpid()
     own.close()
     assert peer.recv(1) == b"", "the reader holds the connection open"
     assert len(list(batches)) > 0

@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pipeline.transfer import model as transfer_model
 from pipeline.transfer.model import UntransferableError, keep_layers
 
 SIZES = {
@@ -52,6 +53,21 @@ def test_pruned_models_compute_what_the_layers_left_compute(family: str) -> None
     assert (pruned.config.num_hidden_layers, model.config.num_hidden_layers) == (4, 8)
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(whole, expected, atol=1e-3)
+
+
+def test_windows_longer_than_the_compared_tokens_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 4}
+    model = _model("qwen2", **given)
+    pruned = keep_layers(model, (0, 3, 6, 7))
+    assert pruned.config.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * 2
+    assert pruned.config.sliding_window == model.config.sliding_window == 512
+    # As a list that isn't known to be about layers would come out: the first four of eight.
+    monkeypatch.setattr(
+        transfer_model, "_of_layers", lambda _, values, left, __: values[: len(left)]
+    )
+    with pytest.raises(UntransferableError, match="Mismatched elements"):
+        keep_layers(model, (0, 3, 6, 7))
+    assert model.config.sliding_window == 512
 
 
 def test_an_order_of_ones_own_and_what_else_a_configuration_lists(tmp_path: Any) -> None:
