@@ -156,6 +156,7 @@ class ReferencePath:
             return None if places is None else rewriting.to_text(places)
         positions = np.flatnonzero(~np.isin(np.frombuffer(normalized, np.uint8), list(lost)))
         starts = np.append(positions, len(normalized))[places[:, 0]]
+        starts[places[:, 1] == 0] = 0  # a space put before the text, whatever that begins with
         ends = np.append(positions, len(normalized))[places[:, 1] - 1] + 1
         ends = np.where(places[:, 1] > places[:, 0], ends, starts)
         return rewriting.to_text(np.stack([starts, ends], axis=1))
