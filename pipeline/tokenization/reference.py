@@ -147,7 +147,7 @@ class ReferencePath:
         kept = normalized.translate(None, lost)
         shift = spelled_from(b"".join(contents), kept)
         if shift is None:
-            places = None if self._reference.spells else _walk(contents, kept)
+            places = _walk(contents, kept)
         else:
             bounds = np.cumsum([0, *map(len, contents)], dtype=np.int64) + shift
             bounds = np.clip(bounds, 0, len(kept))  # without a space that isn't the text's
