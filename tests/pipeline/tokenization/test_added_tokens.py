@@ -144,9 +144,7 @@ def test_white_space_that_takes_more_is_refused(content: str, normalized: bool) 
     """The library's memory grows with the square of a run of white space."""
     added = AddedToken(content, rstrip=True, normalized=normalized)
     body = with_added(definition("strip_accents"), added)
-    with pytest.raises(
-        TokenizerError, match=r'white space that takes .* set its "rstrip" to false'
-    ):
+    with pytest.raises(TokenizerError, match=r'white space .* set its "rstrip" to'):
         load_body(body)
     body["added_tokens"][-1]["rstrip"] = False
     assert load_body(body).tokenize_batch([b"a  b"]).input_ids.tolist() == library_ids(body, "a  b")
