@@ -127,7 +127,7 @@ class ReferencePath:
         """Return exact offsets of a text's tokens, or what is wrong."""
         rewriting = follow_normalizer(text, self._reference.normalize)
         contents = self.contents.of(encoded.ids)
-        found = self._carry_back(contents, rewriting)
+        found: NDArray[np.int64] | str | None = self._carry_back(contents, rewriting)
         if found is not None:
             return found
         report = encoded.report()
@@ -135,10 +135,15 @@ class ReferencePath:
             return "the reference tokenizer gave other ids for the same text the second time"
         contents = [of or says for of, says in zip(contents, report.surfaces, strict=True)]
         found = self._carry_back(contents, rewriting)
-        return self._mend(text, report, contents, rewriting) if found is None else found
+        if found is None:
+            found = self._mend(text, report, contents, rewriting)
+        if isinstance(found, str):  # white space was left out, and a space put before what is new
+            walked = self._carry_back(contents, rewriting, walk=True)
+            return found if walked is None else walked
+        return found
 
     def _carry_back(
-        self, contents: Sequence[bytes], rewriting: Rewriting | None
+        self, contents: Sequence[bytes], rewriting: Rewriting | None, *, walk: bool = False
     ) -> NDArray[np.int64] | None:
         """Return the ranges of tokens that spell what a text became, None if they don't."""
         if rewriting is None or not all(contents):
@@ -147,7 +152,7 @@ class ReferencePath:
         kept = normalized.translate(None, lost)
         shift = spelled_from(b"".join(contents), kept)
         if shift is None:
-            places = None if self._reference.spells else _walk(contents, kept)
+            places = _walk(contents, kept) if walk or not self._reference.spells else None
         else:
             bounds = np.cumsum([0, *map(len, contents)], dtype=np.int64) + shift
             bounds = np.clip(bounds, 0, len(kept))  # without a space that isn't the text's
@@ -156,6 +161,7 @@ class ReferencePath:
             return None if places is None else rewriting.to_text(places)
         positions = np.flatnonzero(~np.isin(np.frombuffer(normalized, np.uint8), list(lost)))
         starts = np.append(positions, len(normalized))[places[:, 0]]
+        starts[places[:, 1] == 0] = 0  # a space put before the text, whatever that begins with
         ends = np.append(positions, len(normalized))[places[:, 1] - 1] + 1
         ends = np.where(places[:, 1] > places[:, 0], ends, starts)
         return rewriting.to_text(np.stack([starts, ends], axis=1))

@@ -33,9 +33,9 @@ Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
 
 _REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
-_MODEL_FILE = re.compile(r"\.model|\.tiktoken$|^tekken.*\.json$|^rwkv_vocab.*\.txt$")
+_MODEL_FILE = re.compile(r"\.model|\.(spm|tiktoken)$|^tekken.*\.json$|^rwkv_vocab.*\.txt$")
 _RWKV_LINE = re.compile(rb"[0-9]+ b?(['\"]).*\1 [0-9]+\r?\n")
-_FILE_SUFFIXES = {".json", ".model", ".tiktoken"}
+_FILE_SUFFIXES = {".json", ".model", ".spm", ".tiktoken"}
 
 
 class TokenizerError(ValueError):
@@ -130,7 +130,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
             return _converted(source, convert_tiktoken(data))
     except RankFileError as error:
         raise TokenizerError(f'tokenizer "{source}": {path.name}: {error}') from error
-    if ".model" in path.name:
+    if ".model" in path.name or path.suffix == ".spm":
         return TokenizerFile(source, "sentencepiece", data)
     if _RWKV_LINE.match(data):
         raise TokenizerError(
@@ -138,8 +138,8 @@ def _read(source: str, path: Path) -> TokenizerFile:
             "with a tokenizer.json (the Pile's), or the tokenizer bytes for this side"
         )
     raise TokenizerError(
-        f'tokenizer "{path}" is not a tokenizer.json, a SentencePiece .model file or tiktoken '
-        "ranks: name one of these"
+        f'tokenizer "{path}" is not a tokenizer.json, a SentencePiece .model or .spm file or '
+        "tiktoken ranks: name one of these"
     )
 
 

@@ -139,6 +139,29 @@ def test_two_of_one_normal_form_are_refused() -> None:
     assert batch.input_ids.tolist() == library_ids(body, "Foo FOO")
 
 
+@pytest.mark.parametrize(("content", "normalized"), [("  ", False), ("\u0301", True)])
+def test_white_space_that_takes_more_is_refused(content: str, normalized: bool) -> None:
+    """The library's memory grows with the square of a run of white space."""
+    added = AddedToken(content, rstrip=True, normalized=normalized)
+    body = with_added(definition("strip_accents"), added)
+    with pytest.raises(TokenizerError, match=r'white space .* set its "rstrip" to'):
+        load_body(body)
+    body["added_tokens"][-1]["rstrip"] = False
+    assert load_body(body).tokenize_batch([b"a  b"]).input_ids.tolist() == library_ids(body, "a  b")
+
+
+def test_white_space_left_out_and_a_space_put_before_what_is_new() -> None:
+    """T5 and XLNet split at white space, and what the charsmap rewrites is widened over it."""
+    body = json.loads(json.dumps(definition("xlm_roberta_like")))
+    splits = [{"type": "WhitespaceSplit"}, body["pre_tokenizer"]]
+    body["normalizer"] = body["normalizer"]["normalizers"][0]
+    body["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
+    text = "\x7fa  the\t\U00025c10x"
+    batch = load_body(body).tokenize_batch([text.encode()])
+    assert not batch.failures
+    assert batch.input_ids.tolist() == library_ids(body, text)
+
+
 def test_refusals_name_control_tokens_as_the_file_does() -> None:
     body = with_added(definition("qwen_like"), AddedToken("<pad>", special=True))
     body["added_tokens"][-1]["id"] += 5

@@ -117,10 +117,12 @@ def test_dropped_characters_and_a_prefix_space(tmp_path: Path) -> None:
     for text, expected in (
         ("x\x04y", [[0, 1], [2, 3]]),
         ("9Ξ9", [[0, 0], [0, 1], [3, 4]]),
-        ("\x04", [[1, 1]]),
+        ("\x04", [[0, 0]]),
+        ("𝔘", [[0, 0], [1, 2], [2, 3], [3, 4]]),
     ):
         batch = tokenizer.tokenize_batch([text.encode()])
         assert batch.byte_offsets.tolist() == expected, text
+        assert not tokenizer.find_unproven(batch.input_ids, batch.byte_offsets, text.encode())
 
 
 def test_lossy_word_pieces_leave_white_space_out() -> None:

@@ -26,8 +26,8 @@ def test_a_file(before: bytes, tmp_path: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path)
-    assert find_tokenizer(str(tmp_path)).kind == "sentencepiece"
+    marian = Path(shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path / "source.spm"))
+    assert {find_tokenizer(str(path)).kind for path in (tmp_path, marian)} == {"sentencepiece"}
     shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
     write_definition(definition("qwen_like"), tmp_path)
     assert find_tokenizer(f"{tmp_path}/").data == source("qwen_like").read_bytes()
