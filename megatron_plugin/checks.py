@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from math import prod
-from pathlib import Path
 from typing import Any, Literal
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
-from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
 from megatron_plugin.upstream import HAVE_APEX_OR_TE, add_megatron_arguments
 from pipeline.command_line.failures import hinted
-from pipeline.dataset.tokenizers import Side
-from pipeline.models.fit import require_room, require_tokenizer
+from pipeline.models.fit import require_room
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
@@ -259,19 +256,6 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
     return options.teacher_seq_length or suggest_teacher_seq_length(manifest, seq_length)
 
 
-def require_teacher(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_length: int) -> None:
-    """Check that a teacher fits the run's rows, of `seq_length` teacher tokens.
-
-    Raises:
-        ValueError: vocabulary or length don't fit.
-        ForeignTokenizerError: it comes with another tokenizer.
-    """
-    length = shape.max_position_embeddings
-    _require_room(opened, "teacher", str(folder), shape.vocab_size, seq_length, length)
-    shape.require_window(seq_length, what="teacher")
-    require_tokenizer(folder, opened.dataset, side="teacher")
-
-
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
     """Check that a student has a row for every token of the run's data.
 
@@ -284,32 +268,12 @@ def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> Non
         ValueError: it has not.
     """
     try:
-        _require_room(opened, "student", name or "the student", vocab_size)
+        require_room(opened, name or "the student", side="student", vocab_size=vocab_size)
     except ValueError as error:
         if name is not None:
             raise
         hint = f"--vocab-size {opened.manifest.student.vocab_size}"
         raise hinted(ArgumentError(str(error)), hint) from error
-
-
-def _require_room(
-    opened: OpenedRun,
-    side: Side,
-    source: str,
-    vocab_size: int,
-    seq_length: int = 0,
-    max_length: int | None = None,
-) -> None:
-    require_room(
-        [each.dataset for each in opened.datasets],
-        getattr(opened.manifest, side),
-        source,
-        side=side,
-        vocab_size=vocab_size,
-        seq_length=seq_length,
-        max_length=max_length,
-        remedy="lower --seq-length or the teacher's",
-    )
 
 
 def require_same_tokenizers(path: str, held_out: Manifest, manifest: Manifest) -> None:

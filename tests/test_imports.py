@@ -40,7 +40,8 @@ ALLOWED = {
     "pipeline.packing.reading": "pipeline.packing",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
-    "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote",
+    "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote"
+    " pipeline.packing.opening pipeline.packing.rules",
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.guidance"

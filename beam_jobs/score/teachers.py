@@ -10,8 +10,7 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionsError
 from beam_jobs.score.options import ScoreOptions
 from pipeline.dataset.files import Dataset
-from pipeline.models.fit import require_tokenizer
-from pipeline.models.teacher_files import find_teacher
+from pipeline.models.fit import find_fitting
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.settings import Handshake
 from schemas.manifest import Manifest
@@ -71,9 +70,7 @@ def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRu
     """
     digest = ""
     if options.teacher:
-        files = find_teacher(options.teacher)
-        require_tokenizer(files.path, dataset, side="teacher")
-        digest = files.sha256
+        digest = find_fitting(options.teacher, dataset, side="teacher").sha256
     if options.engine == "openai":
         return _served(options, dataset, context, digest)
     return JobTeacher(options.teacher, digest, options.dtype or _default_dtype(options.here.device))

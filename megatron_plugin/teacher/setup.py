@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 import torch
 
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weights import open_weights
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
+from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.models.probe import probe_tokens, require_trained
 from pipeline.packing.opening import OpenedRun
 
@@ -30,7 +33,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
     seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
     assert options.teaching.teacher is not None
     weights = open_weights(options.teaching.teacher)
-    checks.require_teacher(weights.shape, weights.files.path, opened, seq_length=seq_length)
+    require_fit(weights.shape, weights.files.path, opened, seq_length=seq_length)
     weights.shape.require_parallel(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         expert=parallel_state.get_expert_model_parallel_world_size(),
@@ -50,6 +53,26 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
             option = "--vocag-allow-untrained-teacher"
             require_trained(mean, weights.shape.vocab_size, accepted_by=option)
     return teacher
+
+
+def require_fit(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_length: int) -> None:
+    """Check that a teacher fits the run's rows, of `seq_length` teacher tokens.
+
+    Raises:
+        ValueError: vocabulary or length don't fit.
+        ForeignTokenizerError: it comes with another tokenizer.
+    """
+    require_room(
+        opened,
+        str(folder),
+        side="teacher",
+        vocab_size=shape.vocab_size,
+        seq_length=seq_length,
+        max_length=shape.max_position_embeddings,
+        remedy="lower --seq-length or the teacher's",
+    )
+    shape.require_window(seq_length, what="teacher")
+    require_tokenizer(folder, opened.dataset, side="teacher")
 
 
 def _probe_row(opened: OpenedRun) -> list[int]:

@@ -6,13 +6,15 @@ No torch here: the machine that starts a job need not be one that can run the mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
+from pipeline.models.teacher_files import TeacherFiles, find_teacher
+from pipeline.packing.opening import OpenedRun
 from pipeline.tokenization import Tokenizer
 from pipeline.tokenization.definition import control_tokens, token_names
 from schemas.document import decode_document
@@ -58,16 +60,27 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
         dataset.manifest.require_tokenizers(**{f"{side}_sha256": digest})
 
 
+def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:
+    """Return the files of the model that a user names, whose tokens are a dataset's.
+
+    Raises:
+        ValueError: what `find_teacher` raises.
+        ForeignTokenizerError: what `require_tokenizer` raises.
+    """
+    files = find_teacher(source, role=side)
+    require_tokenizer(files.path, dataset, side=side)
+    return files
+
+
 def require_room(
-    datasets: Sequence[Dataset],
-    record: TokenizerRecord,
+    opened: OpenedRun,
     source: str,
     *,
     side: Side,
     vocab_size: int,
-    seq_length: int,
-    max_length: int | None,
-    remedy: str,
+    seq_length: int = 0,
+    max_length: int | None = None,
+    remedy: str = "",
 ) -> None:
     """Check that a model has room for the tokens of rows, and for so many in a row.
 
@@ -75,10 +88,9 @@ def require_room(
     more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python).
 
     Args:
-        datasets: whose documents are in the rows.
-        record: of the model's tokenizer, with what rows put around a text.
+        opened: what is read.
         source: the model as the user named it.
-        side: which of the datasets' two models this is.
+        side: which of its two models this is.
         vocab_size: rows of the model's output layer.
         seq_length: tokens of this side in a row.
         max_length: positions that the model was made for; None: any.
@@ -88,13 +100,14 @@ def require_room(
         ValueError: it has not.
 
     Example:
-        >>> require_room([dataset], manifest.teacher, "models/teacher", side="teacher",
-        ...     vocab_size=151936, seq_length=2048, max_length=4096, remedy="lower --seq-length")
+        >>> require_room(opened, "models/teacher", side="teacher", vocab_size=151936,
+        ...     seq_length=2048, max_length=4096, remedy="lower --seq-length")
     """
+    record: TokenizerRecord = getattr(opened.manifest, side)
     ends = vars(record.around_text).values()
     largest, place = max((token for token in ends if token is not None), default=-1), "around texts"
-    for dataset in datasets if largest < vocab_size < record.vocab_size else ():
-        largest, place = _first_beyond(dataset, record, side, vocab_size) or (largest, place)
+    for each in opened.datasets if largest < vocab_size < record.vocab_size else ():
+        largest, place = _first_beyond(each.dataset, record, side, vocab_size) or (largest, place)
     if largest >= vocab_size:
         raise ValueError(
             f"the data holds {side} token {largest} {place} (tokenizer {record.source}), {source} "

@@ -32,12 +32,13 @@ from pipeline.guidance import LossResult, metric_values
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.methods.method import Method
 from pipeline.models.exported_tokenizer import ExportedTokenizer
+from pipeline.models.running_teacher import open_model
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import heldout_bytes, open_heldout
 from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
-from pipeline.training.models import load_teacher, require_loaded
+from pipeline.training.models import load_teacher
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"
@@ -92,7 +93,9 @@ class GuidedTrainer(Trainer):
         self.rows = _open_rows(args, data, config)
         config.kind.require_context(self.rows.rules.student)
         sets = open_heldout(config, self.rows)
-        require_loaded(language_model(model), "student", self.rows, *sets.values())
+        for rows in (self.rows, *sets.values()):
+            own, device = language_model(model), next(model.parameters()).device
+            open_model(own, rows.opened, rows.rules, side="student", device=device)
         super().__init__(
             model=model,
             args=args,

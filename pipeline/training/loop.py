@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import LossResult, metric_values
 from pipeline.models.exported_tokenizer import ExportedTokenizer
+from pipeline.models.running_teacher import require_model_room
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
 from pipeline.training.config import TrainConfig
@@ -28,11 +29,7 @@ from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
-from pipeline.training.models import (
-    load_student,
-    load_teacher,
-    require_model_room,
-)
+from pipeline.training.models import load_student, load_teacher
 from pipeline.training.ranks import Ranks
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
@@ -180,7 +177,7 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
     for held_out in heldout.values():
-        require_model_room(student, held_out, config.student, "student")
+        require_model_room(student, held_out.opened, held_out.rules, config.student, side="student")
     teacher = load_teacher(config, rows, ranks.device)
     optimizer = _optimizer(student, config)
     step = load_checkpoint(config, rows, student, optimizer)

@@ -235,7 +235,7 @@ def test_a_pages_commands_run(
     """Teachers are untrained here: what asks whether one is, accepts them."""
     root = shutil.copytree(shelf, tmp_path / "work")
     monkeypatch.chdir(root)
-    for module in ("pipeline.training.models", "pipeline.scoring.engines.interface"):
+    for module in ("pipeline.models.running_teacher", "pipeline.scoring.engines.interface"):
         monkeypatch.setattr(f"{module}.require_trained", lambda *_, **__: None)
     text = page.read_text("utf-8")
     for mixture in re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL):

@@ -19,12 +19,12 @@ from megatron_plugin.checks import (
     require_schedule,
     require_service,
     require_student,
-    require_teacher,
 )
 from megatron_plugin.models import arguments
 from megatron_plugin.models.arguments import config_of_arguments, model_arguments, require_model
 from megatron_plugin.models.shape import read_shape, shape_of_config
 from megatron_plugin.student.run import StudentRun
+from megatron_plugin.teacher.setup import require_fit
 from megatron_plugin.upstream import add_megatron_arguments
 from megatron_plugin.worlds import World, enter_world
 from pipeline.command_line.failures import hints_of
@@ -378,13 +378,13 @@ def test_a_teacher_must_fit_the_dataset(tmp_path):
         for size in (300, 480)
     )
     with pytest.raises(ValueError, match=r"holds teacher token \d+ .* for 300 tokens, 0 … 299"):
-        require_teacher(small, tmp_path, opened, seq_length=64)
+        require_fit(small, tmp_path, opened, seq_length=64)
     with pytest.raises(ValueError, match=r"129 teacher tokens, .* was made for 128"):
-        require_teacher(shape, tmp_path, opened, seq_length=129)
-    require_teacher(shape, tmp_path, opened, seq_length=128)
+        require_fit(shape, tmp_path, opened, seq_length=129)
+    require_fit(shape, tmp_path, opened, seq_length=128)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer .* is not the dataset's"):
-        require_teacher(shape, tmp_path, opened, seq_length=128)
+        require_fit(shape, tmp_path, opened, seq_length=128)
 
 
 def test_a_students_tokenizer_must_be_the_datasets(tmp_path):

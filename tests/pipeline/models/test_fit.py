@@ -8,6 +8,8 @@ import pytest
 
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.models import fit
+from pipeline.packing.opening import open_run
+from pipeline.packing.reading import Reading
 from schemas.manifest import ConventionRecord
 from tests.support.datasets import build_dataset, byte_level, with_control_tokens
 
@@ -19,9 +21,11 @@ def _dataset(folder: Path, text: str, *, special: bool) -> Dataset:
 
 
 def _require(dataset: Dataset, record: Any = None, vocab_size: int = 400) -> None:
+    opened = open_run(Reading(dataset.location))
+    if record is not None:
+        opened = replace(opened, manifest=replace(opened.manifest, student=record))
     fit.require_room(
-        [dataset],
-        record or dataset.manifest.student,
+        opened,
         "models/student",
         side="student",
         vocab_size=vocab_size,

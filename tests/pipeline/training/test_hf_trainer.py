@@ -254,7 +254,7 @@ def test_a_teacher_that_vocag_train_refuses_is_refused(
 def test_a_running_teacher_gives_the_stored_losses(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.training.models.require_trained", lambda *_, **__: None)
+    monkeypatch.setattr("pipeline.models.running_teacher.require_trained", lambda *_, **__: None)
     first = {}
     for name, stored in {"stored": "", "running": None}.items():
         settings = {"max_steps": 1, "save_strategy": "no"}

@@ -48,7 +48,7 @@ def forked(arguments: Sequence[str]) -> None:
 def run_rank(arguments: Sequence[str]) -> None:
     """Train; the teacher is untrained here, and the check that asks accepts it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.training.models.require_trained", lambda *_, **__: None)
+        patch.setattr("pipeline.models.running_teacher.require_trained", lambda *_, **__: None)
         assert main(arguments) == 0
 
 

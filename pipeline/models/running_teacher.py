@@ -1,0 +1,122 @@
+"""Models that run on a run's rows: found, loaded, and refused if they don't belong to the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.dataset.tokenizers import Side
+from pipeline.models.fit import find_fitting, require_room, require_tokenizer
+from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import output_layer, require_own_losses
+from pipeline.models.packed_check import keep_documents_apart
+from pipeline.models.probe import require_trained
+from pipeline.models.teacher_files import find_folder
+from pipeline.packing.opening import OpenedRun
+from pipeline.packing.rules import PackingRules
+
+
+def open_model(
+    source: str | PreTrainedModel,
+    opened: OpenedRun,
+    rules: PackingRules,
+    *,
+    side: Side,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+) -> PreTrainedModel:
+    """Return a model that belongs to a run's rows.
+
+    Args:
+        source: what a user names, as `find_teacher` takes it, or a model that somebody has loaded.
+        opened: what the run reads.
+        rules: what a row is.
+        side: which of the two models this is.
+        dtype: of the weights that are loaded here.
+        device: where it runs.
+
+    Raises:
+        ForeignTokenizerError: it comes with a different tokenizer from the data's.
+        ValueError: nothing there, no room for the rows, losses that are not its own, or documents
+            of a packed row that see each other.
+
+    Example:
+        >>> open_model("models/student", opened, rules, side="student", device=device).dtype
+        torch.float32
+    """
+    if isinstance(source, str):
+        name, files = source, find_fitting(source, opened.dataset, side=side)
+        model = load_language_model(str(files.path), dtype=dtype, device=str(device))
+    else:
+        name = str(source.config.name_or_path)
+        model = cast(Any, source).to(device)
+        if name:
+            require_tokenizer(find_folder(name, role=side), opened.dataset, side=side)
+        require_own_losses(model)
+        keep_documents_apart(model)
+    require_model_room(model, opened, rules, name or "model", side=side)
+    return model
+
+
+def open_running_teacher(
+    source: str | PreTrainedModel,
+    opened: OpenedRun,
+    rules: PackingRules,
+    *,
+    mean_loss: Callable[[PreTrainedModel], float],
+    one_vocabulary_for: str = "",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+) -> PreTrainedModel:
+    """Return the frozen teacher of a run. Every trainer's comes from here: all refuse the same.
+
+    Args:
+        source: as in `open_model`.
+        opened: as there.
+        rules: as there.
+        mean_loss: of the first row, nats: unlike a text of ours, the teacher knows it if any.
+        one_vocabulary_for: the method that needs a teacher of the student's vocabulary, if it does.
+        dtype: as there.
+        device: as there.
+
+    Raises:
+        ForeignTokenizerError: as there.
+        UntrainedTeacherError: its weights did not load.
+        ValueError: it can't give this run what the method needs. And as there.
+    """
+    student, teacher = opened.manifest.student, opened.manifest.teacher
+    if one_vocabulary_for and student.sha256 != teacher.sha256:
+        raise ValueError(
+            f"--method {one_vocabulary_for} needs a teacher with the student's tokenizer, but "
+            f"{opened.reading.path} was aligned with {teacher.source}: align with the student's as "
+            "--teacher, too"
+        )
+    model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
+    model.train(False).requires_grad_(False)
+    require_trained(
+        mean_loss(model), output_layer(model).vocab_size, text="the first row of the data"
+    )
+    return model
+
+
+def require_model_room(
+    model: PreTrainedModel, opened: OpenedRun, rules: PackingRules, source: str, *, side: Side
+) -> None:
+    """Check that a model's vocabulary and length are large enough for rows.
+
+    Raises:
+        ValueError: they aren't.
+    """
+    is_student = side == "student"
+    require_room(
+        opened,
+        source,
+        side=side,
+        vocab_size=output_layer(model).vocab_size,
+        seq_length=rules.seq_length if is_student else rules.teacher_seq_length,
+        max_length=getattr(model.config, "max_position_embeddings", None),
+        remedy=f"lower --{'' if is_student else 'teacher-'}seq-length",
+    )
