@@ -59,11 +59,11 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
                 "reported none (encode_batch_fast does so); use pipeline.tokenization"
             )
     teacher_spans: NDArray[np.int32] = merge_spans(
-        student.byte_offsets,
-        student.cu_tokens,
-        teacher.byte_offsets,
-        teacher.cu_tokens,
-        student.tiles & teacher.tiles,
+        student_offsets=student.byte_offsets,
+        student_cu=student.cu_tokens,
+        teacher_offsets=teacher.byte_offsets,
+        teacher_cu=teacher.cu_tokens,
+        tiles=student.tiles & teacher.tiles,
     )
     return teacher_spans
 

@@ -138,16 +138,16 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
     num_documents = student.num_documents
     quality = DocumentQuality(np.zeros(num_documents, np.int64), np.zeros(num_documents))
     num_mapped, iou_sum, ios_sum = _measure_spans(
-        student.byte_offsets,
-        student.cu_tokens,
-        teacher.byte_offsets,
-        teacher.cu_tokens,
-        batch.teacher_spans,
-        bins[0],
-        bins[1],
-        bins[2],
-        quality.num_mapped,
-        quality.byte_iou_sum,
+        student_offsets=student.byte_offsets,
+        student_cu=student.cu_tokens,
+        teacher_offsets=teacher.byte_offsets,
+        teacher_cu=teacher.cu_tokens,
+        teacher_spans=batch.teacher_spans,
+        width_counts=bins[0],
+        student_bytes_counts=bins[1],
+        teacher_bytes_counts=bins[2],
+        document_mapped=quality.num_mapped,
+        document_iou_sum=quality.byte_iou_sum,
     )
     statistics = AlignmentStatistics(
         num_documents=len(batch.documents),

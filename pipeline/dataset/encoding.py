@@ -76,13 +76,13 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
     for place in range(len(fields)):
         field = fields.pop(0)  # its numbers leave memory while the pages of `members` fill
         _write_field(
-            members,
-            members.view(np.uint16),
-            members.view(np.uint32),
-            positions[:, place] + payload_offset,
-            field.item_sizes,
-            field.values,
-            field.starts,
+            out8=members,
+            out16=members.view(np.uint16),
+            out32=members.view(np.uint32),
+            positions=positions[:, place] + payload_offset,
+            item_sizes=field.item_sizes,
+            values=field.values,
+            starts=field.starts,
         )
     crc32 = _write_bytes_and_checksum(members, payload_offset, payload_bytes, headers, texts)
     return EncodedBatch(members, keys, payload_offset, payload_bytes, crc32)

@@ -83,12 +83,12 @@ class ShardWriter:
     def _append(self, batch: AlignedBatch) -> None:
         encoded = encode_batch(batch, keep_text=self._keep_text)
         cuts = find_cut_points(
-            batch.student.byte_offsets,
-            batch.student.cu_tokens,
-            batch.teacher.byte_offsets,
-            batch.teacher.cu_tokens,
-            batch.teacher_spans,
-            CUT_STRIDE,
+            student_offsets=batch.student.byte_offsets,
+            student_cu=batch.student.cu_tokens,
+            teacher_offsets=batch.teacher.byte_offsets,
+            teacher_cu=batch.teacher.cu_tokens,
+            teacher_spans=batch.teacher_spans,
+            stride=CUT_STRIDE,
         )
         statistics, quality = measure_documents(batch)
         index = ShardIndex(

@@ -127,17 +127,23 @@ def metric_values(metrics: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _metrics(losses: Tensor, selection: Selection) -> dict[str, Tensor]:
-    mask, kept, mapped = selection.loss_mask, selection.kept, selection.mapped
-    selections = torch.stack((mask, mapped, mask & ~mapped, kept)).flatten(1)
-    sums = torch.where(selections, losses.flatten().double(), 0.0).sum(-1)
-    counts = selections.sum(-1).double()
-    names = ("student_loss", "student_loss_mapped", "student_loss_unmapped", "student_loss_kept")
-    metrics = dict(zip(names, torch.stack((sums, counts), -1).unbind(), strict=True))
-    metrics["kept_fraction"] = torch.stack((counts[3], counts[0]))
-    metrics["mapped_fraction"] = torch.stack((counts[1], counts[0]))
+    mask, mapped = selection.loss_mask, selection.mapped
+    groups = {
+        "student_loss": mask,
+        "student_loss_mapped": mapped,
+        "student_loss_unmapped": mask & ~mapped,
+        "student_loss_kept": selection.kept,
+    }
+    chosen = torch.stack(list(groups.values())).flatten(1)
+    sums = torch.where(chosen, losses.flatten().double(), 0.0).sum(-1)
+    counts = chosen.sum(-1).double()
+    metrics = dict(zip(groups, torch.stack((sums, counts), -1).unbind(), strict=True))
+    num_labels, num_mapped, _, num_kept = counts.unbind()
+    metrics["kept_fraction"] = torch.stack((num_kept, num_labels))
+    metrics["mapped_fraction"] = torch.stack((num_mapped, num_labels))
     if selection.guidance is not None:
         teacher = torch.where(mapped, selection.guidance, 0.0).double().sum()
-        metrics["teacher_loss"] = torch.stack((teacher, counts[1]))
+        metrics["teacher_loss"] = torch.stack((teacher, num_mapped))
     threshold = selection.threshold.double()
     metrics["threshold"] = torch.stack((threshold.nansum(), (~threshold.isnan()).sum().double()))
     return metrics

@@ -197,13 +197,13 @@ def split_index(
     Rooms are as in `PackingRules.student_room` and `teacher_room`.
     """
     table = split_documents(
-        index.num_student_tokens,
-        index.num_teacher_tokens,
-        index.cut_starts,
-        _read_only(index.cut_student),
-        _read_only(index.cut_teacher),
-        np.array(student_room, np.int64),
-        np.array(teacher_room, np.int64),
+        num_student=index.num_student_tokens,
+        num_teacher=index.num_teacher_tokens,
+        cut_starts=index.cut_starts,
+        cut_student=_read_only(index.cut_student),
+        cut_teacher=_read_only(index.cut_teacher),
+        student_room=np.array(student_room, np.int64),
+        teacher_room=np.array(teacher_room, np.int64),
     )
     return np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
 

@@ -44,14 +44,14 @@ def fill_entries(
     counts = entries.counts[own : own + start + len(ids)]
     rule, codes = entries.rule, entries.log_probs
     bad, kind = _fill(
-        counts[start:],
-        int(entries.starts[document] + counts[:start].sum(dtype=np.int64)),
-        entries.ids,
-        codes if codes.dtype == np.uint8 else codes.view(np.uint16),
-        (rule.id_bits, rule.vocab_size),
-        stored_values(rule.log_probs),
-        ids,
-        log_probs,
+        counts=counts[start:],
+        entry=int(entries.starts[document] + counts[:start].sum(dtype=np.int64)),
+        packed=entries.ids,
+        codes=codes if codes.dtype == np.uint8 else codes.view(np.uint16),
+        sizes=(rule.id_bits, rule.vocab_size),
+        values=stored_values(rule.log_probs),
+        ids=ids,
+        log_probs=log_probs,
     )
     if bad < len(ids):
         what = {

@@ -151,15 +151,15 @@ class DatasetRows:
         try:
             sample, tensors = self._reader.locate(document_index, keep=flags & whole != whole)
             num_outside, num_unknown = fill_segment(
-                row,
-                layout.kernel_starts,
-                at,
-                sample,
-                tensors,
-                (s_start, s_stop, t_start, t_stop),
-                added,
-                self._vocab_sizes,
-                bool(flags & FORCED),
+                row=row,
+                starts=layout.kernel_starts,
+                at=at,
+                sample=sample,
+                tensors=tensors,
+                tokens=(s_start, s_stop, t_start, t_stop),
+                added=added,
+                vocab_sizes=self._vocab_sizes,
+                forced=bool(flags & FORCED),
             )
             if num_outside or num_unknown:
                 what = f"{num_outside} spans leave their segment"

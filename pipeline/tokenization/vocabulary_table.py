@@ -43,16 +43,18 @@ class VocabularyTable:
         byte_offsets = np.empty((len(input_ids), 2), np.int32)
         proven = np.zeros(len(texts), np.bool_)
         compared = [text if wanted else b"" for text, wanted in zip(texts, compare, strict=True)]
+        joined, cu_joined = flatten_bytes(compared)
         offsets_from_vocabulary(
-            input_ids,
-            cu_tokens,
-            np.fromiter(map(len, texts), np.int64, len(texts)),
-            *flatten_bytes(compared),
-            self._flat,
-            self._cu_flat,
-            self._lengths,
-            byte_offsets,
-            proven,
+            input_ids=input_ids,
+            cu_tokens=cu_tokens,
+            num_text_bytes=np.fromiter(map(len, texts), np.int64, len(texts)),
+            compared=joined,
+            cu_compared=cu_joined,
+            token_bytes=self._flat,
+            cu_token_bytes=self._cu_flat,
+            token_lengths=self._lengths,
+            byte_offsets=byte_offsets,
+            proven=proven,
         )
         return byte_offsets, proven
 
