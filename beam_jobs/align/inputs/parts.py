@@ -131,7 +131,7 @@ def cut_files(
 ) -> Iterator[tuple[InputPart, float]]:
     """Yield the parts in which files are read, and about how many bytes of text each holds."""
     for file in files:
-        if file.format == "parquet" and file.row_group_bytes:
+        if file.row_group_bytes:
             yield from _cut_row_groups(file, task_bytes)
         elif file.format == DATASET:
             yield from _cut_documents(file, task_bytes)

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +15,11 @@ from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.documents import Reason, UnusableError, unreadable
 from beam_jobs.align.inputs.parts import InputFile, InputPart
 
-TABLES = frozenset({"parquet", "arrow", "csv", "tsv"})
-"""The formats that are read here."""
-
 type Row = dict[str, Any] | UnusableError
 """A row, or why it can't be used."""
+
+type Shape = tuple[list[str], tuple[int, ...]]
+"""Columns, and the uncompressed bytes of row groups, if there are some."""
 
 _ROWS_PER_BATCH = 256
 _COUNTED_BYTES = 16 << 20
@@ -31,22 +31,14 @@ _FEATHER_1 = b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
-def read_shape(opened: BinaryIO, file: InputFile) -> tuple[list[str], tuple[int, ...]] | None:
+def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
     """Return a table's columns, and the uncompressed bytes of a parquet file's row groups.
 
     None if it is damaged, which reading it will report.
     """
     try:
         with _as_damage():
-            if file.format == "parquet":
-                metadata = pq.ParquetFile(opened).metadata
-                groups = map(metadata.row_group, range(metadata.num_row_groups))
-                names = metadata.schema.to_arrow_schema().names
-                return names, tuple(group.total_byte_size for group in groups)
-            if file.format == "arrow":
-                return _open_arrow(opened).schema.names, ()
-            header = next(_read_csv(opened, file, _HEADER_BYTES), [])
-            return header if isinstance(header, list) else [], ()
+            return TABLES[file.format].shape(opened, file)
     except DamageError:
         return None
 
@@ -65,13 +57,8 @@ def read_rows(
     position = 0
     try:
         with storage.open_to_read(part.file.path) as opened:
-            if part.file.format == "parquet":
-                rows = _parquet_rows(opened, part, fields)
-            elif part.file.format == "arrow":
-                rows = enumerate(_arrow_rows(opened, fields))
-            else:
-                rows = enumerate(_csv_rows(opened, part.file, fields, max_cell_bytes))
-            for position, row in rows:
+            rows = TABLES[part.file.format].rows
+            for position, row in rows(opened, part, fields, max_cell_bytes):
                 yield position, row
                 position += 1
     except DamageError as error:
@@ -87,14 +74,7 @@ def count_rows(part: InputPart) -> tuple[int, int | None]:
     """
     try:
         with storage.open_to_read(part.file.path) as opened, _as_damage():
-            if part.file.format == "parquet":
-                table, groups, _ = _open_row_groups(opened, part)
-                return sum(table.metadata.row_group(group).num_rows for group in groups), None
-            if part.file.format == "arrow":
-                batches = _arrow_batches(_open_arrow(opened))
-                return _count_until(opened, (batch.num_rows for batch in batches))
-            rows = _read_csv(opened, part.file, _HEADER_BYTES)
-            return _count_until(opened, (1 for _ in islice(rows, 1, None)))
+            return TABLES[part.file.format].num_rows(opened, part)
     except DamageError:
         return 0, None
 
@@ -125,6 +105,18 @@ def _count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None
     return total, None
 
 
+def _parquet_shape(opened: BinaryIO, _: InputFile) -> Shape:
+    metadata = pq.ParquetFile(opened).metadata
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    names = metadata.schema.to_arrow_schema().names
+    return names, tuple(group.total_byte_size for group in groups)
+
+
+def _parquet_count(opened: BinaryIO, part: InputPart) -> tuple[int, None]:
+    table, groups, _ = _open_row_groups(opened, part)
+    return sum(table.metadata.row_group(group).num_rows for group in groups), None
+
+
 def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile, range, int]:
     """Return the file, a part's row groups, and the number of the first row in them."""
     table = pq.ParquetFile(opened, page_checksum_verification=True)
@@ -134,7 +126,7 @@ def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile,
 
 
 def _parquet_rows(
-    opened: BinaryIO, part: InputPart, fields: Sequence[str]
+    opened: BinaryIO, part: InputPart, fields: Sequence[str], _: int
 ) -> Iterator[tuple[int, Row]]:
     """Yield rows and their numbers; damage costs what is left of its row group."""
     with _as_damage():
@@ -168,7 +160,13 @@ def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
     return [name for name in names if name.split(".")[0] in present or name in present]
 
 
-def _arrow_rows(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
+def _arrow_rows(
+    opened: BinaryIO, _: InputPart, fields: Sequence[str], __: int
+) -> Iterator[tuple[int, Row]]:
+    yield from enumerate(_rows_of_arrow(opened, fields))
+
+
+def _rows_of_arrow(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
     with _as_damage():
         is_stream, is_ended = _arrow_kind(opened)
         table = _open_arrow(opened)
@@ -184,6 +182,15 @@ def _arrow_rows(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
         raise DamageError("the stream has no end mark: the file is cut", num_read=opened.tell())
 
 
+def _arrow_shape(opened: BinaryIO, _: InputFile) -> Shape:
+    return _open_arrow(opened).schema.names, ()
+
+
+def _arrow_count(opened: BinaryIO, _: InputPart) -> tuple[int, int | None]:
+    batches = _arrow_batches(_open_arrow(opened))
+    return _count_until(opened, (batch.num_rows for batch in batches))
+
+
 def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
     if isinstance(table, pa.ipc.RecordBatchFileReader):
         return map(table.get_batch, range(table.num_record_batches))
@@ -191,6 +198,12 @@ def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
 
 
 def _csv_rows(
+    opened: BinaryIO, part: InputPart, fields: Sequence[str], max_cell_bytes: int
+) -> Iterator[tuple[int, Row]]:
+    yield from enumerate(_rows_of_csv(opened, part.file, fields, max_cell_bytes))
+
+
+def _rows_of_csv(
     opened: BinaryIO, file: InputFile, fields: Sequence[str], max_cell_bytes: int
 ) -> Iterator[Row]:
     rows = _read_csv(opened, file, max_cell_bytes)
@@ -211,6 +224,16 @@ def _csv_rows(
             yield UnusableError(Reason.INVALID_UNICODE, detail)
             continue
         yield row
+
+
+def _csv_shape(opened: BinaryIO, file: InputFile) -> Shape:
+    header = next(_read_csv(opened, file, _HEADER_BYTES), [])
+    return header if isinstance(header, list) else [], ()
+
+
+def _csv_count(opened: BinaryIO, part: InputPart) -> tuple[int, int | None]:
+    rows = _read_csv(opened, part.file, _HEADER_BYTES)
+    return _count_until(opened, (1 for _ in islice(rows, 1, None)))
 
 
 def _read_csv(opened: BinaryIO, file: InputFile, max_cell_bytes: int) -> Iterator[CsvRow]:
@@ -282,3 +305,27 @@ def _as_text(column: pa.Array) -> pa.Array:
     ):
         return column.cast(pa.string())
     return column
+
+
+class TableFormat(NamedTuple):
+    """How tables of a format are read; each function gets the open file first.
+
+    Attributes:
+        shape: of a file.
+        rows: of a part, with their numbers; given the fields, and the longest cell.
+        num_rows: as `count_rows`.
+    """
+
+    shape: Callable[[BinaryIO, InputFile], Shape]
+    rows: Callable[[BinaryIO, InputPart, Sequence[str], int], Iterator[tuple[int, Row]]]
+    num_rows: Callable[[BinaryIO, InputPart], tuple[int, int | None]]
+
+
+_CSV = TableFormat(_csv_shape, _csv_rows, _csv_count)
+TABLES = {
+    "parquet": TableFormat(_parquet_shape, _parquet_rows, _parquet_count),
+    "arrow": TableFormat(_arrow_shape, _arrow_rows, _arrow_count),
+    "csv": _CSV,
+    "tsv": _CSV,
+}
+"""The formats that are read here."""
