@@ -27,7 +27,7 @@ def read_newest(output: str) -> Manifest:
             "finished; run that command again"
         )
         raise hinted(error, nearest_dataset(output))
-    return decode_manifest(storage.read_bytes(path), where=path)
+    return decode_manifest(storage.read_bytes(path), at=path)
 
 
 def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
@@ -47,7 +47,7 @@ def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
 def read_kept(output: str, generation: int) -> Manifest:
     """Return the manifest that `keep_manifest` has kept."""
     path = path_of_kept(output, generation)
-    return decode_manifest(storage.read_bytes(path), where=path)
+    return decode_manifest(storage.read_bytes(path), at=path)
 
 
 def path_of_kept(output: str, generation: int) -> str:

@@ -64,7 +64,7 @@ def find_finished(
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
-        manifest = decode_manifest(storage.read_bytes(path), where=path)
+        manifest = decode_manifest(storage.read_bytes(path), at=path)
         if manifest.configuration != configuration:
             difference = (describe or describe_differences)(manifest.configuration, configuration)
             told = f"a dataset of another configuration: {difference}"

@@ -97,7 +97,7 @@ def encode_document_scores(
 
 
 def decode_document_scores(
-    data: bytes, names: Sequence[str], *, sidecar_sha256: str, where: str
+    data: bytes, names: Sequence[str], *, sidecar_sha256: str, at: str
 ) -> Mapping[str, NDArray[Any]]:
     """Return some columns of a table; NaN if a value is missing.
 
@@ -105,14 +105,14 @@ def decode_document_scores(
         data: the file's bytes.
         names: of the columns.
         sidecar_sha256: of the sidecar that it must have been made from.
-        where: its path, for errors.
+        at: its path, for errors.
 
     Raises:
         DamagedShardError: no such table, altered bytes, or made from other losses.
         SchemaVersionError: another version of the format.
 
     Example:
-        >>> decode_document_scores(data, ["bits_per_byte"], sidecar_sha256=record.sha256, where="x")
+        >>> decode_document_scores(data, ["bits_per_byte"], sidecar_sha256=record.sha256, at="x")
         {'bits_per_byte': array([0.91, 1.27], dtype=float32)}
     """
     try:
@@ -121,7 +121,7 @@ def decode_document_scores(
         version = about.get(_VERSION_KEY, b"").decode(errors="replace")
         if version != str(DOCUMENT_SCORES_VERSION):
             job = "vocag score"
-            raise SchemaVersionError(where, version, DOCUMENT_SCORES_VERSION, job=job)
+            raise SchemaVersionError(at, version, DOCUMENT_SCORES_VERSION, job=job)
         if not file.schema_arrow.equals(_SCHEMA):
             raise pa.ArrowInvalid(f"its columns are {file.schema_arrow.names}")
         if about.get(_SIDECAR_KEY) != sidecar_sha256.encode():
@@ -129,7 +129,7 @@ def decode_document_scores(
         table = file.read(columns=list(names), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DamagedShardError(
-            f"{where} is not a table of this score's documents ({error}): delete it and run "
+            f"{at} is not a table of this score's documents ({error}): delete it and run "
             "vocag score again, which makes it from the losses"
         ) from error
     return {name: table.column(name).to_numpy() for name in names}

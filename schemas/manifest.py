@@ -377,12 +377,12 @@ def _digest(body: Mapping[str, Any]) -> str:
     return sha256(write_record(named).encode()).hexdigest()
 
 
-def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
+def decode_manifest(data: bytes, *, at: str = MANIFEST_FILE) -> Manifest:
     """Return the manifest held by a JSON file.
 
     Args:
         data: the file's bytes.
-        where: its path, for errors.
+        at: its path, for errors.
 
     Raises:
         DatasetError: no manifest, fields missing or of another type, files outside the dataset,
@@ -390,26 +390,26 @@ def decode_manifest(data: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
         SchemaVersionError: another version of the format.
     """
     try:
-        require_format(data, FORMAT, where=where, remedy="name a folder made by align")
+        require_format(data, FORMAT, at=at, remedy="name a folder made by align")
         claims = read_record(data, ManifestClaims)
         manifest = read_record(data, Manifest)
         raw = read_record(data, dict[str, Raw])
     except RecordError as error:
         raise DatasetError(
-            f"{where} isn't a complete manifest ({error}): it is cut or altered; restore it or run "
+            f"{at} isn't a complete manifest ({error}): it is cut or altered; restore it or run "
             "vocag align again"
         ) from error
     for name in ("fingerprint", "totals"):
         claim, found = getattr(claims, name), getattr(manifest, name)
         if claim != found:
             raise DatasetError(
-                f"{where}: {name} {claim} does not follow from its shards "
+                f"{at}: {name} {claim} does not follow from its shards "
                 f"({found}): it was altered; restore it or run align again"
             )
     body = {name: json.loads(bytes(value)) for name, value in raw.items() if name != "shards"}
     if claims.digest not in (None, _digest(body)):
         raise DatasetError(
-            f"{where}: digest {claims.digest} is not that of its other fields: one was altered; "
+            f"{at}: digest {claims.digest} is not that of its other fields: one was altered; "
             "restore it or run align again"
         )
     return manifest

@@ -110,7 +110,7 @@ def write_file(body: Mapping[str, Any]) -> bytes:
     ).encode()
 
 
-def require_format(data: bytes, expected: Format, *, where: str, remedy: str) -> None:
+def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> None:
     """Check that a file is of this format and version, whatever else it holds.
 
     Raises:
@@ -120,7 +120,7 @@ def require_format(data: bytes, expected: Format, *, where: str, remedy: str) ->
     """
     envelope = read_record(data, _Envelope)
     if envelope.schema != expected.name:
-        raise DatasetError(f"{where} isn't a {expected.name} manifest; {remedy}")
+        raise DatasetError(f"{at} isn't a {expected.name} manifest; {remedy}")
     version = envelope.schema_version
     if version != expected.version or isinstance(version, bool):
-        raise SchemaVersionError(where, version, expected.version, job=expected.job)
+        raise SchemaVersionError(at, version, expected.version, job=expected.job)

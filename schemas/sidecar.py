@@ -248,12 +248,12 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
     return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
 
 
-def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
+def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
     """Return the losses held by a sidecar, as views of `data`: nothing is copied.
 
     Args:
         data: the file's bytes, which may be a memory map.
-        where: its path, for errors.
+        at: its path, for errors.
 
     Raises:
         DamagedShardError: no complete sidecar.
@@ -264,7 +264,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         about = header["__metadata__"][_METADATA_KEY]
         version = read_record(about, _SidecarVersion).sidecar_version
         if version != SIDECAR_VERSION:
-            raise SchemaVersionError(where, version, SIDECAR_VERSION, job="vocag score")
+            raise SchemaVersionError(at, version, SIDECAR_VERSION, job="vocag score")
         metadata = read_record(about, _SidecarMetadata)
         starts = view_vector(data, body, header["starts"], "U32").astype(np.int64)
         losses = view_vector(data, body, header["losses"], "F16")
@@ -278,7 +278,7 @@ def decode_sidecar(data: bytes | memoryview, *, where: str) -> ShardLosses:
         raise
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedShardError(
-            f"{where} isn't a complete sidecar ({error!r}): it is cut or altered; delete it and "
+            f"{at} isn't a complete sidecar ({error!r}): it is cut or altered; delete it and "
             "run vocag score again"
         ) from error
 
@@ -302,7 +302,7 @@ def encode_score_manifest(manifest: ScoreManifest) -> bytes:
     return write_file(body)
 
 
-def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
+def decode_score_manifest(data: bytes, *, at: str) -> ScoreManifest:
     """Return the score manifest held by a JSON file.
 
     Raises:
@@ -311,7 +311,7 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
         SchemaVersionError: another version of the format.
     """
     try:
-        require_format(data, FORMAT, where=where, remedy="run vocag score")
+        require_format(data, FORMAT, at=at, remedy="run vocag score")
         manifest = read_record(data, ScoreManifest)
         claims = read_record(data, _ScoreClaims)
         if claims.rule != (known := manifest.rule.to_json()):
@@ -319,13 +319,13 @@ def decode_score_manifest(data: bytes, *, where: str) -> ScoreManifest:
             raise RecordError(f"$.rule has {_fields(claims.rule)}, not {_fields(known)}")
     except RecordError as error:
         raise DatasetError(
-            f"{where} isn't a complete score manifest ({error}): it is cut or altered; run "
+            f"{at} isn't a complete score manifest ({error}): it is cut or altered; run "
             "vocag score again"
         ) from error
     claimed = claims.teacher
     if claimed != manifest.rule.fingerprint:
         raise DatasetError(
-            f"{where} names teacher {claimed[:16]}… but its rule gives "
+            f"{at} names teacher {claimed[:16]}… but its rule gives "
             f"{manifest.rule.fingerprint[:16]}…: it was altered; run vocag score again"
         )
     return manifest

@@ -313,7 +313,7 @@ def write_document_scores(
         the sidecar's record, which then names it.
     """
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
-    losses = decode_sidecar(sidecar, where=name)
+    losses = decode_sidecar(sidecar, at=name)
     table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())
     _write(job, storage.join(job.dataset, document_scores_name(name)), table)
     return replace(record, documents_sha256=sha256(table).hexdigest())

@@ -92,7 +92,7 @@ def find_finished(folder: str, manifest: Manifest, rule: TeacherRule) -> ScoreMa
     if storage.num_bytes_of(path) is None:
         return None
     try:
-        scores = decode_score_manifest(storage.read_bytes(path), where=path)
+        scores = decode_score_manifest(storage.read_bytes(path), at=path)
     except ValueError:
         return None
     found = storage.list_folder(folder)

@@ -187,13 +187,13 @@ class ScoredDocuments:
             index = index or self.dataset.read_index(shard_index)
             scores = summarise_losses(read_sidecar(self.files, record, shard), index)
             return {**vars(scores), "num_text_bytes": index.num_text_bytes}
-        where = f"{self.dataset.location}/{name}"
+        at = f"{self.dataset.location}/{name}"
         if record.documents_sha256 not in (None, sha256(data).hexdigest()):
             raise DamagedShardError(
-                f"{where} is not the table that {self.files.path} names (SHA-256 differs): delete "
+                f"{at} is not the table that {self.files.path} names (SHA-256 differs): delete "
                 f"it and {SCORE_AGAIN}, which makes it from the losses"
             )
-        return decode_document_scores(data, names, sidecar_sha256=record.sha256, where=where)
+        return decode_document_scores(data, names, sidecar_sha256=record.sha256, at=at)
 
 
 def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:

@@ -32,7 +32,7 @@ def read_manifest(dataset: str) -> Manifest:
         1000
     """
     path, data = read_manifest_bytes(dataset)
-    return decode_manifest(data, where=path)
+    return decode_manifest(data, at=path)
 
 
 def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
@@ -140,7 +140,7 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
         )
     path = f"{location}/{record.file}"
     try:
-        manifest = decode_manifest(read_whole(path), where=path)
+        manifest = decode_manifest(read_whole(path), at=path)
     except FileNotFoundError as error:
         raise DatasetError(f"{path} does not exist: restore the file") from error
     if manifest.fingerprint != record.fingerprint:

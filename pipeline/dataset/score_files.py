@@ -244,7 +244,7 @@ def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLos
             f"{claim.url} is not the sidecar that its score manifest names (SHA-256 differs): "
             f"delete it and {SCORE_AGAIN}"
         )
-    return decode_sidecar(data, where=claim.url)
+    return decode_sidecar(data, at=claim.url)
 
 
 def read_sidecar(
@@ -288,7 +288,7 @@ def _read_scores(path: str) -> ScoreFiles:
     location = path.rsplit("/", 1)[0] if "/" in path else "."
     filesystem, local = fsspec.core.url_to_fs(location)
     location = local if "file" in filesystem.protocol else location
-    return ScoreFiles(location, decode_score_manifest(data, where=path), path)
+    return ScoreFiles(location, decode_score_manifest(data, at=path), path)
 
 
 def _is_named(manifest: ScoreManifest, name: str) -> bool:

@@ -22,7 +22,7 @@ def fill_entries(
     *,
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
-    where: str,
+    at: str,
 ) -> None:
     """Fill in the entries of some positions of a document.
 
@@ -32,13 +32,13 @@ def fill_entries(
         start: the first position; it has all that are asked for.
         ids: int32 [n, K], gets token ids, -1 if a position has no more entries; K is the rule's.
         log_probs: float32 [n, K], gets nats, falling, -inf if there is none.
-        where: the sidecar's path, for errors.
+        at: the sidecar's path, for errors.
 
     Raises:
         DamagedShardError: they are none that a teacher gives.
 
     Example:
-        >>> fill_entries(shard.entries, 7, 0, ids=ids, log_probs=log_probs, where=path)
+        >>> fill_entries(shard.entries, 7, 0, ids=ids, log_probs=log_probs, at=path)
     """
     own = int(entries.position_starts[document])
     counts = entries.counts[own : own + start + len(ids)]
@@ -60,13 +60,13 @@ def fill_entries(
             _MASS: "probabilities that add up to more than 1",
         }[kind]
         raise DamagedShardError(
-            f"{where}: position {start + bad} of document {document} has {what}: it was altered; "
+            f"{at}: position {start + bad} of document {document} has {what}: it was altered; "
             "delete it and run vocag score again"
         )
 
 
 def copy_entries(
-    entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, where: str
+    entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, at: str
 ) -> None:
     """Copy a document's entries to its positions in another shard, as they are stored.
 
@@ -75,19 +75,19 @@ def copy_entries(
         document: its number there.
         top: of the other shard, by the same rule.
         positions: of the document there.
-        where: the sidecar's path, for errors.
+        at: the sidecar's path, for errors.
 
     Raises:
         DamagedShardError: they are none that a teacher gives.
     """
     ids = top.ids[positions]
     log_probs = np.empty(ids.shape, np.float32)
-    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, where=where)
+    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at=at)
     own = slice(*entries.starts[document : document + 2].tolist())
     top.log_probs[positions][ids >= 0] = entries.log_probs[own]
 
 
-def require_sound(entries: ShardEntries, *, where: str) -> None:
+def require_sound(entries: ShardEntries, *, at: str) -> None:
     """Check every entry of a shard, and that no position has a token twice.
 
     Raises:
@@ -98,14 +98,12 @@ def require_sound(entries: ShardEntries, *, where: str) -> None:
     for document, count in enumerate(np.diff(entries.position_starts).tolist()):
         for start in range(0, count, _BLOCK):
             own = ids[: count - start]
-            fill_entries(
-                entries, document, start, ids=own, log_probs=log_probs[: len(own)], where=where
-            )
+            fill_entries(entries, document, start, ids=own, log_probs=log_probs[: len(own)], at=at)
             own.sort(axis=1)
             twice = ((own[:, 1:] == own[:, :-1]) & (own[:, 1:] >= 0)).any(axis=1)
             if twice.any():
                 raise DamagedShardError(
-                    f"{where}: position {start + int(twice.argmax())} of document {document} has "
+                    f"{at}: position {start + int(twice.argmax())} of document {document} has "
                     "a token twice: it was altered; delete it and run vocag score again"
                 )
 

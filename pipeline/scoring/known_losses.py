@@ -180,8 +180,8 @@ class KnownLosses:
             # Of several documents that start there, the last one has the tokens.
             there = int(np.searchsorted(stored.starts, first, "right")) - 1
             assert stored.entries is not None, "the rule is compared before"
-            where = self._sidecars[number].url
-            copy_entries(stored.entries, there, top, own, where=where)
+            at = self._sidecars[number].url
+            copy_entries(stored.entries, there, top, own, at=at)
 
     def _known(self, found: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         """Yield each known document, the number of its sidecar, and its first loss there."""

@@ -161,9 +161,9 @@ class ShardToScore:
         """
         try:
             name = sidecar_name(self.record.file, teacher)
-            stored = decode_sidecar(data, where=name)
+            stored = decode_sidecar(data, at=name)
             if stored.entries is not None:
-                require_sound(stored.entries, where=name)
+                require_sound(stored.entries, at=name)
         except ValueError:
             return None
         if (stored.entries and stored.entries.rule) != rule:

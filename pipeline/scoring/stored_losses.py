@@ -128,7 +128,7 @@ class StoredLosses:
         if first + stop > end:
             raise self._not_scored(shard_index, place, f"{end - first} positions", stop)
         path = self.scores.sidecar(self.scores.manifest.sidecars[shard_index]).url
-        fill_entries(opened.entries, place, start, ids=ids, log_probs=log_probs, where=path)
+        fill_entries(opened.entries, place, start, ids=ids, log_probs=log_probs, at=path)
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch the sidecars of remote shards in the background."""

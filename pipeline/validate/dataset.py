@@ -124,7 +124,7 @@ def validate_dataset(
 def _decode(data: bytes, path: str, findings: Findings) -> Manifest | None:
     """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
     try:
-        manifest = decode_manifest(data, where=path)
+        manifest = decode_manifest(data, at=path)
     except SchemaVersionError:
         raise
     except DatasetError as error:

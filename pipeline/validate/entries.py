@@ -13,17 +13,17 @@ from schemas.sidecar import ShardLosses
 
 
 def contradicting_entries(
-    losses: ShardLosses, rule: DistributionRule | None, *, where: str
+    losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
     """Return what is wrong with a sidecar's entries, each on its own.
 
     Args:
         losses: the sidecar.
         rule: what its score manifest says is stored.
-        where: its path.
+        at: its path.
 
     Example:
-        >>> contradicting_entries(losses, rule, where=record.file)
+        >>> contradicting_entries(losses, rule, at=record.file)
         []
     """
     entries = losses.entries
@@ -31,7 +31,7 @@ def contradicting_entries(
         return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
     try:
         if entries is not None:
-            require_sound(entries, where=where)
+            require_sound(entries, at=at)
     except DamagedShardError as error:
         return [str(error)]
     return []
@@ -101,7 +101,7 @@ def _entries_of(
     start, stop = entries.position_starts[document : document + 2].tolist()
     shape = stop - start, entries.rule.top_k
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, where="")
+    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
     return ids, log_probs
 
 

@@ -121,8 +121,8 @@ def _contradictions(
 ) -> list[str]:
     """Return everything about a sidecar that is not as manifest, index and rule say."""
     data = read_whole(f"{scores.location}/{record.file}")
-    losses = decode_sidecar(data, where=record.file)
-    found = contradicting_entries(losses, scores.manifest.rule.distributions, where=record.file)
+    losses = decode_sidecar(data, at=record.file)
+    found = contradicting_entries(losses, scores.manifest.rule.distributions, at=record.file)
     if sha256(data).hexdigest() != record.sha256 or len(data) != record.num_bytes:
         found.append(f"{len(data)} bytes whose SHA-256 isn't the one in {scores.path}")
     if losses.teacher != scores.manifest.rule.fingerprint:
@@ -160,10 +160,10 @@ def _table_contradictions(
         return []
     if record.documents_sha256 not in (None, sha256(data).hexdigest()):
         return [f"{name}: its SHA-256 isn't the one in {scores.path}"]
-    own = decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
-    losses = decode_sidecar(read_whole(f"{scores.location}/{record.file}"), where=record.file)
+    own = decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=record.sha256, at=name)
+    losses = decode_sidecar(read_whole(f"{scores.location}/{record.file}"), at=record.file)
     made = make_document_scores(losses, shard.index, record.sha256)
-    same = decode_document_scores(made, ALL_COLUMNS, sidecar_sha256=record.sha256, where=name)
+    same = decode_document_scores(made, ALL_COLUMNS, sidecar_sha256=record.sha256, at=name)
     differing = [column for column in ALL_COLUMNS if not _equal(own[column], same[column])]
     return [f"{name}: {', '.join(differing)} don't follow from the losses"] if differing else []
 
@@ -223,7 +223,7 @@ def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tup
     number = random.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
     record = scores.manifest.sidecars[number]
     data = read_whole(f"{scores.location}/{record.file}")
-    stored = decode_sidecar(data, where=record.file)
+    stored = decode_sidecar(data, at=record.file)
     scored_documents = np.flatnonzero(np.diff(stored.starts)).tolist()
     chosen = sorted(random.sample(scored_documents, min(SAMPLED_DOCUMENTS, len(scored_documents))))
     shard = ShardToScore.open(select_documents(dataset), number, scorer.rule)

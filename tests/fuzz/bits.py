@@ -135,7 +135,7 @@ def make_hashes_fit(folder: Path, path: Path) -> None:
             (path.parent / "plan.json").write_text(json.dumps(about))
         elif ".teacher-" in name:
             (scores,) = folder.glob("teacher-*.json")
-            manifest = decode_score_manifest(scores.read_bytes(), where="")
+            manifest = decode_score_manifest(scores.read_bytes(), at="")
             field = "sha256" if path.suffix == ".safetensors" else "documents_sha256"
             own = name.replace(".documents.parquet", ".safetensors")
             records = tuple(
@@ -161,7 +161,7 @@ def _record(folder: Path, name: str) -> None:
     # Its plans and scores are of the dataset that it was.
     now = open_dataset(folder).manifest.fingerprint
     (scores,) = folder.glob("teacher-*.json")
-    manifest = decode_score_manifest(scores.read_bytes(), where="")
+    manifest = decode_score_manifest(scores.read_bytes(), at="")
     scores.write_bytes(encode_score_manifest(replace(manifest, dataset=now)))
     shutil.rmtree(folder / "plans")
 

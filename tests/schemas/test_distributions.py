@@ -46,7 +46,7 @@ def read_all(losses: ShardLosses) -> list[list[tuple[int, float]]]:
     for document, (start, stop) in enumerate(pairwise(entries.position_starts.tolist())):
         shape = stop - start, entries.rule.top_k
         ids, values = np.empty(shape, np.int32), np.empty(shape, np.float32)
-        fill_entries(entries, document, 0, ids=ids, log_probs=values, where="x")
+        fill_entries(entries, document, 0, ids=ids, log_probs=values, at="x")
         assert ((ids < 0) == np.isneginf(values)).all()
         rows = zip(ids.tolist(), values.tolist(), strict=True)
         found += [[(i, v) for i, v in zip(*row, strict=True) if i >= 0] for row in rows]
@@ -94,7 +94,7 @@ def test_entries_come_back_as_an_obvious_reader_reads_them(shard: Any) -> None:
     top.put(np.arange(len(ids)), ids, log_probs)
     scores = sidecar(starts, top)
     data = encode_sidecar(scores)
-    decoded = decode_sidecar(data, where="x")
+    decoded = decode_sidecar(data, at="x")
     found = read_all(decoded)
     assert found == slow_read(data, rule)
     assert decoded.entries is not None
@@ -143,7 +143,7 @@ def test_what_was_read_of_another_place_is_the_same() -> None:
     for start in range(8):
         out = np.empty((2, 4), np.int32), np.empty((2, 4), np.float32)
         if start < 7:
-            fill_entries(scores.entries, 2, start, ids=out[0], log_probs=out[1], where="x")
+            fill_entries(scores.entries, 2, start, ids=out[0], log_probs=out[1], at="x")
             assert [[i for i, _ in own] for own in whole[6 + start : 8 + start]] == out[0].tolist()
 
 
@@ -159,7 +159,7 @@ def test_every_cut_and_every_contradiction_is_noticed() -> None:
     data = encode_sidecar(example())
     for length in range(len(data)):
         with pytest.raises(DamagedShardError, match=r"x isn't a complete sidecar"):
-            decode_sidecar(data[:length], where="x")
+            decode_sidecar(data[:length], at="x")
     scores = example()
     entries = scores.entries
     assert entries is not None
@@ -178,7 +178,7 @@ def test_every_cut_and_every_contradiction_is_noticed() -> None:
     ]:
         bad = replace(scores, entries=replace(entries, **change))
         with pytest.raises(DamagedShardError, match=message):
-            decode_sidecar(encode_sidecar(bad), where="x")
+            decode_sidecar(encode_sidecar(bad), at="x")
 
 
 @pytest.mark.parametrize(
@@ -220,23 +220,23 @@ def test_entries_that_no_teacher_gives_are_named(
     rule = replace(RULE, log_probs="float16" if kind == "float16" else "uint8")
     scores = example(rule)
     assert scores.entries is not None
-    require_sound(scores.entries, where="x")
+    require_sound(scores.entries, at="x")
     top = TopTokens.empty(scores.starts, rule)
     top.ids[:] = np.arange(20).reshape(5, 4)
     top.log_probs[:] = scores.entries.log_probs.reshape(5, 4)
     (top.ids if kind == "ids" else top.log_probs).reshape(-1)[place] = value
-    entries = decode_sidecar(encode_sidecar(sidecar(scores.starts, top)), where="x").entries
+    entries = decode_sidecar(encode_sidecar(sidecar(scores.starts, top)), at="x").entries
     assert entries is not None
     with pytest.raises(DamagedShardError, match=rf"^x: {message}"):
-        require_sound(entries, where="x")
+        require_sound(entries, at="x")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in DISTRIBUTIONS if rule])
 def test_golden_entries_are_read_as_they_first_were(rule: DistributionRule) -> None:
     data = (FOLDER / golden_scores(rule)[1].sidecars[0].file).read_bytes()
-    decoded = decode_sidecar(data, where="x")
+    decoded = decode_sidecar(data, at="x")
     assert decoded.entries is not None
-    require_sound(decoded.entries, where="x")
+    require_sound(decoded.entries, at="x")
     found = read_all(decoded)
     assert found == slow_read(data, rule)
     assert [len(own) for own in found][:6] == [0, 1, rule.top_k, 2, rule.top_k, 0]
@@ -246,4 +246,4 @@ def test_golden_entries_are_read_as_they_first_were(rule: DistributionRule) -> N
 def test_losses_without_distributions_are_written_as_before() -> None:
     data = encode_sidecar(sidecar(np.array([0, 3]), None))
     assert b"distributions" not in data
-    assert decode_sidecar(data, where="x").entries is None
+    assert decode_sidecar(data, at="x").entries is None

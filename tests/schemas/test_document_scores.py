@@ -30,7 +30,7 @@ def encoded(values: np.ndarray) -> bytes:
 
 
 def decoded(data: bytes, sidecar: str = SIDECAR) -> dict[str, np.ndarray]:
-    return dict(decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=sidecar, where="x"))
+    return dict(decode_document_scores(data, ALL_COLUMNS, sidecar_sha256=sidecar, at="x"))
 
 
 def test_a_table_comes_back_and_others_read_it() -> None:

@@ -145,7 +145,7 @@ def test_every_cut_is_noticed() -> None:
     data = encode_manifest(MANIFEST)
     for size in range(0, len(data) - 2, 17):
         with pytest.raises(DatasetError, match=r"lost/manifest\.json isn't a complete manifest"):
-            decode_manifest(data[:size], where="lost/manifest.json")
+            decode_manifest(data[:size], at="lost/manifest.json")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def example() -> ShardLosses:
 def test_a_sidecar_keeps_every_bit_and_is_plain_safetensors() -> None:
     scores = example()
     data = encode_sidecar(scores)
-    decoded = decode_sidecar(memoryview(data), where="x")
+    decoded = decode_sidecar(memoryview(data), at="x")
     assert decoded.losses.tobytes() == scores.losses.tobytes()
     assert decoded.starts.tolist() == [0, 3, 3, 5]
     assert decoded.starts.dtype == np.int64
@@ -64,38 +64,38 @@ def test_every_cut_and_every_altered_header_is_noticed() -> None:
     data = encode_sidecar(example())
     for length in range(len(data)):
         with pytest.raises(DamagedShardError, match=r"x isn't a complete sidecar"):
-            decode_sidecar(data[:length], where="x")
+            decode_sidecar(data[:length], at="x")
     for old, new in [(b'"F16"', b'"F32"'), (b"[5]", b"[4]"), (b"losses", b"lesses")]:
         assert old in data
         with pytest.raises(DamagedShardError, match=r"delete it and run vocag score again"):
-            decode_sidecar(data.replace(old, new), where="x")
+            decode_sidecar(data.replace(old, new), at="x")
     bad = replace(example(), starts=np.array([0, 3, 2, 5]))
     with pytest.raises(DamagedShardError, match=r"starts don't divide its 5 losses"):
-        decode_sidecar(encode_sidecar(bad), where="x")
+        decode_sidecar(encode_sidecar(bad), at="x")
 
 
 def test_another_version_is_refused() -> None:
     data = encode_sidecar(example()).replace(b'sidecar_version\\": 1', b'sidecar_version\\": 2')
     with pytest.raises(SchemaVersionError, match=r"version 2; .* version 1: .*vocag score"):
-        decode_sidecar(data, where="x")
+        decode_sidecar(data, at="x")
     body = json.loads(encode_score_manifest(MANIFEST)) | {"schema_version": 2}
     with pytest.raises(SchemaVersionError, match=r"vocag score again"):
-        decode_score_manifest(json.dumps(body).encode(), where="x")
+        decode_score_manifest(json.dumps(body).encode(), at="x")
 
 
 def test_a_score_manifest_comes_back_and_what_was_altered_does_not() -> None:
     data = encode_score_manifest(MANIFEST)
-    assert decode_score_manifest(data, where="x") == MANIFEST
+    assert decode_score_manifest(data, at="x") == MANIFEST
     body = json.loads(data)
     for field in ("dataset", "rule", "sidecars", "teacher"):
         less = {name: value for name, value in body.items() if name != field}
         with pytest.raises(DatasetError, match=r"x isn't a complete score manifest"):
-            decode_score_manifest(json.dumps(less).encode(), where="x")
+            decode_score_manifest(json.dumps(less).encode(), at="x")
     other = json.dumps(body | {"rule": body["rule"] | {"dtype": "bfloat16"}}).encode()
     with pytest.raises(DatasetError, match=r"its rule gives .*it was altered"):
-        decode_score_manifest(other, where="x")
+        decode_score_manifest(other, at="x")
     with pytest.raises(DatasetError, match=r"isn't a vocag.teacher_losses manifest"):
-        decode_score_manifest(b'{"schema": "vocag.aligned_dataset"}', where="x")
+        decode_score_manifest(b'{"schema": "vocag.aligned_dataset"}', at="x")
 
 
 @pytest.mark.parametrize("distributions", DISTRIBUTIONS)
@@ -107,10 +107,10 @@ def test_golden_scores_are_read_and_written_as_they_first_were(
     name = sidecar_name(SHARD, scores.teacher)
     data = (FOLDER / name).read_bytes()
     assert data == encode_sidecar(scores)
-    assert decode_sidecar(data, where=name).losses.tobytes() == scores.losses.tobytes()
+    assert decode_sidecar(data, at=name).losses.tobytes() == scores.losses.tobytes()
     written = (FOLDER / score_manifest_name(scores.teacher)).read_bytes()
     assert written == encode_score_manifest(manifest)
-    assert decode_score_manifest(written, where="x") == manifest
+    assert decode_score_manifest(written, at="x") == manifest
 
 
 def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
@@ -140,14 +140,14 @@ def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
 def test_an_engine_is_kept_and_a_field_that_is_not_known_is_refused() -> None:
     engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
     served = replace(MANIFEST, rule=replace(RULE, engine=engine))
-    assert decode_score_manifest(encode_score_manifest(served), where="x") == served
+    assert decode_score_manifest(encode_score_manifest(served), at="x") == served
     body = json.loads(encode_score_manifest(served))
     body["rule"]["engine"]["kv_cache"] = "fp8"
     with pytest.raises(DatasetError, match=r"'engine.kv_cache'.*, not \["):
-        decode_score_manifest(json.dumps(body).encode(), where="x")
+        decode_score_manifest(json.dumps(body).encode(), at="x")
     top = replace(MANIFEST, rule=replace(RULE, distributions=DISTRIBUTIONS[1]))
     body = json.loads(encode_score_manifest(top))
-    assert decode_score_manifest(json.dumps(body).encode(), where="x") == top
+    assert decode_score_manifest(json.dumps(body).encode(), at="x") == top
     body["rule"]["distributions"]["temperature"] = 2
     with pytest.raises(DatasetError, match=r"'distributions.temperature'.*, not \["):
-        decode_score_manifest(json.dumps(body).encode(), where="x")
+        decode_score_manifest(json.dumps(body).encode(), at="x")

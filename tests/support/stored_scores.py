@@ -68,7 +68,7 @@ def write_scores(
         data, record = shard.make_sidecar(given.astype(np.float32), rule.fingerprint, top)
         (folder / record.file).write_bytes(data)
         if with_tables:
-            own = decode_sidecar(data, where=record.file)
+            own = decode_sidecar(data, at=record.file)
             table = make_document_scores(own, shard.index, record.sha256)
             (folder / document_scores_name(record.file)).write_bytes(table)
             record = replace(record, documents_sha256=sha256(table).hexdigest())
@@ -103,7 +103,7 @@ def document_scores(folder: Path, scores: ScoreManifest) -> dict[str, Scores]:
     """Return what a teacher's losses say of each document, by id, ranks included."""
     dataset, found, lengths = open_dataset(folder), dict[str, Scores](), dict[str, int]()
     for number, record in enumerate(scores.sidecars):
-        stored = decode_sidecar((folder / record.file).read_bytes(), where=record.file)
+        stored = decode_sidecar((folder / record.file).read_bytes(), at=record.file)
         index = dataset.read_index(number, with_names=True)
         for place, sample in dataset.samples(number, index, with_removed=True):
             document = decode_document(sample)

@@ -128,7 +128,7 @@ def ask(
     )
 
 
-def _require_raw(whole: Answer, cut: Answer, where: str) -> None:
+def _require_raw(whole: Answer, cut: Answer, at: str) -> None:
     """Check that sampling hasn't changed what a server expects after a prompt.
 
     It says so of one place in two fields: of a text, and of a prompt that lacks the last token.
@@ -141,7 +141,7 @@ def _require_raw(whole: Answer, cut: Answer, where: str) -> None:
         moved, rest = moved + abs(change) / 2, rest + change / 2
     if not moved + abs(rest) <= _SAME_MASS:
         raise EngineError(
-            f"{where} puts {moved + abs(rest):.2f} of the mass elsewhere after a prompt than at "
+            f"{at} puts {moved + abs(rest):.2f} of the mass elsewhere after a prompt than at "
             "the same place in a text: sampling has changed these log-probabilities. Serve the "
             "model with raw ones (vLLM: --logprobs-mode raw_logprobs), and without logits "
             "processors and penalties of its own"
@@ -156,7 +156,7 @@ def _probs(answer: Answer, place: int) -> dict[int, float]:
     )
 
 
-def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:
+def require_same_teacher(first: Handshake, now: Handshake, at: str) -> None:
     """Check that a server is of the version that the job's scores are named after, and its teacher.
 
     Raises:
@@ -164,12 +164,12 @@ def require_same_teacher(first: Handshake, now: Handshake, where: str) -> None:
     """
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(
-            f"{where} is {now.describe()}, the job's scores are of {first.describe()}: and "
+            f"{at} is {now.describe()}, the job's scores are of {first.describe()}: and "
             "their losses must not be mixed: serve all with one version"
         )
     difference = float(np.nanmean(np.abs(np.subtract(first.losses, now.losses))))
     if not difference <= _SAME_MODEL:
         raise DisprovedError(
-            f"{where} gives losses of a plain text that differ by {difference:.2f} nats a token "
+            f"{at} gives losses of a plain text that differ by {difference:.2f} nats a token "
             "from those at the start: it serves another model or quantization, or has gone wrong"
         )

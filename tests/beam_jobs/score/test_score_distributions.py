@@ -49,7 +49,7 @@ def scores_with(folder: Path) -> ScoreManifest:
 
 def read_sidecars(folder: Path) -> Iterator[ShardLosses]:
     for record in scores_with(folder).sidecars:
-        yield decode_sidecar((folder / record.file).read_bytes(), where="")
+        yield decode_sidecar((folder / record.file).read_bytes(), at="")
 
 
 def test_losses_stay_and_entries_come_with_them(top: Path, world: Path) -> None:
@@ -58,9 +58,7 @@ def test_losses_stay_and_entries_come_with_them(top: Path, world: Path) -> None:
                              for k, v in after.items()}.items()  # fmt: skip
     rule = scores_with(top / "data").rule.distributions
     assert rule == DistributionRule(6, 0.1, 480, "uint8")
-    plain = [
-        decode_sidecar(data, where="") for name, data in before.items() if "safetensors" in name
-    ]
+    plain = [decode_sidecar(data, at="") for name, data in before.items() if "safetensors" in name]
     for losses, old in zip(read_sidecars(top / "data"), plain, strict=True):
         np.testing.assert_allclose(losses.losses, old.losses, rtol=2**-10, atol=1e-4)
     assert validate_dataset(str(top / "data"), teacher=str(top / "teacher")).findings == ()

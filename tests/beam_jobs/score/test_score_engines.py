@@ -50,7 +50,7 @@ def losses_by_engine(unscored: Path) -> dict[str, np.ndarray]:  # type: ignore[t
     for scores in list_scores(str(unscored / "data")):
         engine = scores.manifest.rule.engine
         parts = [
-            decode_sidecar((unscored / "data" / record.file).read_bytes(), where="").losses
+            decode_sidecar((unscored / "data" / record.file).read_bytes(), at="").losses
             for record in scores.manifest.sidecars
         ]
         found[engine.name if engine else "transformers"] = np.concatenate(parts)
@@ -174,7 +174,7 @@ def test_a_shard_far_from_the_rest_is_scored_again_and_accepted_if_it_stays_so(
     far = r"the mean loss of 1 of 3 shards is far from the rest.* \S+-000001-of-000003.tar (\S+) "
     found = re.search(far + r"\(the others \S+\)", message)
     assert found, message
-    own = np.nanmean(decode_sidecar(losses_of(reference)[1], where="").losses.astype(float))
+    own = np.nanmean(decode_sidecar(losses_of(reference)[1], at="").losses.astype(float))
     assert float(found[1]) - own == pytest.approx(3.0, abs=0.1)
     assert "check the servers" in message
     left = sidecars(unscored)

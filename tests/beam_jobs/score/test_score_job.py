@@ -59,7 +59,7 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     scores = scores_of(unscored)
     for record in scores.sidecars:
         data = (unscored / "data" / record.file).read_bytes()
-        losses = decode_sidecar(data, where=record.file)
+        losses = decode_sidecar(data, at=record.file)
         tar = (unscored / "data" / record.shard).read_bytes()
         assert (len(data), sha256(data).hexdigest()) == (record.num_bytes, record.sha256)
         assert losses.teacher == scores.rule.fingerprint
@@ -129,7 +129,7 @@ def test_a_few_documents_say_what_all_would_take(
     assert sorted(path.name for path in (world / "data").iterdir()) == before
     losses: list[np.ndarray] = []
     for record in scores_of(world).sidecars:
-        sidecar = decode_sidecar((world / "data" / record.file).read_bytes(), where="")
+        sidecar = decode_sidecar((world / "data" / record.file).read_bytes(), at="")
         losses += np.split(sidecar.losses.astype(float), sidecar.starts[1:-1])
     assert len(losses) == 40
     assert float(told[0]) == pytest.approx(np.nanmean(np.concatenate(losses[:15])), abs=2e-3)

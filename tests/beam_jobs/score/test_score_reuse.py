@@ -72,7 +72,7 @@ def seen(folder: Path) -> Counter[tuple[Any, ...]]:
     for number, record in enumerate(scores.manifest.sidecars):
         shard = ShardToScore.open(select_documents(dataset), number, rule)
         tokens = shard.read_tokens()
-        losses = decode_sidecar((folder / record.file).read_bytes(), where="").losses
+        losses = decode_sidecar((folder / record.file).read_bytes(), at="").losses
         for document, (start, stop) in enumerate(pairwise(tokens.starts)):
             own = shard.pieces.of_documents(np.arange(len(shard.index)) == document)
             cuts = (own.start.tolist(), own.stop.tolist(), own.continues.tolist())
@@ -122,7 +122,7 @@ def test_with_batches_reused_losses_are_the_old_bytes_and_the_rest_is_rounded_al
     losses = []
     for folder in ("fresh", "new"):
         (path,) = (old / folder).glob("*.safetensors")
-        losses.append(decode_sidecar(path.read_bytes(), where="").losses)
+        losses.append(decode_sidecar(path.read_bytes(), at="").losses)
     np.testing.assert_allclose(*losses, rtol=2**-10, atol=1e-4)
 
 

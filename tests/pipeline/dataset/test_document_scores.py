@@ -314,7 +314,7 @@ def test_a_sidecar_of_another_number_of_documents_is_refused(
     folder, made = copied_scores
     scores = made["models/qwen"]
     record = scores.sidecars[0]
-    stored = decode_sidecar((folder / record.file).read_bytes(), where="")
+    stored = decode_sidecar((folder / record.file).read_bytes(), at="")
     few = replace(stored, starts=stored.starts[[0, -1]])
     data = encode_sidecar(few)
     (folder / record.file).write_bytes(data)

@@ -41,7 +41,7 @@ def test_manifests_are_the_same_but_for_hashes_of_parquet_files(name: str) -> No
     written = (FOLDER / name).read_bytes()
     pattern = rb'"(fingerprint|sha256|index_sha256|index_num_bytes)": "?\w+"?'
     assert re.sub(pattern, b"", FILES[name]) == re.sub(pattern, b"", written)
-    assert encode_manifest(decode_manifest(written, where=name)) == written
+    assert encode_manifest(decode_manifest(written, at=name)) == written
 
 
 def test_metadata_and_quality() -> None:

@@ -42,7 +42,7 @@ def test_a_comparison_is_that_of_a_loop_over_tokens(
         sides = []
         for name in ("teacher", "other"):
             record = by_name[name].manifest.sidecars[number]
-            sides.append(decode_sidecar((compared / "data" / record.file).read_bytes(), where=""))
+            sides.append(decode_sidecar((compared / "data" / record.file).read_bytes(), at=""))
         differences += (sides[1].losses.astype(float) - sides[0].losses.astype(float)).tolist()
         ranked: list[list[tuple[float, int]]] = [[], []]
         place = 0

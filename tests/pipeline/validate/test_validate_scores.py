@@ -31,10 +31,10 @@ def findings_of(world: Path, teacher: Path | None = None) -> list[str]:
 def rewrite(world: Path, shard: int, change: Callable[[np.ndarray], object], **claims: int) -> None:
     """Change a shard's stored losses, and what the score manifest says of them but for `claims`."""
     path = min((world / "data").glob("teacher-*.json"))
-    manifest = decode_score_manifest(path.read_bytes(), where="")
+    manifest = decode_score_manifest(path.read_bytes(), at="")
     record = manifest.sidecars[shard]
     file = world / "data" / record.file
-    scores = decode_sidecar(file.read_bytes(), where="")
+    scores = decode_sidecar(file.read_bytes(), at="")
     losses = scores.losses.copy()
     change(losses)
     data = encode_sidecar(replace(scores, losses=losses))
