@@ -267,7 +267,7 @@ def _peer(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # A signal's handler may raise here, too: a reader that died is no fault of the peer.
+        # A signal's handler may raise here, too: a reader that died isn't the peer's fault.
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         logger.error("lost the bridge to %s: %s %s", name, what, error)

@@ -93,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def taught(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with what the teacher expects next beside its losses, 8 tokens in fp16."""
+    """The same with what the teacher expects next next to its losses, 8 tokens in fp16."""
     from tests.support.scored_data import run_score
 
     ignored = shutil.ignore_patterns("plans", "*teacher-*")

@@ -111,7 +111,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
     if not size:
-        raise argparse.ArgumentTypeError(f'"{text}" is no size; write 268435456, 256MiB or 250MB')
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a size: write 268435456, 256MiB or 250MB")
     return size
 
 

@@ -205,7 +205,7 @@ def _load_as_proven(
 ) -> tuple[str, Any]:
     """Return the folder below the model's where the files are read as they should, and what reads.
 
-    Beside a config.json the model's architecture chooses the class, in a folder of its own the
+    Next to a config.json the model's architecture chooses the class, in a folder of its own the
     tokenizer's configuration does.
 
     Raises:

@@ -149,7 +149,7 @@ def test_a_store_that_fails_once_does_not_end_the_renewal(
 
     def fails_at_first(*arguments: Any) -> None:
         calls.append(1)
-        if len(calls) == 2:  # the first is no renewal
+        if len(calls) == 2:  # the first isn't a renewal
             raise RuntimeError("503 Service Unavailable")
         write(*arguments)
         if len(calls) > 2:

@@ -2,7 +2,7 @@
 
     python -m tests.data.make_golden
 
-The tests hold what today's code writes beside these files, so that a change of the format shows.
+The tests hold what today's code writes next to these files, so that a change of the format shows.
 Never write them anew to make a test pass: a change of the format is a new version of it.
 """
 

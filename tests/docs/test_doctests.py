@@ -112,7 +112,7 @@ def last_name(node: ast.AST) -> str:
 
 def require_fit(documented: object, call: ast.Call, name: str) -> None:
     """Fail where a function does not take the arguments that a call gives it."""
-    assert callable(documented), f"{name} is called, and is no function"
+    assert callable(documented), f"{name} is called, but isn't a function"
     signature = inspect.signature(documented)
     bound = next(iter(signature.parameters), "") in ("self", "cls")
     given = [*([None] if bound else []), *call.args]

@@ -15,12 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
-from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import Reading
-from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
-from tests.support.scored_data import SEQ_LENGTH
+from tests.support.scored_data import SEQ_LENGTH, train_config
 from tests.support.servers import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -57,23 +54,9 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
     world: Path, tmp_path: Path, alone: tuple[list[float], Path]
 ) -> None:
     found, student = alone
-    train(
-        TrainConfig(
-            data=Reading(str(world / "data")),
-            student=str(world / "student"),
-            output=tmp_path / "run",
-            teaching=Teaching(stored_losses="teacher"),
-            method=Method("teacher", scope="row"),
-            seq_length=SEQ_LENGTH,
-            global_batch_size=4,
-            micro_batch_size=1,
-            num_steps=3,
-            warmup_steps=0,
-            schedule="constant",
-            learning_rate=1e-3,
-            weight_decay=0.0,
-        )
-    )
+    method = {"stored_losses": "teacher", "method": Method("teacher", scope="row")}
+    sizes = {"global_batch_size": 4, "micro_batch_size": 1, "num_steps": 3}
+    train(train_config(world, tmp_path / "run", **method, **sizes))
     records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert found == pytest.approx([record["loss"] for record in records], rel=3e-6)
     assert found[2] != found[0]

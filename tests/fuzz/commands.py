@@ -164,7 +164,7 @@ class GrowingDataset:
             commands = [Command(arguments, self.root, fault) for arguments in runs]
             while not all(command.ended(0.05) for command in commands):
                 if kind != "cut" and self._see(states) is not None:
-                    self.counts["reads beside a command"] += 1
+                    self.counts["reads during a command"] += 1
         self.counts.update(["commands", f"faults: {kind}"])
         self.counts["kills"] += commands[0].process.exitcode == -signal.SIGKILL
         self._see(states)

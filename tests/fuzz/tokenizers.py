@@ -32,7 +32,7 @@ ADDED = (
 def write_fresh(seed: str, folder: Path) -> Path:
     """Make a tokenizer that its seed describes, and write it.
 
-    Its vocabulary is one of the tests' own; what stands before its model is drawn.
+    Its vocabulary is one of the tests' own; what comes before its model is drawn.
     """
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ def test_an_exported_student_writes_as_the_one_that_the_run_started_from(
 
 
 def test_an_exported_checkpoint_is_evaluated(exported, tmp_path, capfd):
-    """Its own tokenizer is asked, which transformers would change beside it."""
+    """Its own tokenizer is asked, which transformers would change next to it."""
     pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
     from pipeline.evaluation.command import main as evaluate
 

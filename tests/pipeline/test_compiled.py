@@ -20,7 +20,7 @@ def double(number):
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a module with one compiled function, whose code is kept beside it."""
+    """Return a module with one compiled function, whose code is kept next to it."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(config, "CACHE_DIR", "")
     path = tmp_path / "doubling.py"

@@ -90,7 +90,7 @@ def to_batch(items: Sequence[AlignedDocument], texts: Sequence[bytes]) -> Aligne
 
 
 def assert_same(found: AlignedDocument, expected: AlignedDocument) -> None:
-    """Compare every field; where an unmapped token's empty span stands is no matter."""
+    """Compare every field; where an unmapped token's empty span lies doesn't matter."""
     for name in ("document_id", "text_sha256", "num_text_bytes", "text"):
         assert getattr(found, name) == getattr(expected, name)
     for side in ("student", "teacher"):

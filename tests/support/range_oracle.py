@@ -20,7 +20,7 @@ class Bounds(NamedTuple):
     Attributes:
         own: bytes without which the token would not be.
         hull: a range around them that normalises apart from the rest: with marks behind a
-            character, and what becomes nothing beside it.
+            character, and what becomes nothing next to it.
     """
 
     own: set[int]

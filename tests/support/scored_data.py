@@ -1,6 +1,7 @@
 """Datasets that a tiny teacher has scored, for tests to read and to damage."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,9 +10,12 @@ from beam_jobs.score.command import main
 from pipeline.guidance.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
+from pipeline.packing.reading import Reading
 from pipeline.streaming import Rows
+from pipeline.training.config import TrainConfig
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model
+from tests.support.teaching import with_teaching
 
 SEQ_LENGTH = 64
 THREADS = torch.get_num_threads()
@@ -24,6 +28,17 @@ def write_world(root: Path) -> Path:
     write_model(root / "teacher", byte_level(480), seed=1)
     write_model(root / "student", byte_level(400), seed=2)
     return root
+
+
+def train_config(root: Path, output: Path, **changes: Any) -> TrainConfig:
+    """Return a run of `vocag train` on a world, at one learning rate and without weight decay."""
+    steps = {"num_steps": 4, "warmup_steps": 0, "schedule": "constant", "learning_rate": 1e-3}
+    sizes = {"seq_length": SEQ_LENGTH, "global_batch_size": 2, "micro_batch_size": 2}
+    given = {**steps, **sizes, "weight_decay": 0.0, **changes}
+    data = Reading(str(root / "data"))
+    return TrainConfig(
+        data=data, student=str(root / "student"), output=output, **with_teaching(given)
+    )
 
 
 def score_arguments(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> list[str]:

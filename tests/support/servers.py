@@ -128,7 +128,7 @@ def worker_pool(
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Run Beam's worker pool, which starts a worker process for whoever asks; yield its address.
 
-    It is what `--environment_type EXTERNAL` of a portable runner needs beside each of its machines.
+    It is what `--environment_type EXTERNAL` of portable runners needs next to each of its machines.
     The `sitecustomize.py` of `first` runs first in it and in its workers; `on` is a command before
     the pool's, which runs it somewhere.
     """

@@ -1,4 +1,4 @@
-"""Losses of teachers that never ran, beside a dataset's shards; and what is known of its documents.
+"""Losses of teachers that never ran, next to a dataset, and what is known of its documents.
 
 The oracle adds losses one by one, of samples that it decodes, and reads neither index nor table.
 """

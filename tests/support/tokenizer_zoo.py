@@ -240,7 +240,7 @@ def _normalizing(*steps: Definition) -> Callable[[], Definition]:
 
 
 def _clip_like() -> Definition:
-    """CLIP's: NFC, one space for white space, lower case, and white space is no token's."""
+    """CLIP's: NFC, one space for white space, lower case, and white space belongs to no token."""
     tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]

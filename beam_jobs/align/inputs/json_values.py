@@ -3,7 +3,7 @@
 The elements of a top-level array, and every other top-level value, are handed on one by one with
 their place in the file, so such a file needs no more memory than its longest value. Brackets and
 quotes are counted, which finds the ends of values. Where a quote or a bracket is missing they
-count wrongly: a value that is no JSON ends where the next one begins as the file's first did.
+count wrongly: a value that isn't JSON ends where the next one begins as the file's first did.
 """
 
 import io
@@ -100,7 +100,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
-    """Return the values of a line that is no JSON: objects without a newline, or torn ones.
+    """Return the values of a line that isn't JSON: objects without a newline, or torn ones.
 
     Args:
         line: the line.
@@ -122,7 +122,7 @@ def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
     """Yield the values of a JSON file in order.
 
     Raises:
-        DamageError: the file ends within a value or its array, or is no JSON from some byte on.
+        DamageError: the file ends within a value or its array, or isn't JSON from some byte on.
 
     Example:
         >>> [value.record for value in split_values(io.BytesIO(b'[{"a": 1}, {"a": 2}]'), 100)]
@@ -210,7 +210,7 @@ class _Window:
     def _skip_broken(
         self, position: int, *, ends_here: bool = False, may_go_on: bool = True
     ) -> JsonValue | None:
-        """Go from a value that is no JSON to where the next one begins.
+        """Go from a value that isn't JSON to where the next one begins.
 
         Args:
             position: of the value.

@@ -1,4 +1,4 @@
-"""Datasets that grow: new shards beside the old ones, whatever interrupts the command."""
+"""Datasets that grow: new shards next to the old ones, whatever interrupts the command."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""JSON that is no JSON everywhere: what else the file holds is read."""
+"""JSON that isn't JSON everywhere: what else the file holds is read."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The align job through Beam's portable protocols: another process runs it, with other workers.
 
-Beam's own Python job service stands where a cluster's would. What pickling, options or staging
+Beam's own Python job service takes a cluster's place. What pickling, options or staging
 break shows here; `make test-flink` and `make test-prism` run the job on other people's runners.
 """
 

@@ -156,7 +156,7 @@ def test_names_find_scores_with_or_without(top: Path, tmp_path: Path) -> None:
     run_score(copied, "--top-k", "2")
     found = find_scores("teacher", str(copied / "data")).manifest.rule.distributions
     assert found is not None
-    assert found.top_k == 2, "losses are the same: those with least beside them"
+    assert found.top_k == 2, "losses are the same: those with least next to them"
     with pytest.raises(DatasetError, match=r"2 teachers are named .* with distributions") as told:
         find_scores("teacher", str(copied / "data"), with_distributions=True)
     for rule in (

@@ -31,7 +31,7 @@ from tests.support.scored_data import retrain, run_score, score_arguments
 
 TEXTS = make_texts(16) + [(f"short-{n}", f"{n} is a short text.") for n in range(8)]
 ALONE = ("--batch-tokens", "1")
-"""A piece is a batch: no loss depends on what is scored beside it."""
+"""A piece is a batch: no loss depends on what is scored next to it."""
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class Case:
         num_student = num_teacher = 0
         for num_bytes in (rng.randrange(4, 30), rng.randrange(4, 30)):
             student, teacher = _tokens(rng, num_bytes), _tokens(rng, num_bytes)
-            # Before a document's tokens stands the teacher's context token, without a loss.
+            # Before a document's tokens comes the teacher's context token, without a loss.
             num_teacher += 1
             spans += [[a + num_teacher, b + num_teacher] for a, b in _spans(student, teacher)]
             shared = sorted({*student} & {*teacher})

@@ -180,7 +180,7 @@ def test_a_plan_beside_a_read_only_dataset_is_made_again_in_the_cache_folder(
 ) -> None:
     monkeypatch.setattr("pipeline.packing.saved_plans.os.access", lambda path, mode: False)
     assert rows_of(data, cache_folder=tmp_path / "c") == planned[1]
-    assert not (tmp_path / "c").exists(), "the sound one beside it is used"
+    assert not (tmp_path / "c").exists(), "the sound one next to it is used"
     path = plan_of(data) / "crc32.npy"
     path.write_bytes(path.read_bytes()[:-1])
     assert rows_of(data, cache_folder=tmp_path / "c") == planned[1]

@@ -1,4 +1,4 @@
-"""The demos' teacher: real weights out of a package's GGUF file, with the tokenizer beside them."""
+"""The demos' teacher: real weights from a package's GGUF file, with the tokenizer next to them."""
 
 import random
 from pathlib import Path

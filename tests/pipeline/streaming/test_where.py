@@ -107,7 +107,7 @@ def test_rows_of_a_part_are_those_of_the_dataset_read_with_the_condition(folder:
 def test_two_generations_of_one_dataset_are_refused(
     folder: Path, tmp_path: Path, where: str
 ) -> None:
-    """The older one beside the newer: whatever the conditions, shards are shared."""
+    """The older one next to the newer: whatever the conditions, shards are shared."""
     for name, num_shards in (("web", 3), ("older", 2)):
         shutil.copytree(folder / "web", tmp_path / name)
         manifest = open_dataset(folder / "web").manifest

@@ -59,7 +59,7 @@ def marked_texts() -> st.SearchStrategy[str]:
 
 
 def blank_texts() -> st.SearchStrategy[str]:
-    """Texts with much that becomes white space or nothing, beside what is rewritten otherwise."""
+    """Texts with much that becomes white space or nothing, next to what is rewritten otherwise."""
     blanks = " \t\n\ufffd\ufeff\u200b\u3000\xa0\x01\x7f\u2028\u1680"
     characters = st.sampled_from((blanks, blanks, "´¨ﷺ", "⅔⁄½①㌔ﬁ", *MARKED))
     return st.text(characters.flatmap(st.sampled_from), max_size=16)

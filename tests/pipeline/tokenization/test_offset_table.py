@@ -36,7 +36,7 @@ def library(name: str) -> tokenizers.Tokenizer:
         ("qwen_like", "e\u0301", [[0, 3]]),
         ("qwen_like", "xe\u0301y", [[0, 1], [1, 4], [4, 5]]),
         ("qwen_like", "\u1112\u1161\u11ab", [[0, 9]] * 3),
-        # No special token stands around a text: `▁`, not BOS.
+        # No special token comes around a text: `▁`, not BOS.
         ("unigram", "sum", [[0, 3]]),
         ("llama_like", "sum", [[0, 0], [0, 3]]),
         # A byte-incomplete vocabulary leaves out what it can't spell.

@@ -17,15 +17,13 @@ from pipeline.dataset.files import open_dataset
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.packing.state import StreamMismatchError
-from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from schemas.document import decode_document
 from tests.support.killing import run_ranks
-from tests.support.scored_data import SEQ_LENGTH
+from tests.support.scored_data import SEQ_LENGTH, train_config
 from tests.support.servers import free_port
 from tests.support.teaching import with_teaching
 
@@ -81,22 +79,7 @@ def test_it_trains_as_vocag_train_does(world: Path, tmp_path: Path) -> None:
     assert trainer.args.remove_unused_columns
     assert trainer.args.train_sampling_strategy == "random"
     trainer.train()
-    config = TrainConfig(
-        data=Reading(str(world / "data")),
-        student=str(world / "student"),
-        output=tmp_path / "own",
-        teaching=Teaching(stored_losses=""),
-        heldout=(heldout,),
-        seq_length=SEQ_LENGTH,
-        global_batch_size=2,
-        micro_batch_size=2,
-        num_steps=4,
-        warmup_steps=0,
-        schedule="constant",
-        learning_rate=1e-3,
-        weight_decay=0.0,
-    )
-    last = train(config)
+    last = train(train_config(world, tmp_path / "own", stored_losses=("",), heldout=(heldout,)))
     own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
     assert logged(trainer) == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
     for name in ("kept_fraction", "teacher_loss"):
@@ -238,16 +221,8 @@ def test_a_teacher_that_vocag_train_refuses_is_refused(
         trainer_of(
             *(world, tmp_path), settings={}, data=plain, method=Method(method), teacher=teacher
         )
-    config = TrainConfig(
-        data=plain.data,
-        student=str(world / "student"),
-        output=tmp_path / "own",
-        teaching=Teaching(teacher=str(source)),
-        seq_length=SEQ_LENGTH,
-        method=Method(method),
-    )
     with pytest.raises(type(own.value)) as theirs:
-        train(replace(config, num_steps=2, warmup_steps=0))
+        train(train_config(world, tmp_path / "own", teacher=str(source), method=Method(method)))
     assert str(own.value) == str(theirs.value)
 
 
@@ -284,20 +259,8 @@ def test_accumulation_in_two_processes_is_a_step_of_vocag_train(
     """Divided once by all kept tokens (Eq. 3): micro-batches keep different numbers of them."""
     (tmp_path / "two").mkdir()
     run_ranks(_train_by_trainer, world, tmp_path / "two")
-    config = TrainConfig(
-        data=Reading(str(world / "data")),
-        student=str(world / "student"),
-        output=tmp_path / "own",
-        teaching=Teaching(stored_losses=""),
-        seq_length=SEQ_LENGTH,
-        global_batch_size=4,
-        micro_batch_size=1,
-        num_steps=4,
-        warmup_steps=0,
-        schedule="constant",
-        learning_rate=1e-3,
-        weight_decay=0.0,
-    )
+    sizes = {"global_batch_size": 4, "micro_batch_size": 1}
+    config = train_config(world, tmp_path / "own", stored_losses=("",), **sizes)
     train(config)
     own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
     found = json.loads((tmp_path / "two/losses.json").read_text())

@@ -299,7 +299,7 @@ def test_guided_loss_equals_a_slow_count_over_documents(
 def test_bits_per_byte_equal_a_slow_count(
     world: Path, tmp_path: Path, student: PreTrainedModel
 ) -> None:
-    """Of the text alone: neither what stands before a document nor its end is charged."""
+    """Of the text alone: neither what comes before a document nor its end is charged."""
     heldout = str(world / "heldout")
     config = _config(world, tmp_path, Method("full"), seq_length=512, heldout=(heldout,))
     rows = AlignedRows(StreamConfig(Reading(heldout, student_eos="none"), seq_length=512))

@@ -13,7 +13,6 @@ import torch
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.methods.method import Method
-from pipeline.streaming import Reading
 from pipeline.training import loop
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
@@ -21,27 +20,14 @@ from pipeline.training.loop import train
 from pipeline.training.update import NonFiniteGradientError
 from tests.pipeline.training.test_hf_trainer import data_of, trainer_of
 from tests.support.killing import run_ranks
-from tests.support.scored_data import SEQ_LENGTH
+from tests.support.scored_data import train_config
 
 NOTHING = Method("random", keep_fraction=1e-6, unmapped="exclude")
 
 
 def config_of(world: Path, output: Path, **changes: Any) -> TrainConfig:
-    config = TrainConfig(
-        data=Reading(str(world / "data")),
-        student=str(world / "student"),
-        output=output,
-        method=Method("full"),
-        seq_length=SEQ_LENGTH,
-        global_batch_size=2,
-        micro_batch_size=2,
-        num_steps=5,
-        warmup_steps=0,
-        schedule="constant",
-        learning_rate=1e-3,
-        checkpoint_every=2,
-    )
-    return replace(config, **changes)
+    given = {"method": Method("full"), "num_steps": 5, "checkpoint_every": 2, **changes}
+    return train_config(world, output, **given)
 
 
 def overflow(student: torch.nn.Module, value: float, step: int) -> None:
