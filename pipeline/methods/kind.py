@@ -11,10 +11,10 @@ from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teaching import Teaching
 from pipeline.selection_rule import PAPER_RULE, SelectionRule, Selector
-from schemas.manifest import ConventionRecord
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
+    from schemas.manifest import ConventionRecord
 
 Needs = Literal["nothing", "losses", "distributions", "model"]
 
