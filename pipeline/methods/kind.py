@@ -108,8 +108,9 @@ class MethodKind:
         """
         if self.every_token and None in (student.first_token_id, student.continued_token_id):
             raise ValueError(
-                f"method={self.name} compares the likelihoods of whole texts, but without a token "
-                "before it a text's first token has none: name one by student_bos"
+                f"--method {self.name} compares the likelihoods of whole texts, but without a "
+                "token before it a text's first token has none: name one by --student-bos (in "
+                "Megatron --vocag-student-bos)"
             )
 
     def _without_teacher(self, data: Reading | None) -> ValueError:
