@@ -23,7 +23,8 @@ type CsvRow = list[str] | UnusableError
 """A row's cells, or why it can't be used."""
 
 _BEGUN = re.compile(rb'(?:^|\t)"', re.MULTILINE)
-_CLOSED = re.compile(rb'(?:^|\t)"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
+# Behind a tab or at a line's start a quote begins another cell: it closes none.
+_CLOSED = re.compile(rb'(?:^|\t)"(?:[^"]|"")*(?<![\t\n])"(?=\t|\r?$)', re.MULTILINE)
 _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 """What Python's reader says of a cell that isn't closed in the file, or is longer than allowed."""
 

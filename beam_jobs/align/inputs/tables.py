@@ -90,6 +90,9 @@ def _as_damage(tell: Callable[[], int] = int) -> Iterator[None]:
         yield
     except (pa.ArrowException, UnicodeDecodeError) as error:  # a column's name need not be UTF-8
         raise DamageError(str(error), num_read=tell()) from error
+    except MemoryError as error:  # without words of its own: a damaged length asks for anything
+        text = "it asks for more memory than there is: its lengths are damaged, or it is too large"
+        raise DamageError(text, num_read=tell()) from error
     except OSError as error:
         if error.errno is not None:  # Arrow's own, which are about damage, have none
             raise
@@ -170,8 +173,8 @@ def _rows_of_arrow(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
     with _as_damage():
         is_stream, is_ended = _arrow_kind(opened)
         table = _open_arrow(opened)
-    roots = {field.split(".")[0] for field in fields} | set(fields)
-    columns = [name for name in table.schema.names if name in roots]
+        roots = {field.split(".")[0] for field in fields} | set(fields)
+        columns = [name for name in table.schema.names if name in roots]
     with _as_damage(opened.tell):
         for batch in _arrow_batches(table):
             chosen = batch.select(columns)

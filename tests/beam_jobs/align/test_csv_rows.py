@@ -93,6 +93,13 @@ def test_one_quote_in_tsv_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [["id", "text"], *rows], "behind the head, too"
 
 
+def test_a_quote_that_begins_the_next_row_closes_no_cell_of_tsv() -> None:
+    """A file that is cut right behind it."""
+    rows = [["d0", "text 0"], ["d1", '" 1'], ["d2", '"']]
+    text = "\n".join("\t".join(row) for row in [["id", "text"], *rows])
+    assert read(text, is_tsv=True) == (rows, 0)
+
+
 def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
     rows = [[f"d{n}", f"a\ttab {n}\nand a line"] for n in range(40)]
     lines = [f'{name}\t"{text}"\n' for name, text in rows]

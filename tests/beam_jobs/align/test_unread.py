@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.align.__main__ import main
+from beam_jobs.align.inputs.documents import Reason, UnusableError
+from beam_jobs.align.inputs.parts import InputFile, InputPart
+from beam_jobs.align.inputs.tables import read_rows
 from pipeline.dataset.reading import read_manifest
 from tests.support.corpus import align_options, command_line, json_line, small_corpus
 
@@ -77,3 +80,20 @@ def test_an_append_of_known_documents_and_an_unread_rest_is_not_nothing_new(
     assert "not all of the input can be read: b.jsonl.gz" in capsys.readouterr().err
     letters = (tmp_path / "out" / "dead_letters-g001.jsonl").read_text().splitlines()
     assert {json.loads(line)["reason"] for line in letters} == {"known_id", "unreadable_input"}
+
+
+def test_no_altered_byte_of_arrow_is_another_error_than_damage(tmp_path: Path) -> None:
+    """Such as MemoryError, of a length, or UnicodeDecodeError, of a column's name."""
+    table, path = pa.table({"id": ["a", "b"], "text": ["one", "two"]}), tmp_path / "a.arrow"
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+    data = path.read_bytes()
+    part = InputPart(InputFile(str(path), "a.arrow", len(data), "arrow", "none"))
+    num_refused = 0
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        rows = [row for _, row in read_rows(part, ["id", "text"], max_cell_bytes=100)]
+        refusals = [row for row in rows if isinstance(row, UnusableError)]
+        num_refused += len(refusals)
+        assert {row.reason for row in refusals} <= {Reason.UNREADABLE_INPUT, Reason.INVALID_UNICODE}
+    assert num_refused > 100
