@@ -52,10 +52,6 @@ def model_arguments(shape: ModelShape) -> list[str]:
 
     Raises:
         ArgumentError: a mixture of experts.
-
-    Example:
-        >>> model_arguments(read_shape("models/SmolLM2-135M"))[:2]
-        ['--num-layers', '30']
     """
     if shape.experts is not None:
         raise ArgumentError(

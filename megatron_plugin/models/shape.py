@@ -170,10 +170,6 @@ def read_shape(folder: str | Path) -> ModelShape:
 
     Raises:
         UnsupportedModelError: another architecture, or a part of it that isn't translated.
-
-    Example:
-        >>> read_shape("models/SmolLM2-135M").num_layers
-        30
     """
     from transformers import AutoConfig
 

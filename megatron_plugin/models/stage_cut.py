@@ -18,10 +18,6 @@ def output_cost(shape: ModelShape) -> float:
 
     Multiplications of weights alone: attention's own depends on the documents' lengths, and the
     embedding is a look-up.
-
-    Example:
-        >>> round(output_cost(read_shape("Qwen2.5-7B")), 2)
-        2.34
     """
     return shape.vocab_size * shape.hidden_size / shape.weights_per_layer
 

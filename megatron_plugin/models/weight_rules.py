@@ -98,9 +98,6 @@ def load_weights(
 
     Raises:
         ValueError: a tensor has a different shape from the model's parameter.
-
-    Example:
-        >>> load_weights(model, open_weights("models/llama").open, shape, rank=0, num_ranks=1)
     """
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
@@ -153,10 +150,6 @@ def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> 
         slices: by parameter name in the whole model, the tensor-parallel ranks' slices in order;
             one slice is the whole parameter.
         shape: of the model.
-
-    Example:
-        >>> merge_weights({"decoder.final_layernorm.weight": [weight]}, shape).keys()
-        dict_keys(['model.norm.weight'])
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

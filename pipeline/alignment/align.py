@@ -34,10 +34,6 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
         AlignmentError: offsets of a document decrease or are all (0, 0), or the batches differ
             in documents.
 
-    Example:
-        >>> align_tokens(student, teacher)[0].tolist()
-        [0, 2]
-
     Source: Algorithm 1, by one O(N + M) merge instead of two binary searches a token.
     """
     if student.num_documents != teacher.num_documents:

@@ -239,9 +239,6 @@ def write_figure(figure: "Figure", output: Path) -> None:
 
     Raises:
         ValueError: another ending.
-
-    Example:
-        >>> write_figure(chart, Path("figure.svg"))
     """
     require_drawable(output)
     output.parent.mkdir(parents=True, exist_ok=True)

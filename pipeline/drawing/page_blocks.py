@@ -107,9 +107,6 @@ def render_preview(
         documents: what is drawn.
         legend: what chips of these classes mean.
         marks: of student tokens, by their index.
-
-    Example:
-        >>> Path("preview.html").write_text(render_preview("docs: preview", [], documents), "utf-8")
     """
     drawn = draw_documents(documents, legend=legend, marks=marks)
     return render_page(title, *head, *drawn, style=STYLE)

@@ -68,10 +68,6 @@ def measure_chunking(
         ValueError: a text that can't be tokenized, not one whole sequence, or a sequence with fewer
             tokens than chunks.
 
-    Example:
-        >>> measure_chunking(documents, llama2, qwen2_5, [8, 512], seq_length=2048).tokens[1]
-        1.0
-
     Source: section 2 and Fig. 3, in bytes.
     """
     documents = [

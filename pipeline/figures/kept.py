@@ -72,9 +72,6 @@ def score_text(
     Raises:
         ValueError: an empty text, one that can't be tokenized, or is longer than a context.
 
-    Example:
-        >>> score_text("1 + 1 = 2", student=student, teacher=teacher).kept.sum()
-
     Source: Eq. 2 and 4.
     """
     data = text.encode("utf-8", "surrogatepass")

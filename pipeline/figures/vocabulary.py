@@ -34,10 +34,6 @@ def measure_overlaps(
 ) -> list[VocabularyOverlap]:
     """Compare the student's vocabulary with each teacher's.
 
-    Example:
-        >>> measure_overlaps(llama2, {"qwen2_5": qwen2_5})[0].raw
-        0.0632
-
     Source: Fig. 1, |S ∩ T| / |T|.
     """
     return [

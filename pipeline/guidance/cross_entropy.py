@@ -165,9 +165,6 @@ def score_tokens(
 
     Raises:
         ValueError: as `linear_cross_entropy`, or the mask claims a loss for a row's first token.
-
-    Example:
-        >>> score_tokens(hidden, lm_head.weight, input_ids, teacher_loss_mask=position_ids > 0)
     """
     mask = teacher_loss_mask.bool()
     if bool(mask[:, :1].any()):

@@ -104,10 +104,6 @@ def export_tokenizer(
     Raises:
         TokenizerError: ids differ on a document of the dataset, or there is no conversion.
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
-
-    Example:
-        >>> str(export_tokenizer(open_dataset("aligned"), config=model.config.to_dict()))
-        'tokenizer: ids equal on 200 documents of the dataset'
     """
     record = record or dataset.manifest.student
     own = load_dataset_tokenizer(dataset, "student")

@@ -42,10 +42,6 @@ def open_model(
         ForeignTokenizerError: it comes with a different tokenizer from the data's.
         ValueError: nothing there, no room for the rows, losses that are not its own, or documents
             of a packed row that see each other.
-
-    Example:
-        >>> open_model("models/student", opened, rules, side="student", device=device).dtype
-        torch.float32
     """
     if isinstance(source, str):
         name, files = source, find_fitting(source, opened.dataset, side=side)

@@ -36,10 +36,6 @@ def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
 
     Returns:
         A batch of one document, which fails where pieces can't be joined.
-
-    Example:
-        >>> tokenize_in_pieces(text, tokenizer.tokenize_batch).num_documents
-        1
     """
     start, size = 0, PIECE_BYTES
     ids: list[NDArray[np.uint32]] = []

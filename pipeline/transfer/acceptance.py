@@ -134,10 +134,6 @@ def measure_acceptance(
 
     Raises:
         ValueError: a prompt that the target's tokenizer can't read.
-
-    Example:
-        >>> sum(measure_acceptance(target, draft, [b"Two and two"], sampled=False), Acceptance())
-        Acceptance(rounds=17.0, proposed=80.0, accepted=47.0)
     """
     shared = tokenize_alike(target.tokenizer, draft.tokenizer)
     for number, prompt in enumerate(prompts):

@@ -49,10 +49,6 @@ def code_lengths(
 
     Raises:
         ValueError: a text that can't be tokenized.
-
-    Example:
-        >>> code_lengths(model, tokenizer, [b"Two and two is four."], context=1)  # doctest: +SKIP
-        [16.77]
     """
     batch = tokenizer.tokenize_batch(list(texts))
     if batch.failures:
@@ -82,10 +78,6 @@ def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[
 
     Raises:
         ValueError: a text that can't be tokenized, or there are no bytes.
-
-    Example:
-        >>> bits_per_byte(model, tokenizer, [b"Two and two is four."])  # doctest: +SKIP
-        1.21
     """
     num_bytes = sum(map(len, texts))
     if not num_bytes:

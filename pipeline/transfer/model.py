@@ -66,9 +66,6 @@ def transfer_vocabulary(
 
     Raises:
         UntransferableError: something else in the model has a row a token.
-
-    Example:
-        >>> transfer_vocabulary(model, find_origins(new, old, pairs))  # doctest: +SKIP
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
@@ -97,10 +94,6 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     Raises:
         UntransferableError: layers that the model lacks, a model whose layers have other names, or
             one whose layers depend on their numbers in a way that isn't known here.
-
-    Example:
-        >>> keep_layers(model, (0, 1, 28, 29)).config.num_hidden_layers  # doctest: +SKIP
-        4
     """
     count = cast(Any, model.config).num_hidden_layers
     if not layers or not all(0 <= layer < count for layer in layers):

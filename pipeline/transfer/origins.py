@@ -66,10 +66,6 @@ def find_origins(
 
     Raises:
         ValueError: pairs of other tokenizers.
-
-    Example:
-        >>> find_origins(new, old, pairs).counts()  # doctest: +SKIP
-        {'special': 3, 'copied': 18391, 'seen': 2210, 'segmented': 11396, 'mean': 0}
     """
     num_old = min(old.vocab_size, num_rows or old.vocab_size)
     for side, ids, count in (

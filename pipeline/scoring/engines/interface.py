@@ -83,9 +83,6 @@ class Engine(Protocol):
 
         Raises:
             ValueError: a token or a piece that the teacher can't take, or no losses in return.
-
-        Example:
-            >>> teacher.score(tokens, rule.pieces(index)).losses
         """
 
 
@@ -141,9 +138,6 @@ def require_trained_engine(
 
     Raises:
         UntrainedTeacherError: a mean loss near that of guessing.
-
-    Example:
-        >>> require_trained_engine(engine, probe_tokens(open_dataset("aligned")))
     """
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)

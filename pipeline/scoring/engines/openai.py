@@ -192,11 +192,6 @@ def connect(
     Raises:
         EngineError: a server that can't be reached, serves another model, is of another version, or
             gives no log-probabilities of a prompt.
-
-    Example:
-        >>> settings = ServedSettings(("http://gpu-7:8000",), "teacher")
-        >>> connect(settings, rule, dataset=dataset).handshake.version  # doctest: +SKIP
-        '0.20.2'
     """
     own = probe_tokens(dataset)
     context = rule.first_token_id
