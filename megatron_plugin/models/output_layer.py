@@ -18,8 +18,7 @@ from megatron_plugin.upstream import (
 )
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
 from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.vocabulary_share import VocabularyShare
+from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
 
 
 def score_labels(
