@@ -10,8 +10,7 @@ import torch
 from torch import distributed as dist
 
 from megatron_plugin.models.attention import PackedAttention
-from megatron_plugin.models.experts import group_experts
-from megatron_plugin.models.norm import PartedNorm, replace_norms
+from megatron_plugin.models.layers import PartedNorm, group_experts, replace_norms
 from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import cut_layers, megatron_layout, output_cost
 from megatron_plugin.models.weight_rules import load_weights

@@ -31,7 +31,7 @@ SameTokens = Callable[[Sequence[str]], NDArray[np.bool_]]
 
 IDS_CONTEXT = "a{0}b {0}.{0}\n"
 """Between letters, after a space, between punctuation, at a line's end: which tokens the character
-itself has. Where texts are split around it is seen elsewhere (`visible_splits`)."""
+itself has. Where texts are split around it is seen elsewhere (`comparison.CONTEXT`)."""
 
 SWEPT: Ranges = ((0x80, 0xD800), (0xE000, 0xE080), (0xF8E0, 0x33480), (0xE0000, 0xE01F0))
 """All code points that are assigned, or could be in a library's tables."""

@@ -20,8 +20,7 @@ from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.model import keep_layers, transfer_vocabulary
 from pipeline.transfer.options import TransferOptions
-from pipeline.transfer.origins import find_origins
-from pipeline.transfer.pairs import count_pairs
+from pipeline.transfer.origins import count_pairs, find_origins
 
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
