@@ -87,14 +87,7 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill this rank's model from Hugging Face tensors.
-
-    Args:
-        model: a GPTModel chunk, with or without wrappers.
-        open_tensor: gives a tensor by its Hugging Face name.
-        shape: of the model.
-        rank: in a tensor-parallel group of `num_ranks`.
-        num_ranks: of the group.
+    """Fill a GPTModel chunk with its rank's part of Hugging Face tensors, which are opened by name.
 
     Raises:
         ValueError: a tensor has a different shape from the model's parameter.

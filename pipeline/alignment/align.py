@@ -71,11 +71,6 @@ def align_batch(
 ) -> AlignedBatch:
     """Tokenize documents with both tokenizers and align them.
 
-    Args:
-        documents: the texts.
-        student_tokenizer: the student's.
-        teacher_tokenizer: the teacher's.
-
     Returns:
         The documents that both could tokenize, aligned; the others, with reasons.
     """

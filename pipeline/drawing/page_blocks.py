@@ -101,12 +101,8 @@ def render_preview(
 ) -> str:
     """Return the page: self-contained HTML without scripts or requests.
 
-    Args:
-        title: of the page.
-        head: what comes before the documents, each of which is drawn in a card of its own.
-        documents: what is drawn.
-        legend: what chips of these classes mean.
-        marks: of student tokens, by their index.
+    `head` comes before the documents, each of which is drawn in a card of its own; `legend` says
+    what chips of its classes mean, `marks` what is said of student tokens, by their index.
     """
     drawn = draw_documents(documents, legend=legend, marks=marks)
     return render_page(title, *head, *drawn, style=STYLE)

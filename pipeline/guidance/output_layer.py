@@ -118,10 +118,7 @@ class VocabularyShare:
     ) -> VocabularyShare:
         """Return the share of a rank of the group, each of which has `num_rows` rows, in order.
 
-        Args:
-            num_rows: of this rank's output layer.
-            vocab_size: rows of all ranks that are tokens; None: all rows.
-            group: None: one process.
+        `vocab_size` of all ranks' rows are tokens; None: all rows.
 
         Raises:
             ValueError: the ranks have fewer rows than the vocabulary tokens.

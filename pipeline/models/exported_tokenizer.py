@@ -203,9 +203,6 @@ def _load_as_proven(
 
     Next to a config.json the model's architecture chooses the class, in a folder of its own the
     tokenizer's configuration does.
-
-    Raises:
-        TokenizerError: ids differ in both.
     """
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
     beside = _load({**files, **settings})

@@ -179,13 +179,7 @@ def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
 
 
 def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
-    """Return tokens by rank, their bytes in the printable alphabet of byte-level BPE.
-
-    No rank is an id that is taken.
-
-    Raises:
-        RankFileError: see `convert_ranks`.
-    """
+    """Return tokens by rank, in the printable alphabet of byte-level BPE; no rank is a taken id."""
     ordered = sorted(ranks.items(), key=lambda entry: entry[1])
     num_ids = len(ordered) + len(taken)
     free = [rank for rank in range(num_ids) if rank not in taken][: len(ordered)]

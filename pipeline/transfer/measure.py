@@ -69,12 +69,8 @@ def code_lengths(
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
     """Return a model's mean code length of some texts, in bits per byte.
 
-    Comparable between any tokenizers: the losses of the texts' own tokens by the texts' bytes.
-
-    Args:
-        model: a causal language model, on its device.
-        tokenizer: its own.
-        texts: UTF-8, each short enough for the model's positions.
+    Comparable between any tokenizers: the losses of the texts' own tokens by the texts' bytes. Each
+    text must be short enough for the model's positions.
 
     Raises:
         ValueError: a text that can't be tokenized, or there are no bytes.

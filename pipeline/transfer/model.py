@@ -57,12 +57,9 @@ def transfer_vocabulary(
     *,
     num_rows: int | None = None,
 ) -> None:
-    """Give a model another vocabulary, in place: embeddings, output layer and its bias.
+    """Give a causal language model another vocabulary, in place: embeddings, output layer and bias.
 
-    Args:
-        model: a causal language model.
-        origins: of `pipeline.transfer.origins.find_origins`.
-        num_rows: as in `transfer_rows`; None: as many as new tokens.
+    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens.
 
     Raises:
         UntransferableError: something else in the model has a row a token.

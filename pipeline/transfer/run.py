@@ -84,11 +84,7 @@ def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
 
 
 def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
-    """Return the rows of the new model: the target's, or enough for every token.
-
-    Raises:
-        ValueError: texts may hold a token that the target has no row for.
-    """
+    """Return the rows of the new model: the target's, or enough for every token."""
     if options.rows_of is None:
         return -(-new.vocab_size // options.multiple) * options.multiple
     folder = find_folder(options.rows_of, role="target", files=("config.json",))

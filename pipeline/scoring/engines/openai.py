@@ -220,11 +220,7 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return what the first server says and gives.
-
-    Raises:
-        EngineError: it gives no log-probabilities of a prompt, or can't be asked.
-    """
+    """Return what the first server says and gives."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

@@ -67,14 +67,10 @@ class Scorer:
         batch_tokens: int = 0,
         distributions: DistributionRule | None = None,
     ) -> None:
-        """Take a model, on its device.
+        """Take a model of `load_language_model`, on its device.
 
-        Args:
-            model: a causal language model, from `pipeline.models.hf_models.load_language_model`.
-            rule: with which context.
-            batch_tokens: places per batch; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is
-                a batch of its own.
-            distributions: which of its likeliest tokens are given, too; None: losses only.
+        A batch has `batch_tokens` places; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is a
+        batch of its own.
 
         Raises:
             ValueError: an output layer that chunked cross entropy does not cover.
@@ -326,14 +322,7 @@ class PieceBatch:
 def make_batch(
     tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
 ) -> PieceBatch:
-    """Return some pieces as the rectangle that a model reads.
-
-    Args:
-        tokens: of the documents.
-        pieces: all of them.
-        numbers: int64 [b], which pieces.
-        rule: what comes before each.
-    """
+    """Return some pieces, int64 [b] of their numbers, as the rectangle that a model reads."""
     lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
     lengths = np.array([len(line.input_ids) for line in lines], np.int64)
     input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
