@@ -114,12 +114,7 @@ def _frozen_config(
         logger.info("the teacher's pipeline stages have %s layers", ",".join(map(str, layers)))
     return TransformerConfig(
         **_expert_settings(shape.experts, tensor_parallel),
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
-        kv_channels=shape.head_size,
+        **shape.settings,
         tensor_model_parallel_size=tensor_parallel,
         context_parallel_size=parallel_state.get_context_parallel_world_size(),
         pipeline_model_parallel_size=num_stages,
@@ -128,13 +123,9 @@ def _frozen_config(
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         transformer_impl="local",
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.layernorm_epsilon,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_layernorm,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         # On its device at once: a node's ranks together would need all copies in host memory.

@@ -98,18 +98,6 @@ def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
     return failures
 
 
-def chunk_of_token(num_tokens: int, num_chunks: int) -> NDArray[np.int64]:
-    """Return which of `num_chunks` equal chunks each token lies in, int64 [num_tokens].
-
-    Example:
-        >>> chunk_of_token(5, 2).tolist()
-        [0, 0, 0, 1, 1]
-
-    Source: the chunking baseline of section 2.
-    """
-    return np.arange(num_tokens, dtype=np.int64) * num_chunks // max(num_tokens, 1)
-
-
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
     """Return the documents where one side's tokens cover no byte and the other's some."""
     bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)

@@ -36,11 +36,6 @@ class TeacherFiles:
     path: Path
     files: tuple[Path, ...]
 
-    @property
-    def is_gguf(self) -> bool:
-        """Whether weights, configuration and tokenizer are one file."""
-        return self.path.suffix == ".gguf"
-
     @cached_property
     def sha256(self) -> str:
         """64 hex digits over names and contents of the files; they are read once."""
