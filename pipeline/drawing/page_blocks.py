@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Literal
 from xml.etree.ElementTree import Element
 
+from wcwidth import width as display_width
+
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
 from pipeline.drawing.formatting import format_count
-from pipeline.drawing.terminal_blocks import display_width
 from pipeline.drawing.web_page import Child, render_page, tag
 
 _COLUMN, _PADDING, _GAP = 7.9, 5.0, 3.0

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.models.packed_check import short_windows
 from pipeline.transfer.origins import MEAN, Origins
 
 _LAYERS = "model.layers."
 _NUM_TOKENS = 16
-_WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 class UntransferableError(ValueError):
@@ -161,17 +161,14 @@ def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[in
     left = [layer for number, layer in every if number not in layers]
     hooks = [layer.register_forward_hook(pass_on, with_kwargs=True) for layer in left]
     ids = torch.arange(_NUM_TOKENS, device=model.device)[None]
-    configs = [(one.config, one.config.to_dict()) for one in (pruned, model)]
-    wide = [(own, name, had[name]) for own, had in configs for name in _WINDOWS if had.get(name)]
-    for config, name, _ in wide:
-        setattr(config, name, _NUM_TOKENS // 4)
     try:
-        return [cast(Any, one)(input_ids=ids, use_cache=False).logits for one in (pruned, model)]
+        with short_windows(pruned), short_windows(model):
+            return [
+                cast(Any, one)(input_ids=ids, use_cache=False).logits for one in (pruned, model)
+            ]
     finally:
         for hook in hooks:
             hook.remove()
-        for config, name, value in wide:
-            setattr(config, name, value)
 
 
 def _require_transferable(
