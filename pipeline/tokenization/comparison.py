@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pipeline.tokenization.backends import FastEncoder, LibraryError, Reference, load_reference
 from pipeline.tokenization.contents import write_byte_level
 from pipeline.tokenization.definition import Definition, is_byte_level, pre_tokenizer_steps
+from pipeline.tokenization.ranks import merges_of
 from pipeline.tokenization.sources import Kind, TokenizerFile
 from pipeline.tokenization.sweep import (
     IDS_CONTEXT,
@@ -153,15 +154,8 @@ def _sequence(steps: Sequence[Definition]) -> Definition | None:
 def _model(joined: Sequence[bytes]) -> Definition:
     """Return a BPE of single bytes and of whatever may be side by side, made by any merge."""
     pieces = [*(bytes([byte]) for byte in range(256)), *joined]
-    known = set(pieces)
-    merges = [
-        [write_byte_level(piece[:cut]), write_byte_level(piece[cut:])]
-        for piece in joined
-        for cut in range(1, len(piece))
-        if {piece[:cut], piece[cut:]} <= known
-    ]
     vocabulary = {write_byte_level(piece): place for place, piece in enumerate(pieces)}
-    return {"type": "BPE", "vocab": vocabulary, "merges": merges}
+    return {"type": "BPE", "vocab": vocabulary, "merges": merges_of(vocabulary)}
 
 
 def _joined(line: str) -> Iterator[bytes]:

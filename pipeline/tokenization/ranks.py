@@ -120,10 +120,10 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
     control = model.control_tokens
     if isinstance(control, Mapping):  # in the vocabulary, too: only there ids may have gaps
         pieces = _pieces(ranks, set(control.values()))
-        return _definition(model, {**control, **pieces}, _merges(pieces), control)
+        return _definition(model, {**control, **pieces}, merges_of(pieces), control)
     pieces = _pieces(ranks)
     following = {token: len(ranks) + place for place, token in enumerate(control)}
-    return _definition(model, pieces, _merges(pieces), following)
+    return _definition(model, pieces, merges_of(pieces), following)
 
 
 def convert_tekken(body: Any) -> bytes:
@@ -161,7 +161,7 @@ def convert_tekken(body: Any) -> bytes:
     if "<s>" not in control:
         raise RankFileError(f"it has no control token <s> among {list(control)[:3]}…")
     model = RankModel("tekken", pattern, list(control), bos_token="<s>")
-    return _definition(model, control | vocabulary, _merges(pieces), control)
+    return _definition(model, control | vocabulary, merges_of(pieces), control)
 
 
 def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
@@ -194,7 +194,7 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
     return {write_byte_level(token): rank for token, rank in ordered}
 
 
-def _merges(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
+def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, by the rank of what it makes.
 
     tiktoken takes the leftmost of several equal joints and `tokenizers` the pair listed first; no
