@@ -90,11 +90,7 @@ class Weights:
 
 
 def open_weights(source: str) -> Weights:
-    """Find a model.
-
-    Args:
-        source: a folder in Hugging Face's format (safetensors, one file or several), or a
-            repository name, `owner/name`, which is downloaded.
+    """Find a model, as `find_teacher` does; its weights are safetensors, in one file or several.
 
     Raises:
         ValueError: nothing there, and no repository of that name.

@@ -34,11 +34,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
-    """Return the GPUs that torch sees, or `problem`; torch is asked in a process of its own.
-
-    Args:
-        seconds: that it may take.
-    """
+    """Return the GPUs that torch sees, or `problem`; torch is asked in a process of its own."""
     if find_spec("torch") is None:
         return {"devices": [], "problem": "torch is not installed"}
     try:

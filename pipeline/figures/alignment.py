@@ -56,13 +56,8 @@ def measure_chunking(
 ) -> ChunkingQuality:
     """Cut both tokenizations into chunks and compare with token-level alignment.
 
-    Args:
-        texts: documents, each tokenized on its own. What is left at the end and is shorter than a
-            sequence is left out of the chunks.
-        student: its tokens are counted.
-        teacher: its tokens are cut, too.
-        num_chunks: numbers of chunks to try.
-        seq_length: student tokens of a sequence.
+    Sequences have `seq_length` student tokens; what is left at the end and is shorter is left out.
+    Each number of `num_chunks` is tried.
 
     Raises:
         ValueError: a text that can't be tokenized, not one whole sequence, or a sequence with fewer

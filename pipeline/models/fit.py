@@ -26,17 +26,12 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 
 
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
-    """Check that a dataset's tokens are a model's.
+    """Check that a dataset's tokens of one side are a model's, which is a folder or a .gguf file.
 
     A folder's tokenizer must be the file that the dataset was made with; one that holds none is
     taken at its word. A `tokenizer.json` may differ in what it puts around a text: an exported
     student's does. A GGUF file holds its vocabulary, which is compared token by token with that of
     a `tokenizer.json`.
-
-    Args:
-        model: the model's folder, or its .gguf file.
-        dataset: whose tokens they should be.
-        side: which of its two models this is.
 
     Raises:
         ForeignTokenizerError: the dataset was made with another tokenizer.

@@ -60,8 +60,7 @@ def differing_characters(
 def differing_splits(copy: Definition) -> DifferingCharacters:
     """Return the characters around which encoders split texts in different places.
 
-    Args:
-        copy: what `show_splits` gives; tokenizers of one kind share it, and what is found.
+    A `copy` is what `show_splits` gives; tokenizers of one kind share it, and what is found.
     """
     data = orjson.dumps(copy, option=orjson.OPT_SORT_KEYS)
     key = f"splits {sha256(data).hexdigest()} {_versions('huggingface')}"

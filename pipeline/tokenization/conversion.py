@@ -72,11 +72,7 @@ class SentencePieceModel(NamedTuple):
 
 
 def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
-    """Return the `tokenizer.json` of a SentencePiece model.
-
-    Args:
-        data: the model's file.
-        source: what the user named, for errors.
+    """Return the `tokenizer.json` of a SentencePiece model's file; errors name its `source`.
 
     Raises:
         TokenizerError: neither BPE nor Unigram, or spaces that belong to the word before them.

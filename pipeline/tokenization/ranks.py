@@ -127,13 +127,10 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
 
 
 def convert_tekken(body: Any) -> bytes:
-    """Return the `tokenizer.json` that encodes as `mistral-common` does with a tekken file.
+    """Return the `tokenizer.json` that encodes as `mistral-common` does with a parsed tekken file.
 
     Control tokens have the first ids; vocabulary that the file lists beyond the model's is left
     out, as there.
-
-    Args:
-        body: the parsed JSON file.
 
     Raises:
         RankFileError: a field is missing or the control tokens do not fit.

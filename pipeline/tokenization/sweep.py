@@ -96,9 +96,8 @@ class DifferingCharacters:
 def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters:
     """Try every character in context, many in a text, and bisect the texts that differ.
 
-    Args:
-        same_tokens: says for each text whether both encoders give the same ids.
-        context: what is around a character, which is written `{0}`.
+    `same_tokens` says for each text whether both encoders give the same ids; `context` is what is
+    around a character, which is written `{0}`.
     """
     code_points = [c for start, end in SWEPT for c in range(start, end)]
     code_points += [c for start, end in ELSEWHERE for c in range(start, end, STRIDE)]
@@ -111,11 +110,9 @@ def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters
 
 
 def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> DifferingCharacters:
-    """Return what `find` gives: shipped, from the user's cache folder, or found now.
+    """Return what `find` gives in seconds: shipped, from the user's cache folder, or found now.
 
-    Args:
-        key: whatever determines the result: a tokenizer's hash, options, versions of libraries.
-        find: takes seconds.
+    `key` is whatever determines the result: a tokenizer's hash, options, versions of libraries.
     """
     name = name_of_sweep(key)
     known = known_sweeps().get(name)

@@ -125,15 +125,10 @@ def measure_acceptance(
     num_tokens: int = 64,
     num_proposed: int = 5,
 ) -> Iterator[Acceptance]:
-    """Yield what becomes of a draft's proposals after each prompt.
+    """Yield what becomes of a draft's proposals after each prompt, in UTF-8.
 
-    Args:
-        target: whose continuations are written.
-        draft: whose tokens are proposed.
-        prompts: UTF-8.
-        sampled: sample both at temperature 1; else take the likeliest tokens.
-        num_tokens: of a continuation.
-        num_proposed: the draft's tokens of a round.
+    The target writes `num_tokens`, for which the draft proposes `num_proposed` in a round. Both are
+    sampled at temperature 1 if `sampled`; else they take the likeliest tokens.
 
     Raises:
         ValueError: a prompt that the target's tokenizer can't read.

@@ -114,13 +114,9 @@ class Origins:
 def find_origins(
     new: Tokenizer, old: Tokenizer, pairs: TokenPairs, *, num_rows: int | None = None
 ) -> Origins:
-    """Return where each row of a new vocabulary comes from.
+    """Return where each row of a new vocabulary comes from; `pairs` cover the same text.
 
-    Args:
-        new: the new tokenizer.
-        old: the model's own.
-        pairs: which of their tokens cover the same text.
-        num_rows: of the model, whose tokenizer may name more tokens (Gemma 3 1B); None: enough.
+    The model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
 
     Raises:
         ValueError: pairs of other tokenizers.

@@ -199,17 +199,11 @@ def load_scorer(
     settings: TransformersSettings = DEFAULTS,
     distributions: DistributionRule | None = None,
 ) -> Scorer:
-    """Load a teacher to score with.
+    """Load a teacher to score with: a folder, a Hugging Face repository, or a .gguf file.
 
-    Flash attention is taken where its package and a GPU are there and the dtype is half precision;
-    torch's own kernels elsewhere.
-
-    Args:
-        source: a folder, a Hugging Face repository, or a .gguf file.
-        rule: with which context.
-        dtype: "float32", "bfloat16" or "float16".
-        settings: where it runs, and how; its number of threads is this process's from now on.
-        distributions: which of its likeliest tokens it gives, too; None: losses only.
+    Flash attention is taken where its package and a GPU are there and the dtype ("float32",
+    "bfloat16" or "float16") is half precision; torch's own kernels elsewhere. The number of threads
+    in `settings` is this process's from now on.
 
     Raises:
         ValueError: a model that can't be scored with.
