@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.guidance import guided_loss as guided_loss
     from pipeline.guidance import select_tokens as select_tokens
     from pipeline.guidance.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from pipeline.methods.kind import MethodKind as MethodKind
     from pipeline.methods.method import Method as Method
     from pipeline.models.hf_models import hidden_states as hidden_states
     from pipeline.models.hf_models import load_language_model as load_language_model
@@ -66,6 +67,7 @@ _MODULES = {
     "pipeline.training.export": "prove_tokenizer",
     "pipeline.training.guided": "GuidedStudent",
     "pipeline.training.hf_trainer": "GuidedTrainer",
+    "pipeline.methods.kind": "MethodKind",
     "pipeline.methods.method": "Method",
     "schemas.document": "AlignedDocument decode_document document_key",
 }

@@ -32,7 +32,7 @@ def render_card(manifest: Manifest) -> str:
     }
     lines = [*_front_matter(manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
-    return "\n".join([*lines, "", _USE, *([] if manifest.removed is None else [_REMOVED])])
+    return "\n".join([*lines, "", _USE if manifest.removed is None else _USE_LESS_REMOVED])
 
 
 def _growth(manifest: Manifest) -> dict[str, str]:
@@ -91,8 +91,20 @@ Shards are plain WebDataset tars; `manifest.json` names every file with its SHA-
 table with a row for each document: in DuckDB `SELECT * FROM '*.index.parquet'`, in pandas
 `pandas.concat(map(pandas.read_parquet, glob("*.index.parquet")))`.
 """
-_REMOVED = """\
+_USE_LESS_REMOVED = f"""\
+{_USE.partition(" The index is")[0]}
+
 **Removed documents** are left out by vocag alone: `webdataset`, `datasets`, pandas and DuckDB still
 deliver them, texts included. `vocag align --input DATASET --output NEW` writes a dataset without
-them; `open_dataset(DATASET).removed_keys()` are the keys that any other reader must leave out.
+them. Any other reader must leave out their keys:
+
+```python
+from glob import glob
+import pandas
+from vocag import open_dataset
+
+removed = open_dataset("this folder or its URL").removed_keys()
+index = pandas.concat(map(pandas.read_parquet, glob("*.index.parquet")))
+index = index[~index["key"].isin(removed)]
+```
 """

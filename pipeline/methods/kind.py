@@ -11,10 +11,10 @@ from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teaching import Teaching
 from pipeline.selection_rule import PAPER_RULE, SelectionRule, Selector
-from schemas.manifest import ConventionRecord
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
+    from schemas.manifest import ConventionRecord
 
 Needs = Literal["nothing", "losses", "distributions", "model"]
 
@@ -108,8 +108,9 @@ class MethodKind:
         """
         if self.every_token and None in (student.first_token_id, student.continued_token_id):
             raise ValueError(
-                f"method={self.name} compares the likelihoods of whole texts, but without a token "
-                "before it a text's first token has none: name one by student_bos"
+                f"--method {self.name} compares the likelihoods of whole texts, but without a "
+                "token before it a text's first token has none: name one by --student-bos (in "
+                "Megatron --vocag-student-bos)"
             )
 
     def _without_teacher(self, data: Reading | None) -> ValueError:

@@ -139,7 +139,8 @@ class ReferencePath:
             found = self._mend(text, report, contents, rewriting)
         if isinstance(found, str):  # white space was left out, and a space put before what is new
             walked = self._carry_back(contents, rewriting, walk=True)
-            return found if walked is None else walked
+            if walked is not None and not self.find_unproven(report.ids, walked, text.encode()):
+                return walked
         return found
 
     def _carry_back(

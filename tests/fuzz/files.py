@@ -240,8 +240,10 @@ def _edit(trial: Trial, data: bytes, tell: Callable[[int, int], object]) -> byte
 
 
 def _footer_bytes(trial: Trial, data: bytes) -> int:
-    """Return the length of a parquet file's footer, which has no checksum."""
-    return 8 + int.from_bytes(data[-8:-4], "little") if trial.kind == "parquet" else 0
+    """Return the length of a parquet file's footer, which has no checksum; 0 if it is gone."""
+    if trial.kind != "parquet" or not data.endswith(b"PAR1"):
+        return 0
+    return min(8 + int.from_bytes(data[-8:-4], "little"), len(data) - 1)
 
 
 def replay(body: dict[str, Any]) -> int:

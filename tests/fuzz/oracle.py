@@ -91,9 +91,9 @@ class Oracle:
         return self._compare_ranges(text, ids, ranges, tiles=bool(batch.tiles[place]))
 
     def _control_strings(self, text: str, expected: list[int]) -> bool:
-        """Return whether the library reads strings in a text as control tokens."""
-        found = self.control & set(expected)
-        return any(i not in self.unknown or self.added[i].lower() in text.lower() for i in found)
+        """Return whether a text holds control strings: they hide others, and merges make them."""
+        held = any(self.added[i].lower() in text.lower() for i in self.control)
+        return held or bool(self.control & set(expected) - self.unknown)
 
     def _expected(self, text: str) -> list[int] | None:
         """Return the library's own ids, None where it raises or panics."""

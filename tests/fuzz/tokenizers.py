@@ -65,7 +65,6 @@ def _write(body: zoo.Definition, choose: random.Random, folder: Path) -> Path:
     for content in choose.sample(ADDED, choose.choice((0, 0, 2, 4, 6, 8))):
         names = ["single_word", "lstrip", "rstrip", "special", "normalized"]
         flags = {name: choose.random() < 0.35 for name in names}
-        flags["special"] &= content not in body["model"]["vocab"]  # plain texts lose its merges
         tokenizer.add_tokens([AddedToken(content, **flags)])
     return zoo.write_definition(json.loads(tokenizer.to_str()), folder)
 

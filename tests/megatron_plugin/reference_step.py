@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import cross_entropy
 
-from pipeline.methods import METHODS
+from pipeline.methods import kind_of
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.scoring.teaching import Teaching
@@ -29,7 +29,7 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
     """
     top_k = method.pop("top_k", None)
     chosen = Method(**method)
-    teacher = None if METHODS[chosen.name].needs == "nothing" else str(inputs.teacher)
+    teacher = None if kind_of(chosen).needs == "nothing" else str(inputs.teacher)
     config = TrainConfig(
         data=Reading(str(inputs.data)),
         student=str(inputs.student),

@@ -95,6 +95,11 @@ CHOICES = {
         {"vocag_method": "chunks", "vocag_num_chunks": 8, **CONTEXT},
         {"name": "chunks", "num_chunks": 8},
     ),
+    "by a method of a user's own": (
+        2,
+        {"vocag_method": "tests.support.own_method", **CONTEXT},
+        {"name": "tests.support.own_method"},
+    ),
 }
 
 

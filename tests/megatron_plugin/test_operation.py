@@ -94,6 +94,20 @@ def test_three_and_three_steps_are_six_bit_for_bit(inputs, interrupted, uninterr
     assert any(not torch.equal(uninterrupted[name], three[name]) for name in three)
 
 
+def test_a_run_that_is_started_again_at_every_step_is_the_same(inputs, tmp_path):
+    """Random choices, order and optimizer: each start takes one step."""
+    options = {"train_iters": 4, "vocag_method": "random", "vocag_teacher": None}
+    train(inputs, 1, tmp_path / "whole", **options)
+    again = {"save": tmp_path / "checkpoint", "load": tmp_path / "checkpoint", "exit_interval": 1}
+    for step in range(1, 5):
+        done = train(inputs, 1, tmp_path / f"step{step}", save_interval=1, **options, **again)
+        assert f"iteration        {step}/       4" in done.stdout
+    whole, last = (
+        merged(tmp_path / name, "weights", inputs.student) for name in ("whole", "step4")
+    )
+    assert all(torch.equal(whole[name], last[name]) for name in whole)
+
+
 def test_a_run_goes_on_in_another_layout(inputs, interrupted, uninterrupted, tmp_path):
     # Two rows share a choice of tokens: before a micro-batch's, now those of two replicas.
     again = resume(inputs, interrupted, tmp_path, 2, micro_batch_size=1)

@@ -58,6 +58,13 @@ def test_documents_leave_and_shards_stay(
     assert named.input == (str(output),)
     card = (output / "README.md").read_text("utf-8")
     assert "`webdataset`, `datasets`, pandas and DuckDB still" in card
+    recipe = card.rpartition("```python\n")[2].partition("```")[0]
+    found: dict[str, Any] = {}
+    exec(
+        recipe.replace("this folder or its URL", str(output)).replace('glob("', f'glob("{output}/'),
+        found,
+    )
+    assert set(found["index"]["document_id"]) == ALL - {"doc-0-3", "doc-0-20"}
     assert open_dataset(output).removed_keys() == set(map(document_key, ("doc-0-3", "doc-0-20")))
     assert seen_ids(output) == ALL - {"doc-0-3", "doc-0-20"}
     assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-1")]) == 0

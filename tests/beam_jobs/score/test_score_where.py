@@ -82,11 +82,10 @@ def test_rows_of_documents_that_were_not_scored_are_refused(world: Path, where: 
 
 def test_a_document_without_losses_is_named_where_it_is_read(world: Path) -> None:
     rows = open_part(world)
-    assert rows.datasets[0]._losses is not None
     index, kept = select_documents(rows.dataset, WHERE).read(0)
     other = int(np.flatnonzero(~kept & (index.num_teacher_tokens > 0))[0])
     with pytest.raises(ForeignLossesError, match=rf"0 losses of document {other} of .*not scored"):
-        rows.datasets[0]._losses.read(other, 0, 1)
+        rows.datasets[0]._teachers.read(other, 0, 1)
 
 
 def test_what_was_not_scored_is_no_finding_and_what_is_missing_is_one(world: Path) -> None:

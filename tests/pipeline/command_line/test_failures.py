@@ -234,7 +234,7 @@ def untaught_without_data(root: Path) -> object:
             "'\"'\"'{0}/slow'\"'\"').save_pretrained('\"'\"'{0}/slow-fast'\"'\"')'",
         ),
         (where, WhereError, "--where 'num_student_tokens > 5'"),
-        (untaught, ValueError, '--stored-losses ""'),
+        (untaught, ValueError, 'stored_losses=""'),
         (untaught_without_scores, ValueError, "vocag score {}/data --teacher MODEL" + ROWS),
         (untaught_without_data, DatasetError, "{}/data  # a dataset"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from pipeline.command_line import options
 from pipeline.command_line.command import COMMANDS, run_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = [
     path
     for part in ("schemas", "vocag", "pipeline", "beam_jobs", "megatron_plugin")

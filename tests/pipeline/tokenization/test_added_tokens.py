@@ -162,6 +162,14 @@ def test_white_space_left_out_and_a_space_put_before_what_is_new() -> None:
     assert batch.input_ids.tolist() == library_ids(body, text)
 
 
+def test_a_space_put_behind_an_added_token_amid_a_rewritten_character_is_refused() -> None:
+    """`½` becomes `1⁄2`, and ` ⁄2` behind the added token: not what the text's bytes hold."""
+    change = {"normalizer": {"type": "NFKD"}}
+    body = with_added(definition("gpt2_like") | change, AddedToken("1", normalized=True))
+    batch = load_body(body).tokenize_batch(["½".encode()])
+    assert "stand for different text" in batch.failures[0]
+
+
 def test_refusals_name_control_tokens_as_the_file_does() -> None:
     body = with_added(definition("qwen_like"), AddedToken("<pad>", special=True))
     body["added_tokens"][-1]["id"] += 5

@@ -59,3 +59,13 @@ def test_options_of_a_method_are_checked() -> None:
         Teaching(top_k=256)
     with pytest.raises(ValueError, match=r"temperature=0 must be above 0"):
         Method("distill", temperature=0)
+
+
+def test_a_method_of_ones_own_is_named_as_a_module() -> None:
+    assert kind_of(Method("tests.support.own_method")).name == "weighed"
+    with pytest.raises(
+        ValueError, match=r"method=json\.decoder: that module's KINDS must hold one"
+    ):
+        kind_of(Method("json.decoder"))
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        kind_of(Method("nowhere.at_all"))

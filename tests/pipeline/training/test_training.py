@@ -93,10 +93,12 @@ def six(world: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 def _config(world: Path, output: Path, method: Method, **changes: Any) -> TrainConfig:
+    changes = with_teaching({"teacher": str(world / "teacher_run/model"), **changes})
     config = TrainConfig(
         data=Reading(str(world / "pair")),
         student=str(world / "student"),
         output=output,
+        teaching=changes.pop("teaching"),
         method=method,
         num_steps=6,
         warmup_steps=2,
@@ -106,9 +108,7 @@ def _config(world: Path, output: Path, method: Method, **changes: Any) -> TrainC
         num_epochs=4,
         learning_rate=1e-3,
     )
-    return replace(
-        config, **with_teaching({"teacher": str(world / "teacher_run/model"), **changes})
-    )
+    return replace(config, **changes)
 
 
 def _rows(data: Path, seq_length: int = SEQ_LENGTH) -> AlignedRows:
@@ -330,7 +330,8 @@ def test_every_method_gives_a_loss_to_learn_from(
         else {}
     )
     batch = rows.__getitems__([0, 1])
-    result = _loss(Method(name, num_chunks=4), learner, teacher, batch, **more)
+    method = Method(name, num_chunks=4) if name.startswith("chunks") else Method(name)
+    result = _loss(method, learner, teacher, batch, **more)
     result.loss_sum.backward()  # type: ignore[no-untyped-call]
     assert 0 < float(result.loss_sum.detach()) / float(result.num_tokens) < 12
     assert any(float(p.grad.abs().sum()) for p in learner.parameters() if p.grad is not None)
@@ -625,13 +626,15 @@ def test_command_line_has_an_option_for_every_field(
                            "--seed", "3", "--bf16", "--exit-after", "5"])  # fmt: skip
     assert config.method == Method("chunks", num_chunks=8, seed=3)
     assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
-    assert parse_config([*needed, "--stored-losses", ""]).stored_losses == ("",), "the only ones"
+    assert parse_config([*needed, "--stored-losses", ""]).teaching.names == ("",), "the only ones"
     assert main([*needed, "--method", "teacher"]) == 2
     assert "d/manifest.json does not exist" in capsys.readouterr().err
 
 
 def test_a_run_ends_with_what_to_do_next() -> None:
-    config = TrainConfig(data=Reading("d"), student="s", teacher="t", output=Path("a run"))
+    config = TrainConfig(
+        data=Reading("d"), student="s", teaching=Teaching("t"), output=Path("a run")
+    )
     assert "vocag evaluate 'a run/model'" in what_next(config)
     assert "a run/model" not in what_next(replace(config, exit_after=5))
 

@@ -1,0 +1,66 @@
+"""One small world, restored at every step: the run is what it is without (as grain tests do)."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.methods.method import Method
+from pipeline.training.loop import train
+from tests.pipeline.training.test_hf_trainer import data_of, logged, trainer_of
+from tests.support.scored_data import train_config
+
+STEPS = 4
+METHOD = Method("random", unmapped="mean")  # whose draws are the run's, too
+
+
+def losses(output: Path) -> list[float]:
+    lines = (output / "log.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_vocag_train_that_is_started_again_at_every_step(world: Path, tmp_path: Path) -> None:
+    whole = train_config(world, tmp_path / "whole", method=METHOD, num_steps=STEPS)
+    again = replace(whole, output=tmp_path / "again")
+    train(whole)
+    for step in range(1, STEPS + 1):
+        train(replace(again, exit_after=step))
+    assert losses(again.output) == losses(whole.output)
+    models = [load_file(c.output / "model/model.safetensors") for c in (whole, again)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_a_trainer_of_transformers_restored_from_every_step(world: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"settings": {"save_steps": 1, "max_steps": STEPS}, "method": METHOD}
+    given["data"] = data_of(world, stored_losses=None)
+    whole = trainer_of(world, tmp_path / "run", **given)
+    whole.train()
+    for step in range(1, STEPS):
+        again = trainer_of(world, tmp_path / "run", **given)
+        again.train(resume_from_checkpoint=str(tmp_path / f"run/checkpoint-{step}"))
+        assert logged(again)[-1] == logged(whole)[-1]
+        weights = dict(whole.model.named_parameters())
+        assert all(torch.equal(weights[name], p) for name, p in again.model.named_parameters())
+
+
+@pytest.mark.parametrize("trainer", ["vocag train", "transformers"])
+def test_a_method_of_ones_own_is_one_file(world: Path, tmp_path: Path, trainer: str) -> None:
+    """It is named as a module, and learns: other weights than the paper's method gives."""
+    own = Method("tests.support.own_method")
+    found = []
+    for method in (own, Method("teacher")):
+        if trainer == "transformers":
+            settings = {"max_steps": 2, "save_strategy": "no"}
+            run = trainer_of(world, tmp_path, settings=settings, method=method)
+            run.train()
+            found.append(logged(run))
+        else:
+            output = tmp_path / method.name
+            train(train_config(world, output, method=method, stored_losses="", num_steps=2))
+            found.append(losses(output))
+    assert found[0] != found[1]
+    assert all(0 < weighed < plain for weighed, plain in zip(*found, strict=True))
