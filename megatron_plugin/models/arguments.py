@@ -52,10 +52,6 @@ def model_arguments(shape: ModelShape) -> list[str]:
 
     Raises:
         ArgumentError: a mixture of experts.
-
-    Example:
-        >>> model_arguments(read_shape("models/SmolLM2-135M"))[:2]
-        ['--num-layers', '30']
     """
     if shape.experts is not None:
         raise ArgumentError(
@@ -132,18 +128,8 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
 
 def _attributes(shape: ModelShape) -> dict[str, int | float | str | bool]:
     """Return what Megatron's parsed arguments are called, and hold, for a model."""
-    return {
-        "num_layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
-        "kv_channels": shape.head_size,
-        "layernorm_epsilon": shape.layernorm_epsilon,
-        "normalization": "RMSNorm",
+    return shape.settings | {
         "position_embedding_type": "rope",
         "swiglu": True,
-        "add_qkv_bias": shape.qkv_bias,
-        "qk_layernorm": shape.qk_layernorm,
         "untie_embeddings_and_output_weights": not shape.tied_embeddings,
     }

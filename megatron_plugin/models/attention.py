@@ -191,17 +191,9 @@ class PackedAttention(MegatronModule):
 def attend_documents(
     query: Tensor, key: Tensor, value: Tensor, segments: RowSegments, *, scale: float | None = None
 ) -> Tensor:
-    """Attend causally within each document.
+    """Attend causally within each document: queries float [o, n, d], keys and values [t, g, d].
 
-    Args:
-        query: float [o, n, d].
-        key: float [t, g, d].
-        value: float [t, g, d].
-        segments: the documents.
-        scale: of the scores; None: 1 / sqrt(d).
-
-    Returns:
-        float [o, n, d].
+    Products are multiplied by `scale`; None: 1 / sqrt(d). The result is like the queries.
     """
     if varlen.fits_kernel(query, value):
         if segments.key_places is not None:

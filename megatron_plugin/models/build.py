@@ -10,8 +10,7 @@ import torch
 from torch import distributed as dist
 
 from megatron_plugin.models.attention import PackedAttention
-from megatron_plugin.models.experts import group_experts
-from megatron_plugin.models.norm import PartedNorm, replace_norms
+from megatron_plugin.models.layers import PartedNorm, group_experts, replace_norms
 from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import cut_layers, megatron_layout, output_cost
 from megatron_plugin.models.weight_rules import load_weights
@@ -115,12 +114,7 @@ def _frozen_config(
         logger.info("the teacher's pipeline stages have %s layers", ",".join(map(str, layers)))
     return TransformerConfig(
         **_expert_settings(shape.experts, tensor_parallel),
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
-        kv_channels=shape.head_size,
+        **shape.settings,
         tensor_model_parallel_size=tensor_parallel,
         context_parallel_size=parallel_state.get_context_parallel_world_size(),
         pipeline_model_parallel_size=num_stages,
@@ -129,13 +123,9 @@ def _frozen_config(
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         transformer_impl="local",
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.layernorm_epsilon,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_layernorm,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         # On its device at once: a node's ranks together would need all copies in host memory.

@@ -18,8 +18,7 @@ from megatron_plugin.upstream import (
 )
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
 from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.vocabulary_share import VocabularyShare
+from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
 
 
 def score_labels(
@@ -76,16 +75,10 @@ def score_next_tokens(
     vocab_size: int,
     num_ids: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a frozen model's losses of labels, and its likeliest tokens; see `score_labels`.
+    """Return a frozen model's losses of labels, and its likeliest tokens.
 
-    Args:
-        hidden_states: as there.
-        output_layer: as there.
-        output_weight: as there.
-        labels_ob: as there.
-        top_k: K, likeliest tokens.
-        vocab_size: as there.
-        num_ids: of the tokenizer, of which they are; None: all.
+    What `score_labels` takes means the same here. Of the K = `top_k` likeliest tokens all are below
+    `num_ids`, the tokenizer's tokens; None: below `vocab_size`.
 
     Returns:
         fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities.

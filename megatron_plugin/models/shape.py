@@ -79,6 +79,22 @@ class ModelShape:
     experts: Experts | None = None
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What Megatron's arguments and configuration both call these sizes and switches."""
+        return {
+            "num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "ffn_hidden_size": self.ffn_hidden_size,
+            "num_attention_heads": self.num_attention_heads,
+            "num_query_groups": self.num_query_groups,
+            "kv_channels": self.head_size,
+            "layernorm_epsilon": self.layernorm_epsilon,
+            "normalization": "RMSNorm",
+            "add_qkv_bias": self.qkv_bias,
+            "qk_layernorm": self.qk_layernorm,
+        }
+
+    @property
     def weights_per_layer(self) -> float:
         """Weights of a layer that each token is multiplied with; of unlike layers the mean."""
         width, router = float(self.ffn_hidden_size), 0.0  # of the MLPs that a token goes through
@@ -170,10 +186,6 @@ def read_shape(folder: str | Path) -> ModelShape:
 
     Raises:
         UnsupportedModelError: another architecture, or a part of it that isn't translated.
-
-    Example:
-        >>> read_shape("models/SmolLM2-135M").num_layers
-        30
     """
     from transformers import AutoConfig
 

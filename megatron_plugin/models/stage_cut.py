@@ -18,10 +18,6 @@ def output_cost(shape: ModelShape) -> float:
 
     Multiplications of weights alone: attention's own depends on the documents' lengths, and the
     embedding is a look-up.
-
-    Example:
-        >>> round(output_cost(read_shape("Qwen2.5-7B")), 2)
-        2.34
     """
     return shape.vocab_size * shape.hidden_size / shape.weights_per_layer
 
@@ -29,13 +25,9 @@ def output_cost(shape: ModelShape) -> float:
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
     """Return the layers of each stage that make the slowest as fast as can be.
 
-    Each stage has one layer at least. Where some stages have one more than others they are the
-    last ones before the output layer's: the first holds the embedding's memory.
-
-    Args:
-        num_layers: of the model.
-        num_stages: of the pipeline.
-        output: cost of the output layer, in layers.
+    Each stage has one layer at least; the last one also has the output layer, which costs `output`
+    layers. Where some stages have one more than others they are the last ones before it: the first
+    holds the embedding's memory.
 
     Raises:
         ValueError: more stages than layers.

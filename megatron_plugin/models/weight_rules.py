@@ -87,20 +87,10 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill this rank's model from Hugging Face tensors.
-
-    Args:
-        model: a GPTModel chunk, with or without wrappers.
-        open_tensor: gives a tensor by its Hugging Face name.
-        shape: of the model.
-        rank: in a tensor-parallel group of `num_ranks`.
-        num_ranks: of the group.
+    """Fill a GPTModel chunk with its rank's part of Hugging Face tensors, which are opened by name.
 
     Raises:
         ValueError: a tensor has a different shape from the model's parameter.
-
-    Example:
-        >>> load_weights(model, open_weights("models/llama").open, shape, rank=0, num_ranks=1)
     """
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
@@ -153,10 +143,6 @@ def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> 
         slices: by parameter name in the whole model, the tensor-parallel ranks' slices in order;
             one slice is the whole parameter.
         shape: of the model.
-
-    Example:
-        >>> merge_weights({"decoder.final_layernorm.weight": [weight]}, shape).keys()
-        dict_keys(['model.norm.weight'])
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

@@ -90,20 +90,12 @@ class Weights:
 
 
 def open_weights(source: str) -> Weights:
-    """Find a model.
-
-    Args:
-        source: a folder in Hugging Face's format (safetensors, one file or several), or a
-            repository name, `owner/name`, which is downloaded.
+    """Find a model, as `find_teacher` does; its weights are safetensors, in one file or several.
 
     Raises:
         ValueError: nothing there, and no repository of that name.
         WeightsError: nothing usable there.
         UnsupportedModelError: an architecture that isn't translated.
-
-    Example:
-        >>> open_weights("models/SmolLM2-135M").shape.family
-        'llama'
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE
@@ -178,9 +170,6 @@ def require_whole(folder: Path) -> None:
 
     Raises:
         WeightsError: names the first that is missing, cut or damaged, and what to do.
-
-    Example:
-        >>> require_whole(newest_iteration(Path("checkpoints")))
     """
     with _undamaged(folder, ".metadata"):
         stored = FileSystemReader(folder).read_metadata().storage_data

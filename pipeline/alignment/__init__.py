@@ -1,5 +1,5 @@
 """Two tokenizations of a text, aligned token by token (Algorithm 1)."""
 
-from pipeline.alignment.align import AlignmentError, align_batch, align_tokens, chunk_of_token
+from pipeline.alignment.align import AlignmentError, align_batch, align_tokens
 
-__all__ = ["AlignmentError", "align_batch", "align_tokens", "chunk_of_token"]
+__all__ = ["AlignmentError", "align_batch", "align_tokens"]

@@ -34,10 +34,6 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
         AlignmentError: offsets of a document decrease or are all (0, 0), or the batches differ
             in documents.
 
-    Example:
-        >>> align_tokens(student, teacher)[0].tolist()
-        [0, 2]
-
     Source: Algorithm 1, by one O(N + M) merge instead of two binary searches a token.
     """
     if student.num_documents != teacher.num_documents:
@@ -75,11 +71,6 @@ def align_batch(
 ) -> AlignedBatch:
     """Tokenize documents with both tokenizers and align them.
 
-    Args:
-        documents: the texts.
-        student_tokenizer: the student's.
-        teacher_tokenizer: the teacher's.
-
     Returns:
         The documents that both could tokenize, aligned; the others, with reasons.
     """
@@ -105,18 +96,6 @@ def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
         for place, reason in {**bare, **tokens.failures}.items():
             failures.setdefault(place, f"{side}: {reason}")
     return failures
-
-
-def chunk_of_token(num_tokens: int, num_chunks: int) -> NDArray[np.int64]:
-    """Return which of `num_chunks` equal chunks each token lies in, int64 [num_tokens].
-
-    Example:
-        >>> chunk_of_token(5, 2).tolist()
-        [0, 0, 0, 1, 1]
-
-    Source: the chunking baseline of section 2.
-    """
-    return np.arange(num_tokens, dtype=np.int64) * num_chunks // max(num_tokens, 1)
 
 
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:

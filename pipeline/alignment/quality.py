@@ -123,16 +123,11 @@ class DocumentQuality:
     byte_iou_sum: NDArray[np.float64]
 
 
-def measure_alignment(batch: AlignedBatch) -> AlignmentStatistics:
-    """Return the statistics of one batch.
+def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
+    """Return the statistics of one batch, and those of each document that the index keeps.
 
     Source: section 2 (IoU, IoS), in bytes.
     """
-    return measure_documents(batch)[0]
-
-
-def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
-    """Return the statistics of one batch, and those of each document that the index keeps."""
     student, teacher = batch.student, batch.teacher
     bins = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
     num_documents = student.num_documents

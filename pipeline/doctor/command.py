@@ -61,12 +61,7 @@ def examine() -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what `examine` has found, for people.
-
-    Example:
-        >>> next(describe(examine()))  # doctest: +SKIP
-        'vocag       0.1.0 in /home/me/vocag, Python 3.12.1, Linux-6.8'
-    """
+    """Yield what `examine` has found, for people."""
     from pipeline.drawing.formatting import format_bytes
 
     own, here, gpu = found["vocag"], found["machine"], found["gpu"]

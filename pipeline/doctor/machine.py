@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
-    """Return the GPUs that torch sees, or `problem`; torch is asked in a process of its own.
-
-    Args:
-        seconds: that it may take.
-    """
+    """Return the GPUs that torch sees, or `problem`; torch is asked in a process of its own."""
     if find_spec("torch") is None:
         return {"devices": [], "problem": "torch is not installed"}
     try:
@@ -60,22 +55,11 @@ def describe_fast_path() -> dict[str, Any]:
     """Return whether gigatoken encodes as the reference does here, tried on 256 byte tokens."""
     try:
         from pipeline.tokenization import load_tokenizer
-        from pipeline.tokenization.contents import BYTE_LEVEL_ALPHABET
+        from pipeline.tokenization.rank_models import BYTES
         from pipeline.tokenization.sweep import DifferingCharacters
     except ImportError as error:
         return {"works": False, "problem": str(error)}
-    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    definition = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": step,
-        "decoder": step,
-        "model": {"type": "BPE", "vocab": dict(BYTE_LEVEL_ALPHABET), "merges": []},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "tokenizer.json")
-        path.write_text(json.dumps(definition), "utf-8")
-        reason = load_tokenizer(str(path), differing=DifferingCharacters(())).slow_reason
+    reason = load_tokenizer(BYTES.name, differing=DifferingCharacters(())).slow_reason
     return {"works": reason is None} | ({"problem": reason} if reason else {})
 
 

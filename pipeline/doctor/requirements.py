@@ -1,4 +1,7 @@
-"""What the installed distribution asks for, and what of it is not here."""
+"""What the installed distribution asks for, and what of it is not here.
+
+Without one, vocag running from a bare checkout, everything here raises `PackageNotFoundError`.
+"""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
@@ -9,9 +12,6 @@ from packaging.requirements import Requirement  # huggingface_hub brings it
 def extras() -> list[str]:
     """Return the names of vocag's extras.
 
-    Raises:
-        PackageNotFoundError: vocag runs from a checkout that is not installed.
-
     Example:
         >>> "torch" in extras()
         True
@@ -20,13 +20,7 @@ def extras() -> list[str]:
 
 
 def missing(extra: str = "") -> list[str]:
-    """Return what an extra asks for that is not installed, or not in that version.
-
-    Args:
-        extra: its name; "" for what every command needs.
-
-    Raises:
-        PackageNotFoundError: vocag runs from a checkout that is not installed.
+    """Return what an extra, "": every command, asks for that is not here, or not in that version.
 
     Example:
         >>> missing()
@@ -36,11 +30,7 @@ def missing(extra: str = "") -> list[str]:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Return the version of each library that vocag or an extra names; None: not installed.
-
-    Raises:
-        PackageNotFoundError: vocag runs from a checkout that is not installed.
-    """
+    """Return the version of each library that vocag or an extra names; None: not installed."""
     names = {Requirement(line).name for line in requires("vocag") or ()} - {"vocag"}
     return {name: _version(name) for name in sorted(names)}
 

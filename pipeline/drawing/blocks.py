@@ -114,11 +114,6 @@ def lay_out(
         num_text_bytes: length of the text.
         place: where it is.
         max_tokens: student tokens that are shown, from the first on; None: all.
-
-    Example:
-        >>> document = lay_out("fig. 2", b"the", student, teacher, spans, num_text_bytes=3)
-        >>> [token.text for block in document.blocks for token in block.teacher]
-        ['the']
     """
     num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
     spans = teacher_spans[:max_tokens]

@@ -118,13 +118,8 @@ def bar_chart(
 ) -> "Figure":
     """Return upright bars of shares side by side; few bars carry their values.
 
-    Args:
-        title: what is shown.
-        labels: one label per bar.
-        series: by name, one share (0 to 1) per label.
-        x_label: what the bars are, with its unit.
-        y_label: what the shares are of.
-        ticks: the labels that are written, or as many of them as fit; empty: of all.
+    Each series has one share (0 to 1) per label. Of the labels those in `ticks` are written, or as
+    many of them as fit; empty: of all. The rest is as in `line_chart`.
 
     Example:
         >>> shares = {"student": [0.25, 0.75]}
@@ -165,12 +160,11 @@ def interval_chart(
 ) -> "Figure":
     """Return a point and its interval for each group and series: do these differ at all?
 
-    A series without any value keeps its colour and is left out.
-
     Args:
         title: what is shown.
         groups: the groups' labels.
-        series: by name, (low, value, high) for each group; None if there is none.
+        series: by name, (low, value, high) for each group, or None; one without any value keeps its
+            colour and is left out.
         x_label: of the axis, with its unit.
         form: of the values, such as `+.3f`.
         marks: a dashed level in each group, such as chance.
@@ -239,9 +233,6 @@ def write_figure(figure: "Figure", output: Path) -> None:
 
     Raises:
         ValueError: another ending.
-
-    Example:
-        >>> write_figure(chart, Path("figure.svg"))
     """
     require_drawable(output)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Literal
 from xml.etree.ElementTree import Element
 
+from wcwidth import width as display_width
+
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
 from pipeline.drawing.formatting import format_count
-from pipeline.drawing.terminal_blocks import display_width
 from pipeline.drawing.web_page import Child, render_page, tag
 
 _COLUMN, _PADDING, _GAP = 7.9, 5.0, 3.0
@@ -101,15 +102,8 @@ def render_preview(
 ) -> str:
     """Return the page: self-contained HTML without scripts or requests.
 
-    Args:
-        title: of the page.
-        head: what comes before the documents, each of which is drawn in a card of its own.
-        documents: what is drawn.
-        legend: what chips of these classes mean.
-        marks: of student tokens, by their index.
-
-    Example:
-        >>> Path("preview.html").write_text(render_preview("docs: preview", [], documents), "utf-8")
+    `head` comes before the documents, each of which is drawn in a card of its own; `legend` says
+    what chips of its classes mean, `marks` what is said of student tokens, by their index.
     """
     drawn = draw_documents(documents, legend=legend, marks=marks)
     return render_page(title, *head, *drawn, style=STYLE)

@@ -9,11 +9,7 @@ from pipeline.drawing.formatting import printable
 
 
 def print_lines(name: str, make: Callable[[], Iterable[str]]) -> int:
-    """Print a command's lines; return its exit status: 0, or 2 if it could not run.
-
-    Args:
-        name: of the command, before an error.
-        make: reads the options and gives the lines.
+    """Print a command's lines, which `make` gives; return its status: 0, or 2 if it could not run.
 
     Example:
         >>> print_lines("explore", lambda: ["one", "two"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-import wcwidth
+from wcwidth import width as display_width  # an emoji of several characters has two columns
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
 from pipeline.drawing.formatting import format_count, printable
@@ -29,16 +29,6 @@ def draw_document(document: PreviewDocument, *, width: int) -> Iterator[str]:
         rest = format_count(document.num_student_tokens - document.num_shown)
         yield f"… {rest} more student tokens (--max-tokens shows more)"
         yield ""
-
-
-def display_width(text: str) -> int:
-    """Return the columns that text takes in a terminal: an emoji of several characters takes two.
-
-    Example:
-        >>> display_width("数a")
-        3
-    """
-    return wcwidth.width(text)
 
 
 _Drawn = tuple[str, str]

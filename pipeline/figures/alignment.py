@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.alignment import align_batch, chunk_of_token
-from pipeline.alignment.quality import measure_alignment, overlap_ratios
+from pipeline.alignment import align_batch
+from pipeline.alignment.quality import measure_documents, overlap_ratios
 from pipeline.batches import AlignedBatch, Ranges, SourceDocument
 from pipeline.drawing.charts import line_chart
 from pipeline.drawing.formatting import format_count, format_plural, format_table
@@ -56,21 +56,12 @@ def measure_chunking(
 ) -> ChunkingQuality:
     """Cut both tokenizations into chunks and compare with token-level alignment.
 
-    Args:
-        texts: documents, each tokenized on its own. What is left at the end and is shorter than a
-            sequence is left out of the chunks.
-        student: its tokens are counted.
-        teacher: its tokens are cut, too.
-        num_chunks: numbers of chunks to try.
-        seq_length: student tokens of a sequence.
+    Sequences have `seq_length` student tokens; what is left at the end and is shorter is left out.
+    Each number of `num_chunks` is tried.
 
     Raises:
         ValueError: a text that can't be tokenized, not one whole sequence, or a sequence with fewer
             tokens than chunks.
-
-    Example:
-        >>> measure_chunking(documents, llama2, qwen2_5, [8, 512], seq_length=2048).tokens[1]
-        1.0
 
     Source: section 2 and Fig. 3, in bytes.
     """
@@ -82,7 +73,7 @@ def measure_chunking(
         raise ValueError(f"{document.document_id} can't be aligned: {reason}")
     sequences = _cut_sequences(batch, seq_length)
     _require_tokens(sequences, seq_length, max(num_chunks))
-    tokens = measure_alignment(batch)
+    tokens = measure_documents(batch)[0]
     return ChunkingQuality(
         num_sequences=len(sequences),
         seq_length=seq_length,
@@ -162,10 +153,9 @@ def _chunk_quality(sequences: Sequence[tuple[Ranges, Ranges]], num_chunks: int) 
 
 def _chunk_ranges(byte_offsets: Ranges, num_chunks: int) -> NDArray[np.int64]:
     """Return the bytes that each chunk of a sequence covers, int64 [num_chunks, 2]."""
-    chunks = chunk_of_token(len(byte_offsets), num_chunks)
-    first = np.searchsorted(chunks, np.arange(num_chunks), side="left")
-    last = np.searchsorted(chunks, np.arange(num_chunks), side="right") - 1
-    return np.stack([byte_offsets[first, 0], byte_offsets[last, 1]], axis=1)
+    # Token i of n lies in chunk i * num_chunks // n.
+    bounds = -(-np.arange(num_chunks + 1) * len(byte_offsets) // num_chunks)
+    return np.stack([byte_offsets[bounds[:-1], 0], byte_offsets[bounds[1:] - 1, 1]], axis=1)
 
 
 def _require_tokens(

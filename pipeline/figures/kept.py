@@ -61,19 +61,11 @@ def score_text(
 ) -> KeptTokens:
     """Score a text with both models and choose the tokens that count.
 
-    Args:
-        text: at most as long as the models' context.
-        student: its model (folder or repository) and its tokenizer, which says what comes before a
-            text.
-        teacher: its model and tokenizer.
-        keep_fraction: share of the mapped tokens to keep.
-        aggregation: Φ.
+    Each side is a model (folder or repository) and its tokenizer; the student's says what comes
+    before a text. `keep_fraction` of the mapped tokens is kept, by Φ = `aggregation`.
 
     Raises:
         ValueError: an empty text, one that can't be tokenized, or is longer than a context.
-
-    Example:
-        >>> score_text("1 + 1 = 2", student=student, teacher=teacher).kept.sum()
 
     Source: Eq. 2 and 4.
     """

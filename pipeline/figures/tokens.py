@@ -39,10 +39,6 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
     Raises:
         ValueError: a tokenizer can't tokenize the text.
 
-    Example:
-        >>> len(tokenize_text("Probability, Uncertainty", tokenizers).tokens["llama2"].input_ids)
-        7
-
     Source: Fig. 2.
     """
     data = text.encode("utf-8", "surrogatepass")

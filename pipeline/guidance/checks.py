@@ -22,9 +22,6 @@ def check_finite(
 
     Raises:
         NonFiniteLossError: names the rows.
-
-    Example:
-        >>> check_finite({"student_losses": (student_losses, loss_mask)})
     """
     num_broken = count_broken(tensors)
     if group is not None:

@@ -32,16 +32,18 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.guidance.chosen_entries import ChosenEntries, check_entries
-from pipeline.guidance.output_layer import OutputLayer, logit_slopes, to_logits
-from pipeline.guidance.vocabulary_chunks import (
+from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
+    OutputLayer,
+    VocabularyShare,
+    logit_slopes,
     matmul_wide,
     row_chunks,
     rows_at_once,
+    to_logits,
     widen,
     widen_once,
 )
-from pipeline.guidance.vocabulary_share import VocabularyShare
 
 # Scale and cap of `OutputLayer`.
 _Change = tuple[float, float | None]
@@ -165,9 +167,6 @@ def score_tokens(
 
     Raises:
         ValueError: as `linear_cross_entropy`, or the mask claims a loss for a row's first token.
-
-    Example:
-        >>> score_tokens(hidden, lm_head.weight, input_ids, teacher_loss_mask=position_ids > 0)
     """
     mask = teacher_loss_mask.bool()
     if bool(mask[:, :1].any()):

@@ -127,10 +127,6 @@ def distilled_loss(
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
         ValueError: shapes disagree, λ or the temperature are impossible.
 
-    Example:
-        >>> scores = linear_cross_entropy(hidden, weight, labels, entry_ids=ids)
-        >>> distilled_loss(scores, ids, probs, loss_mask=mask, weight=0.8).loss_sum.backward()
-
     Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2.
     """
     if not 0 <= weight <= 1:

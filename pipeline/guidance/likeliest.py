@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from pipeline.guidance.cross_entropy import wide_products
-from pipeline.guidance.output_layer import OutputLayer, to_logits
-from pipeline.guidance.vocabulary_chunks import (
+from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
+    OutputLayer,
+    VocabularyShare,
     matmul_wide,
     row_chunks,
     rows_at_once,
+    to_logits,
     widen,
     widen_once,
 )
-from pipeline.guidance.vocabulary_share import VocabularyShare
 
 _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
 

@@ -1,11 +1,21 @@
-"""What turns a model's last hidden states into logits."""
+"""What turns hidden states into logits, how its rows are walked in chunks, and shared by ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+# Logits held at once. On CPU a chunk of 8 MiB stays in cache (measured: 4,096 tokens by 512 rows is
+# 2.5 times faster than by 4,096); on an accelerator larger chunks keep the matrix units busy.
+_CPU_CHUNK_ELEMENTS = 2**21
+_ACCELERATOR_CHUNK_ELEMENTS = 2**25
+_MIN_CHUNK_ROWS = 128
+# Below -87.3 an fp32 exponential is subnormal, which CPUs compute eight times slower (measured) and
+# which changes no sum: exp(-87) is 1.6e-38.
+MIN_EXPONENT = -87.0
 
 
 @dataclass(frozen=True)
@@ -48,3 +58,112 @@ def to_logits(products: Tensor, scale: float, cap: float | None) -> Tensor:
 def logit_slopes(logits: Tensor, scale: float, cap: float | None) -> Tensor | float:
     """Return what `to_logits` multiplies a gradient by, at these logits."""
     return scale if cap is None else (1.0 - (logits / cap).square()) * scale
+
+
+def matmul_wide(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply with an fp32 result (fp64 for fp64 inputs).
+
+    torch 2.15 has a half-precision product with an fp32 result on CUDA only; elsewhere the operands
+    are widened first. A gradient of logits (fp32) is narrowed to meet half-precision weights.
+    """
+    half = next(
+        (t.dtype for t in (left, right) if t.dtype in (torch.bfloat16, torch.float16)), None
+    )
+    if left.is_cuda and half is not None:
+        return torch.mm(left.to(half), right.to(half), out_dtype=torch.float32)
+    return widen(left) @ widen(right)
+
+
+def widen_once(hidden: Tensor) -> Tensor:
+    """Widen once what `matmul_wide` would widen again for every chunk."""
+    return hidden if hidden.is_cuda else widen(hidden)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def row_chunks(vocab_size: int, chunk_rows: int) -> list[slice]:
+    """Return a vocabulary's rows in chunks, the last of which may be shorter."""
+    starts = range(0, vocab_size, chunk_rows)
+    return [slice(start, min(start + chunk_rows, vocab_size)) for start in starts]
+
+
+def rows_at_once(num_tokens: int, device: torch.device) -> int:
+    """Return how many rows of the vocabulary a chunk of logits of so many tokens has."""
+    elements = _CPU_CHUNK_ELEMENTS if device.type == "cpu" else _ACCELERATOR_CHUNK_ELEMENTS
+    return max(_MIN_CHUNK_ROWS, elements // max(1, num_tokens))
+
+
+@dataclass(frozen=True)
+class VocabularyShare:
+    """This rank's part of the vocabulary.
+
+    Attributes:
+        vocab_size: tokens of all ranks.
+        first: the first of this rank's tokens.
+        num_own: its tokens; 0 if the rank has nothing but padding.
+        group: ranks that share the vocabulary; None: this process has all of it.
+    """
+
+    vocab_size: int
+    first: int
+    num_own: int
+    group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def of(
+        cls, num_rows: int, vocab_size: int | None, group: dist.ProcessGroup | None
+    ) -> VocabularyShare:
+        """Return the share of a rank of the group, each of which has `num_rows` rows, in order.
+
+        `vocab_size` of all ranks' rows are tokens; None: all rows.
+
+        Raises:
+            ValueError: the ranks have fewer rows than the vocabulary tokens.
+
+        Example:
+            >>> VocabularyShare.of(512, 500, None)
+            VocabularyShare(vocab_size=500, first=0, num_own=500, group=None)
+        """
+        ranks = 1 if group is None else group.size()
+        vocab_size = num_rows * ranks if vocab_size is None else vocab_size
+        if not 1 <= vocab_size <= num_rows * ranks:
+            raise ValueError(
+                f"vocab_size {vocab_size} must lie in 1..{num_rows * ranks}, the rows of the "
+                "output layer's weight"
+            )
+        if group is None or ranks == 1:
+            return cls(vocab_size, 0, vocab_size)
+        first = group.rank() * num_rows
+        return cls(vocab_size, first, min(max(vocab_size - first, 0), num_rows), group)
+
+    def own_ids(self, token_ids: Tensor) -> Tensor:
+        """Return the rows of this rank's layer for tokens, int64 [...]; -1 for other ranks'."""
+        if self.group is None:
+            return token_ids
+        own = token_ids - self.first
+        return own.where((own >= 0) & (own < self.num_own), -1)
+
+    def sum(self, own: Tensor) -> Tensor:
+        """Return the sum over the ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(own, group=self.group)
+        return own
+
+    def maximum(self, own: Tensor) -> Tensor:
+        """Return the largest over the ranks."""
+        if self.group is None:
+            return own
+        largest = own.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        return largest
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Return all ranks' columns [n, ranks * K], in order, of this rank's [n, K]."""
+        if self.group is None:
+            return own
+        ranks = [torch.empty_like(own) for _ in range(self.group.size())]
+        dist.all_gather(ranks, own.contiguous(), group=self.group)
+        return torch.cat(ranks, -1)

@@ -41,7 +41,7 @@ from pipeline.tokenization.definition import (
 from schemas.document import decode_document
 from schemas.manifest import TokenizerRecord
 
-_MAX_PROVEN_BYTES = 8 << 20
+_MAX_PROVEN, _MAX_PROVEN_BYTES = 200, 8 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,8 @@ def export_tokenizer(
     config: Mapping[str, Any],
     record: TokenizerRecord | None = None,
     defaults: GenerationDefaults | None = None,
-    max_documents: int = 200,
 ) -> ExportedTokenizer:
-    """Make the student's tokenizer for `transformers` and prove it on the dataset's texts.
+    """Make the student's tokenizer for `transformers` and prove it on 200 of the dataset's texts.
 
     Args:
         dataset: the dataset that the student was trained on.
@@ -99,19 +98,14 @@ def export_tokenizer(
         record: the student's, with the tokens that rows put around a text where those are not the
             manifest's, as `choose_conventions` gives it.
         defaults: how the model writes, of `read_generation_defaults`; its tokens are the dataset's.
-        max_documents: of the dataset to compare, 8 MiB of text at most.
 
     Raises:
         TokenizerError: ids differ on a document of the dataset, or there is no conversion.
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
-
-    Example:
-        >>> str(export_tokenizer(open_dataset("aligned"), config=model.config.to_dict()))
-        'tokenizer: ids equal on 200 documents of the dataset'
     """
     record = record or dataset.manifest.student
     own = load_dataset_tokenizer(dataset, "student")
-    known = list(_known_documents(dataset, own, max_documents))
+    known = list(_known_documents(dataset, own))
     return convert_tokenizer(own, record, known, config=config, defaults=defaults)
 
 
@@ -207,9 +201,6 @@ def _load_as_proven(
 
     Next to a config.json the model's architecture chooses the class, in a folder of its own the
     tokenizer's configuration does.
-
-    Raises:
-        TokenizerError: ids differ in both.
     """
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
     beside = _load({**files, **settings})
@@ -304,10 +295,10 @@ def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | N
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(found), len(known.ids)))
 
 
-def _known_documents(dataset: Dataset, own: Tokenizer, limit: int) -> Iterator[KnownText]:
+def _known_documents(dataset: Dataset, own: Tokenizer) -> Iterator[KnownText]:
     """Yield the first documents of every shard whose text is known, about as many of each."""
-    shards = dataset.manifest.shards[: max(limit, 1)]
-    each = -(-limit // max(len(shards), 1))
+    shards = dataset.manifest.shards[:_MAX_PROVEN]
+    each = -(-_MAX_PROVEN // max(len(shards), 1))
     num_bytes = 0
     for number, record in enumerate(shards):
         index = dataset.read_index(number, with_names=True)

@@ -26,23 +26,15 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 
 
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
-    """Check that a dataset's tokens are a model's.
+    """Check that a dataset's tokens of one side are a model's, which is a folder or a .gguf file.
 
     A folder's tokenizer must be the file that the dataset was made with; one that holds none is
     taken at its word. A `tokenizer.json` may differ in what it puts around a text: an exported
     student's does. A GGUF file holds its vocabulary, which is compared token by token with that of
     a `tokenizer.json`.
 
-    Args:
-        model: the model's folder, or its .gguf file.
-        dataset: whose tokens they should be.
-        side: which of its two models this is.
-
     Raises:
         ForeignTokenizerError: the dataset was made with another tokenizer.
-
-    Example:
-        >>> require_tokenizer(Path("models/teacher"), open_dataset("aligned"), side="teacher")
     """
     if model.suffix == ".gguf":
         _require_gguf_tokens(model, dataset, side)
@@ -98,10 +90,6 @@ def require_room(
 
     Raises:
         ValueError: it has not.
-
-    Example:
-        >>> require_room(opened, "models/teacher", side="teacher", vocab_size=151936,
-        ...     seq_length=2048, max_length=4096, remedy="lower --seq-length")
     """
     record: TokenizerRecord = getattr(opened.manifest, side)
     ends = vars(record.around_text).values()
@@ -143,12 +131,7 @@ def _first_beyond(
 
 
 def tokenize_alike(first: Tokenizer, second: Tokenizer) -> bool:
-    """Return whether two tokenizers are the same but for what they put around a text.
-
-    Example:
-        >>> tokenize_alike(load_tokenizer("models/student"), load_tokenizer("exported"))
-        True
-    """
+    """Return whether two tokenizers are the same but for what they put around a text."""
     if first.sha256 == second.sha256:
         return True
     if {first.file.kind, second.file.kind} != {"huggingface"}:

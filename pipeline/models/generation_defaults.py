@@ -74,10 +74,6 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
     """Return what a folder, a repository or a .gguf file says.
 
     Nothing of a bare model, or of one that is gone.
-
-    Example:
-        >>> read_generation_defaults("models/smollm2").end_ids  # doctest: +SKIP
-        (2,)
     """
     if source.endswith(".gguf") and Path(source).is_file():
         return _read_gguf(Path(source))

@@ -83,9 +83,6 @@ def require_own_losses(model: PreTrainedModel) -> None:
     Raises:
         UnknownLogitsError: they are others, because of something between the output layer and the
             logits, or before it, that isn't known here.
-
-    Example:
-        >>> require_own_losses(AutoModelForCausalLM.from_config(config))
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)

@@ -102,7 +102,7 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
     rows = _documents(model)
     model.set_attn_implementation(own)
     whole = _losses_alone(model, rows)
-    with _short_windows(model) as num_windows:
+    with short_windows(model) as num_windows:
         alone = _losses_alone(model, rows)
         leaking = _losses_packed(model, rows, breaks=False)
         model.set_attn_implementation(candidate)
@@ -166,7 +166,7 @@ def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor
 
 
 @contextmanager
-def _short_windows(model: PreTrainedModel) -> Iterator[int]:
+def short_windows(model: PreTrainedModel) -> Iterator[int]:
     """Shorten a model's long sliding windows for a while; give how many there are."""
     configs = {id(c): c for c in (model.config, getattr(model.base_model, "config", model.config))}
     found = [

@@ -29,12 +29,7 @@ class UntrainedTeacherError(ValueError):
 
 
 def probe_tokens(dataset: Dataset) -> list[int]:
-    """Return `PROBE_TEXT` in a dataset's own teacher tokens, without what goes around a text.
-
-    Example:
-        >>> probe_tokens(open_dataset("aligned"))[:3]
-        [785, 2629, 315]
-    """
+    """Return `PROBE_TEXT` in a dataset's own teacher tokens, nothing around them."""
     teacher = load_dataset_tokenizer(dataset, "teacher")
     ids: list[int] = teacher.tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
     return ids

@@ -42,10 +42,6 @@ def open_model(
         ForeignTokenizerError: it comes with a different tokenizer from the data's.
         ValueError: nothing there, no room for the rows, losses that are not its own, or documents
             of a packed row that see each other.
-
-    Example:
-        >>> open_model("models/student", opened, rules, side="student", device=device).dtype
-        torch.float32
     """
     if isinstance(source, str):
         name, files = source, find_fitting(source, opened.dataset, side=side)
@@ -73,19 +69,13 @@ def open_running_teacher(
 ) -> PreTrainedModel:
     """Return the frozen teacher of a run. Every trainer's comes from here: all refuse the same.
 
-    Args:
-        source: as in `open_model`.
-        opened: as there.
-        rules: as there.
-        mean_loss: of the first row, nats: unlike a text of ours, the teacher knows it if any.
-        one_vocabulary_for: the method that needs a teacher of the student's vocabulary, if it does.
-        dtype: as there.
-        device: as there.
+    What `open_model` takes and refuses is the same here. `mean_loss` gives the loss of the first
+    row, nats: unlike a text of ours, the teacher knows it if any. `one_vocabulary_for` names
+    the method that needs a teacher of the student's vocabulary, if it does.
 
     Raises:
-        ForeignTokenizerError: as there.
         UntrainedTeacherError: its weights did not load.
-        ValueError: it can't give this run what the method needs. And as there.
+        ValueError: it can't give this run what the method needs.
     """
     student, teacher = opened.manifest.student, opened.manifest.teacher
     if one_vocabulary_for and student.sha256 != teacher.sha256:
@@ -105,11 +95,7 @@ def open_running_teacher(
 def require_model_room(
     model: PreTrainedModel, opened: OpenedRun, rules: PackingRules, source: str, *, side: Side
 ) -> None:
-    """Check that a model's vocabulary and length are large enough for rows.
-
-    Raises:
-        ValueError: they aren't.
-    """
+    """Refuse a model whose vocabulary or length is too small for rows; see `require_room`."""
     is_student = side == "student"
     require_room(
         opened,

@@ -72,18 +72,10 @@ class SentencePieceModel(NamedTuple):
 
 
 def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
-    """Return the `tokenizer.json` of a SentencePiece model.
-
-    Args:
-        data: the model's file.
-        source: what the user named, for errors.
+    """Return the `tokenizer.json` of a SentencePiece model's file; errors name its `source`.
 
     Raises:
         TokenizerError: neither BPE nor Unigram, or spaces that belong to the word before them.
-
-    Example:
-        >>> convert_sentencepiece(Path("tokenizer.model").read_bytes(), source="mistral")["version"]
-        '1.0'
     """
     model = read_sentencepiece_model(data)
     if model.kind not in (ModelKind.BPE, ModelKind.UNIGRAM) or model.space_follows:
@@ -108,12 +100,7 @@ def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
 
 
 def read_sentencepiece_model(data: bytes) -> SentencePieceModel:
-    """Read a model file that `sentencepiece` accepts.
-
-    Example:
-        >>> read_sentencepiece_model(Path("tokenizer.model").read_bytes()).kind
-        <ModelKind.BPE: 2>
-    """
+    """Read a model file that `sentencepiece` accepts."""
     # Field numbers and defaults of sentencepiece_model.proto.
     fields = list(_fields(data))
     trainer, normalizer = (

@@ -88,10 +88,6 @@ class Rewriting:
 def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
     """Find which bytes of a text became which of its normalised form.
 
-    Args:
-        text: the text.
-        normalize: gives a string's normalised form.
-
     Returns:
         The finest division that the normaliser agrees with: characters with their marks, else
         words, else blocks of some hundred characters. None if it does not keep

@@ -28,18 +28,10 @@ AGREEING_TOKENS = 64
 
 
 def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
-    """Tokenize one long text.
-
-    Args:
-        text: UTF-8 bytes.
-        tokenize: gives tokens of short texts.
+    """Tokenize one long text, UTF-8, by what gives tokens of short ones.
 
     Returns:
         A batch of one document, which fails where pieces can't be joined.
-
-    Example:
-        >>> tokenize_in_pieces(text, tokenizer.tokenize_batch).num_documents
-        1
     """
     start, size = 0, PIECE_BYTES
     ids: list[NDArray[np.uint32]] = []

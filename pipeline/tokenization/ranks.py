@@ -120,20 +120,17 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
     control = model.control_tokens
     if isinstance(control, Mapping):  # in the vocabulary, too: only there ids may have gaps
         pieces = _pieces(ranks, set(control.values()))
-        return _definition(model, {**control, **pieces}, _merges(pieces), control)
+        return _definition(model, {**control, **pieces}, merges_of(pieces), control)
     pieces = _pieces(ranks)
     following = {token: len(ranks) + place for place, token in enumerate(control)}
-    return _definition(model, pieces, _merges(pieces), following)
+    return _definition(model, pieces, merges_of(pieces), following)
 
 
 def convert_tekken(body: Any) -> bytes:
-    """Return the `tokenizer.json` that encodes as `mistral-common` does with a tekken file.
+    """Return the `tokenizer.json` that encodes as `mistral-common` does with a parsed tekken file.
 
     Control tokens have the first ids; vocabulary that the file lists beyond the model's is left
     out, as there.
-
-    Args:
-        body: the parsed JSON file.
 
     Raises:
         RankFileError: a field is missing or the control tokens do not fit.
@@ -161,7 +158,7 @@ def convert_tekken(body: Any) -> bytes:
     if "<s>" not in control:
         raise RankFileError(f"it has no control token <s> among {list(control)[:3]}…")
     model = RankModel("tekken", pattern, list(control), bos_token="<s>")
-    return _definition(model, control | vocabulary, _merges(pieces), control)
+    return _definition(model, control | vocabulary, merges_of(pieces), control)
 
 
 def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
@@ -179,13 +176,7 @@ def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
 
 
 def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
-    """Return tokens by rank, their bytes in the printable alphabet of byte-level BPE.
-
-    No rank is an id that is taken.
-
-    Raises:
-        RankFileError: see `convert_ranks`.
-    """
+    """Return tokens by rank, in the printable alphabet of byte-level BPE; no rank is a taken id."""
     ordered = sorted(ranks.items(), key=lambda entry: entry[1])
     num_ids = len(ordered) + len(taken)
     free = [rank for rank in range(num_ids) if rank not in taken][: len(ordered)]
@@ -200,7 +191,7 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
     return {write_byte_level(token): rank for token, rank in ordered}
 
 
-def _merges(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
+def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, by the rank of what it makes.
 
     tiktoken takes the leftmost of several equal joints and `tokenizers` the pair listed first; no

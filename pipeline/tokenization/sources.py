@@ -76,10 +76,6 @@ def find_tokenizer(source: str) -> TokenizerFile:
     Raises:
         TokenizerError: nothing there, or nothing that can give offsets.
         PointerError: a Git LFS pointer is there.
-
-    Example:
-        >>> find_tokenizer("models/llama2").kind  # doctest: +SKIP
-        'huggingface'
     """
     if source == BYTES.name:
         return _converted(source, byte_tokenizer())

@@ -31,7 +31,7 @@ SameTokens = Callable[[Sequence[str]], NDArray[np.bool_]]
 
 IDS_CONTEXT = "a{0}b {0}.{0}\n"
 """Between letters, after a space, between punctuation, at a line's end: which tokens the character
-itself has. Where texts are split around it is seen elsewhere (`visible_splits`)."""
+itself has. Where texts are split around it is seen elsewhere (`comparison.CONTEXT`)."""
 
 SWEPT: Ranges = ((0x80, 0xD800), (0xE000, 0xE080), (0xF8E0, 0x33480), (0xE0000, 0xE01F0))
 """All code points that are assigned, or could be in a library's tables."""
@@ -96,9 +96,8 @@ class DifferingCharacters:
 def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters:
     """Try every character in context, many in a text, and bisect the texts that differ.
 
-    Args:
-        same_tokens: says for each text whether both encoders give the same ids.
-        context: what is around a character, which is written `{0}`.
+    `same_tokens` says for each text whether both encoders give the same ids; `context` is what is
+    around a character, which is written `{0}`.
     """
     code_points = [c for start, end in SWEPT for c in range(start, end)]
     code_points += [c for start, end in ELSEWHERE for c in range(start, end, STRIDE)]
@@ -111,11 +110,9 @@ def find_differing(same_tokens: SameTokens, context: str) -> DifferingCharacters
 
 
 def remembered_differing(key: str, find: Callable[[], DifferingCharacters]) -> DifferingCharacters:
-    """Return what `find` gives: shipped, from the user's cache folder, or found now.
+    """Return what `find` gives in seconds: shipped, from the user's cache folder, or found now.
 
-    Args:
-        key: whatever determines the result: a tokenizer's hash, options, versions of libraries.
-        find: takes seconds.
+    `key` is whatever determines the result: a tokenizer's hash, options, versions of libraries.
     """
     name = name_of_sweep(key)
     known = known_sweeps().get(name)

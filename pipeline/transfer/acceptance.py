@@ -14,10 +14,12 @@ With two vocabularies, as in universal assisted decoding, the draft reads the te
 tokens, writes some, and their bytes are tokenized again by the target's tokenizer: accepted as long
 as they are the tokens of the target's continuation. Sampled, that is the chance that two samples
 match, Σ p·q, and below that of speculative sampling, Σ min(p, q): it is called matched.
+
+`judge_servers` says what vLLM and llama.cpp would check when they start.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 import torch
@@ -26,7 +28,12 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.models.fit import tokenize_alike
 from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.conversion import convert_sentencepiece
+from pipeline.tokenization.definition import token_names
 from pipeline.transfer.measure import context_of
+
+# Of llama.cpp's check.
+_MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,7 @@ class Acceptance:
 
     def __add__(self, other: "Acceptance") -> "Acceptance":
         """Return both."""
-        return Acceptance(
-            self.rounds + other.rounds,
-            self.proposed + other.proposed,
-            self.accepted + other.accepted,
-        )
+        return Acceptance(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def rate(self) -> float:
@@ -122,22 +125,13 @@ def measure_acceptance(
     num_tokens: int = 64,
     num_proposed: int = 5,
 ) -> Iterator[Acceptance]:
-    """Yield what becomes of a draft's proposals after each prompt.
+    """Yield what becomes of a draft's proposals after each prompt, in UTF-8.
 
-    Args:
-        target: whose continuations are written.
-        draft: whose tokens are proposed.
-        prompts: UTF-8.
-        sampled: sample both at temperature 1; else take the likeliest tokens.
-        num_tokens: of a continuation.
-        num_proposed: the draft's tokens of a round.
+    The target writes `num_tokens`, for which the draft proposes `num_proposed` in a round. Both are
+    sampled at temperature 1 if `sampled`; else they take the likeliest tokens.
 
     Raises:
         ValueError: a prompt that the target's tokenizer can't read.
-
-    Example:
-        >>> sum(measure_acceptance(target, draft, [b"Two and two"], sampled=False), Acceptance())
-        Acceptance(rounds=17.0, proposed=80.0, accepted=47.0)
     """
     shared = tokenize_alike(target.tokenizer, draft.tokenizer)
     for number, prompt in enumerate(prompts):
@@ -221,3 +215,47 @@ def _propose(
     starts = batch.byte_offsets[:, 0]
     behind = batch.input_ids[starts >= len(text)].tolist()
     return behind if len(text) in starts and not batch.failures else []
+
+
+def judge_servers(target: Side, draft: Side) -> Iterator[str]:
+    """Yield in words which servers take a draft, and why others don't.
+
+    Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
+    `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
+
+    Example:
+        >>> next(judge_servers(target, draft))  # doctest: +SKIP
+        'vLLM refuses the draft: the target has 152064 rows, the draft 151936'
+    """
+    rows = [side.num_rows for side in (target, draft)]
+    apart = f"the target has {rows[0]} rows, the draft {rows[1]}"
+    other = _first_difference(target.tokenizer, draft.tokenizer, min(rows))
+    if rows[0] != rows[1]:
+        yield f"vLLM refuses the draft: {apart} (vocag transfer --rows-of TARGET makes them equal)"
+    else:
+        yield f"vLLM takes the draft{f' by its rows alone, but {other}' if other else ''}"
+    far = abs(rows[0] - rows[1]) > _MAX_DIFFERENCE
+    reason = f"{apart}, more than {_MAX_DIFFERENCE} apart" if far else other
+    ends = [_around_text(side.tokenizer) for side in (target, draft)]
+    if ends[0] != ends[1]:
+        reason = f"texts begin and end with {ends[0]} of the target, {ends[1]} of the draft"
+    yield f"llama.cpp refuses the draft: {reason}" if reason else "llama.cpp takes the draft"
+
+
+def _around_text(tokenizer: Tokenizer) -> list[int | None]:
+    own = tokenizer
+    pairs = ((own.adds_bos, own.bos_token_id), (own.adds_eos, own.eos_token_id))
+    return [token if added else None for added, token in pairs]
+
+
+def _first_difference(target: Tokenizer, draft: Tokenizer, num_rows: int) -> str | None:
+    """Return the first token that differs from the fifth on, None if tokenizers are alike."""
+    if tokenize_alike(target, draft):
+        return None
+    files = [(one.file.definition, one.file_bytes, one.source) for one in (target, draft)]
+    names = [token_names(own or convert_sentencepiece(data, source=i)) for own, data, i in files]
+    for token in range(_FIRST_COMPARED, num_rows):
+        of_target, of_draft = (own.get(token, f"[PAD{token}]") for own in names)
+        if of_target != of_draft:
+            return f"token {token} is {of_target!r} of the target, {of_draft!r} of the draft"
+    return None

@@ -75,9 +75,8 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
     from pipeline.models.fit import tokenize_alike
     from pipeline.models.teacher_files import find_folder
     from pipeline.tokenization import load_tokenizer
-    from pipeline.transfer.acceptance import Acceptance, Side, measure_acceptance
+    from pipeline.transfer.acceptance import Acceptance, Side, judge_servers, measure_acceptance
     from pipeline.transfer.run import cut_text
-    from pipeline.transfer.serving import judge_servers
 
     def load(source: str) -> Side:
         folder = find_folder(source, role="model")

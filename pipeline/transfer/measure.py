@@ -49,10 +49,6 @@ def code_lengths(
 
     Raises:
         ValueError: a text that can't be tokenized.
-
-    Example:
-        >>> code_lengths(model, tokenizer, [b"Two and two is four."], context=1)  # doctest: +SKIP
-        [16.77]
     """
     batch = tokenizer.tokenize_batch(list(texts))
     if batch.failures:
@@ -73,19 +69,11 @@ def code_lengths(
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
     """Return a model's mean code length of some texts, in bits per byte.
 
-    Comparable between any tokenizers: the losses of the texts' own tokens by the texts' bytes.
-
-    Args:
-        model: a causal language model, on its device.
-        tokenizer: its own.
-        texts: UTF-8, each short enough for the model's positions.
+    Comparable between any tokenizers: the losses of the texts' own tokens by the texts' bytes. Each
+    text must be short enough for the model's positions.
 
     Raises:
         ValueError: a text that can't be tokenized, or there are no bytes.
-
-    Example:
-        >>> bits_per_byte(model, tokenizer, [b"Two and two is four."])  # doctest: +SKIP
-        1.21
     """
     num_bytes = sum(map(len, texts))
     if not num_bytes:

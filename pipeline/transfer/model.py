@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.models.packed_check import short_windows
 from pipeline.transfer.origins import MEAN, Origins
 
 _LAYERS = "model.layers."
 _NUM_TOKENS = 16
-_WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 class UntransferableError(ValueError):
@@ -57,18 +57,12 @@ def transfer_vocabulary(
     *,
     num_rows: int | None = None,
 ) -> None:
-    """Give a model another vocabulary, in place: embeddings, output layer and its bias.
+    """Give a causal language model another vocabulary, in place: embeddings, output layer and bias.
 
-    Args:
-        model: a causal language model.
-        origins: of `pipeline.transfer.origins.find_origins`.
-        num_rows: as in `transfer_rows`; None: as many as new tokens.
+    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens.
 
     Raises:
         UntransferableError: something else in the model has a row a token.
-
-    Example:
-        >>> transfer_vocabulary(model, find_origins(new, old, pairs))  # doctest: +SKIP
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
@@ -97,10 +91,6 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     Raises:
         UntransferableError: layers that the model lacks, a model whose layers have other names, or
             one whose layers depend on their numbers in a way that isn't known here.
-
-    Example:
-        >>> keep_layers(model, (0, 1, 28, 29)).config.num_hidden_layers  # doctest: +SKIP
-        4
     """
     count = cast(Any, model.config).num_hidden_layers
     if not layers or not all(0 <= layer < count for layer in layers):
@@ -171,17 +161,14 @@ def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[in
     left = [layer for number, layer in every if number not in layers]
     hooks = [layer.register_forward_hook(pass_on, with_kwargs=True) for layer in left]
     ids = torch.arange(_NUM_TOKENS, device=model.device)[None]
-    configs = [(one.config, one.config.to_dict()) for one in (pruned, model)]
-    wide = [(own, name, had[name]) for own, had in configs for name in _WINDOWS if had.get(name)]
-    for config, name, _ in wide:
-        setattr(config, name, _NUM_TOKENS // 4)
     try:
-        return [cast(Any, one)(input_ids=ids, use_cache=False).logits for one in (pruned, model)]
+        with short_windows(pruned), short_windows(model):
+            return [
+                cast(Any, one)(input_ids=ids, use_cache=False).logits for one in (pruned, model)
+            ]
     finally:
         for hook in hooks:
             hook.remove()
-        for config, name, value in wide:
-            setattr(config, name, value)
 
 
 def _require_transferable(

@@ -20,8 +20,7 @@ from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.model import keep_layers, transfer_vocabulary
 from pipeline.transfer.options import TransferOptions
-from pipeline.transfer.origins import find_origins
-from pipeline.transfer.pairs import count_pairs
+from pipeline.transfer.origins import count_pairs, find_origins
 
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
@@ -85,11 +84,7 @@ def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
 
 
 def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
-    """Return the rows of the new model: the target's, or enough for every token.
-
-    Raises:
-        ValueError: texts may hold a token that the target has no row for.
-    """
+    """Return the rows of the new model: the target's, or enough for every token."""
     if options.rows_of is None:
         return -(-new.vocab_size // options.multiple) * options.multiple
     folder = find_folder(options.rows_of, role="target", files=("config.json",))

@@ -12,10 +12,9 @@ from functools import partial
 
 from pipeline.remote.user_cache import cache_folder
 from pipeline.tokenization import load_tokenizer
-from pipeline.tokenization.comparison import differing_splits, splits_ascii_alike
+from pipeline.tokenization.comparison import differing_splits, show_splits, splits_ascii_alike
 from pipeline.tokenization.rank_models import BYTES
 from pipeline.tokenization.sweep import KNOWN_SWEEPS, known_sweeps
-from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
 from tests.support.tokenizer_zoo import KNOWN
 

@@ -87,10 +87,6 @@ def select_chunks(
             teacher losses; names the row.
         ValueError: shapes disagree, or the selector needs more than losses.
 
-    Example:
-        >>> select_chunks(losses, teacher_losses, student_chunk_ids=s, teacher_chunk_ids=t,
-        ...               num_chunks=32, loss_mask=mask, rule=SelectionRule(selector="random"))
-
     Source: Table 2.
     """
     check_same_shape(student_losses, student_chunk_ids=student_chunk_ids, loss_mask=loss_mask)

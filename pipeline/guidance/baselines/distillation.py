@@ -36,9 +36,6 @@ def distillation_loss(
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
         ValueError: shapes disagree or the weight is negative.
 
-    Example:
-        >>> distillation_loss(losses, kld_losses(logits, teacher_logits), loss_mask=mask, weight=1)
-
     Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6.
     """
     check_same_shape(student_losses, divergences=divergences, loss_mask=loss_mask, kept=kept)

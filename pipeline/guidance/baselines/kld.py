@@ -35,9 +35,6 @@ def kld_losses(
     Raises:
         ValueError: the vocabularies or the tokens differ.
 
-    Example:
-        >>> kld_losses(student_logits, teacher_logits, vocab_size=32_000)
-
     Source: Eq. 5.
     """
     _check_inputs(student_logits, teacher_logits, vocab_size)

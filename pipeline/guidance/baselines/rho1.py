@@ -46,9 +46,6 @@ def select_by_reference(
         NonFiniteLossError: NaN or infinite losses where the mask counts; names the row.
         ValueError: shapes disagree.
 
-    Example:
-        >>> select_by_reference(losses, reference_losses, loss_mask=mask, rule=rule).kept.sum()
-
     Source: arXiv 2404.07965, section 2.2: the excess loss.
     """
     check_same_shape(student_losses, reference_losses=reference_losses, loss_mask=loss_mask)
@@ -84,9 +81,6 @@ def select_by_self_reference(
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
         ValueError: shapes disagree.
-
-    Example:
-        >>> select_by_self_reference(losses, entropies, loss_mask=mask, rule=rule).kept.sum()
 
     Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
     """

@@ -34,14 +34,9 @@ def shake_hands(
     length: int,
     rule: DistributionRule | None = None,
 ) -> Handshake:
-    """Return what a server says of itself and gives a plain text; one attempt.
+    """Return what a server says of itself and gives a plain text, the `probe`; one attempt.
 
-    Args:
-        endpoints: the servers.
-        server: one of them.
-        probe: the text's tokens.
-        length: of the longest piece that it will be asked for.
-        rule: the likeliest tokens that it will be asked for, None for none.
+    It will be asked for pieces of at most `length` tokens, and for the likeliest tokens of a rule.
 
     Raises:
         PassingError: it can't be reached.
@@ -99,13 +94,7 @@ def ask(
     input_ids: Sequence[int],
     rule: DistributionRule | None = None,
 ) -> Answer:
-    """Return what a server gives a prompt; one attempt.
-
-    Args:
-        endpoints: the servers.
-        server: one of them.
-        input_ids: the prompt.
-        rule: the likeliest tokens that are asked for, None for none.
+    """Return what a server gives a prompt, and of a rule's likeliest tokens; one attempt.
 
     Raises:
         PassingError: asking again may help.

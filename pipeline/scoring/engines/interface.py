@@ -83,9 +83,6 @@ class Engine(Protocol):
 
         Raises:
             ValueError: a token or a piece that the teacher can't take, or no losses in return.
-
-        Example:
-            >>> teacher.score(tokens, rule.pieces(index)).losses
         """
 
 
@@ -108,14 +105,7 @@ class Line:
 
 
 def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRule) -> Line:
-    """Return one piece as a teacher reads it.
-
-    Args:
-        tokens: of the documents.
-        pieces: of the same documents.
-        number: of the piece.
-        rule: gives the context tokens.
-    """
+    """Return one of some documents' pieces, by its number, as a teacher reads it."""
     context = rule.context_token(continues=bool(pieces.continues[number]))
     added = np.array([] if context is None else [context], np.int64)
     document = pieces.document[number]
@@ -132,18 +122,10 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
 def require_trained_engine(
     engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
 ) -> None:
-    """Check that a teacher knows a plain text better than chance.
-
-    Args:
-        engine: the teacher.
-        probe: of `pipeline.models.probe.probe_tokens`.
-        accepted_by: as in `pipeline.models.probe.require_trained`.
+    """Check that a teacher knows a plain text, the tokens of `probe`, better than chance.
 
     Raises:
-        UntrainedTeacherError: a mean loss near that of guessing.
-
-    Example:
-        >>> require_trained_engine(engine, probe_tokens(open_dataset("aligned")))
+        UntrainedTeacherError: see `pipeline.models.probe.require_trained`.
     """
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,33 +47,25 @@ from schemas.distributions import TopTokens
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
 class ServedEngine:
-    """A served teacher that is ready to score.
+    """A served teacher that is ready to score; `connect` makes it.
 
     Attributes:
+        endpoints: the servers.
         rule: with which context.
         vocab_size: of the dataset's teacher tokenizer.
-        distributions: which of its likeliest tokens it gives, None for none.
+        probe: tokens of a plain text.
         handshake: what all servers were held against.
+        distributions: which of its likeliest tokens it gives, None for none.
     """
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        rule: ContextRule,
-        *,
-        vocab_size: int,
-        probe: Sequence[int],
-        handshake: Handshake,
-        distributions: DistributionRule | None = None,
-    ) -> None:
-        """Use `connect`."""
-        self.distributions = distributions
-        self.rule = rule
-        self.vocab_size = vocab_size
-        self.handshake = handshake
-        self._endpoints = endpoints
-        self._probe = probe
+    endpoints: Endpoints
+    rule: ContextRule
+    vocab_size: int
+    probe: Sequence[int]
+    handshake: Handshake
+    distributions: DistributionRule | None = None
 
     def score(
         self,
@@ -89,7 +82,7 @@ class ServedEngine:
                 that can be kept.
         """
         start = time.perf_counter()
-        self._endpoints.resume()
+        self.endpoints.resume()
         losses = np.full(len(tokens.input_ids), np.nan, np.float32)
         rule = self.distributions
         top = None if rule is None else TopTokens.empty(tokens.starts, rule)
@@ -104,7 +97,7 @@ class ServedEngine:
             given = self._ask_all(left, advance)
             # Which of a server's answers were right before it went wrong, nobody knows.
             asked = {server for _, server in given}
-            void = {server for server in asked if not self._endpoints.vouch(server)}
+            void = {server for server in asked if not self.endpoints.vouch(server)}
             for (line, _), (answer, server) in zip(left, given, strict=True):
                 if server not in void:
                     losses[line.targets] = answer.losses[line.places]
@@ -126,7 +119,7 @@ class ServedEngine:
         """
         length = self.rule.teacher_seq_length
         now = shake_hands(
-            self._endpoints, server, self._probe, length=length, rule=self.distributions
+            self.endpoints, server, self.probe, length=length, rule=self.distributions
         )
         require_same_teacher(self.handshake, now, server.url)
 
@@ -134,8 +127,8 @@ class ServedEngine:
         self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
     ) -> list[tuple[Answer, Endpoint]]:
         """Return what the servers give each piece, and which did, whether or not it can be kept."""
-        settings = self._endpoints.settings
-        pool = ThreadPoolExecutor(settings.concurrency * len(self._endpoints.servers))
+        settings = self.endpoints.settings
+        pool = ThreadPoolExecutor(settings.concurrency * len(self.endpoints.servers))
         given = []
         try:
             answers = [pool.submit(self._score_line, line, name) for line, name in asked]
@@ -143,7 +136,7 @@ class ServedEngine:
                 given.append(answer.result())
                 advance(len(line.targets))
         except BaseException:
-            self._endpoints.interrupt()  # wakes the threads that wait to ask again
+            self.endpoints.interrupt()  # wakes the threads that wait to ask again
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -154,10 +147,10 @@ class ServedEngine:
         input_ids = line.input_ids.tolist()
 
         def ask_one(server: Endpoint) -> tuple[Answer, Endpoint]:
-            return ask(self._endpoints, server, input_ids, self.distributions), server
+            return ask(self.endpoints, server, input_ids, self.distributions), server
 
         try:
-            return self._endpoints.retry(ask_one)
+            return self.endpoints.retry(ask_one)
         except EngineError as error:
             raise EngineError(f"document {name}: {error}") from error
 
@@ -192,11 +185,6 @@ def connect(
     Raises:
         EngineError: a server that can't be reached, serves another model, is of another version, or
             gives no log-probabilities of a prompt.
-
-    Example:
-        >>> settings = ServedSettings(("http://gpu-7:8000",), "teacher")
-        >>> connect(settings, rule, dataset=dataset).handshake.version  # doctest: +SKIP
-        '0.20.2'
     """
     own = probe_tokens(dataset)
     context = rule.first_token_id
@@ -205,14 +193,7 @@ def connect(
     if known is None:
         known = _first_handshake(endpoints, probe, rule, distributions)
     vocab_size = load_dataset_tokenizer(dataset, "teacher").vocab_size
-    engine = ServedEngine(
-        endpoints,
-        rule,
-        vocab_size=vocab_size,
-        probe=probe,
-        handshake=known,
-        distributions=distributions,
-    )
+    engine = ServedEngine(endpoints, rule, vocab_size, probe, known, distributions)
     for server in endpoints.servers:
         endpoints.retry(engine.prove, server)
     endpoints.prove = engine.prove
@@ -225,11 +206,7 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return what the first server says and gives.
-
-    Raises:
-        EngineError: it gives no log-probabilities of a prompt, or can't be asked.
-    """
+    """Return what the first server says and gives."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

@@ -26,11 +26,7 @@ class TopSettings:
     top_log_probs: Literal["uint8", "float16"] = "uint8"
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: out of range, or of no use without --top-k.
-        """
+        """Check the numbers."""
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
@@ -76,11 +72,7 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: one is negative.
-        """
+        """Check the numbers."""
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
@@ -110,11 +102,7 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: nothing could be asked, or no answer be waited for.
-        """
+        """Check the numbers."""
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -34,13 +35,14 @@ from pipeline.models.devices import find_device
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.engines.batches import PieceBatch, make_batch, plan_batches
-from pipeline.scoring.engines.interface import ScoredDocuments, Work
+from pipeline.scoring.engines.interface import ScoredDocuments, Work, line_of
 from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import TopTokens
 
+MAX_PADDING = 0.05
+"""Share of a batch's places that may be padding."""
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DEFAULTS = TransformersSettings()
 _NOT_FINITE = "its dtype is too narrow (try --dtype float32), or its weights are damaged"
@@ -65,14 +67,10 @@ class Scorer:
         batch_tokens: int = 0,
         distributions: DistributionRule | None = None,
     ) -> None:
-        """Take a model, on its device.
+        """Take a model of `load_language_model`, on its device.
 
-        Args:
-            model: a causal language model, from `pipeline.models.hf_models.load_language_model`.
-            rule: with which context.
-            batch_tokens: places per batch; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is
-                a batch of its own.
-            distributions: which of its likeliest tokens are given, too; None: losses only.
+        A batch has `batch_tokens` places; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is a
+        batch of its own.
 
         Raises:
             ValueError: an output layer that chunked cross entropy does not cover.
@@ -201,17 +199,11 @@ def load_scorer(
     settings: TransformersSettings = DEFAULTS,
     distributions: DistributionRule | None = None,
 ) -> Scorer:
-    """Load a teacher to score with.
+    """Load a teacher to score with: a folder, a Hugging Face repository, or a .gguf file.
 
-    Flash attention is taken where its package and a GPU are there and the dtype is half precision;
-    torch's own kernels elsewhere.
-
-    Args:
-        source: a folder, a Hugging Face repository, or a .gguf file.
-        rule: with which context.
-        dtype: "float32", "bfloat16" or "float16".
-        settings: where it runs, and how; its number of threads is this process's from now on.
-        distributions: which of its likeliest tokens it gives, too; None: losses only.
+    Flash attention is taken where its package and a GPU are there and the dtype ("float32",
+    "bfloat16" or "float16") is half precision; torch's own kernels elsewhere. The number of threads
+    in `settings` is this process's from now on.
 
     Raises:
         ValueError: a model that can't be scored with.
@@ -267,3 +259,79 @@ def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) ->
     """Return a document's number, and its name for people."""
     document = int(np.searchsorted(starts, place, "right")) - 1
     return document, json.dumps(names[document]) if names else str(document)
+
+
+def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the pieces of each batch, longest first; each piece once.
+
+    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push
+    its padding above `MAX_PADDING`.
+
+    Args:
+        lengths: int64 [P], places of each piece.
+        batch_tokens: places per batch.
+
+    Example:
+        >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
+        [[1, 2], [0, 3]]
+    """
+    order = np.argsort(-lengths, kind="stable")
+    sorted_lengths = lengths[order]
+    totals = np.concatenate([[0], np.cumsum(sorted_lengths)])
+    start = 0
+    while start < len(order):
+        longest = int(sorted_lengths[start])
+        stop = min(len(order), start + max(1, batch_tokens // max(longest, 1)))
+        places = longest * np.arange(1, stop - start + 1)
+        used = totals[start + 1 : stop + 1] - totals[start]
+        # Padding grows with every piece, so the first that is too much ends the batch.
+        num_fitting = int(np.searchsorted(places - used > MAX_PADDING * places, True))
+        stop = start + max(1, min(num_fitting, stop - start))
+        yield order[start:stop]
+        start = stop
+
+
+@dataclass(frozen=True)
+class PieceBatch:
+    """A batch of pieces.
+
+    Attributes:
+        input_ids: int64 [b, l], 0 after the end.
+        lengths: int64 [b].
+        places: int64 [n], flat places of the tokens whose losses are taken.
+        targets: int64 [n], where those tokens are among the documents'.
+        positions: int64 [n + e], where what is expected in those tokens' place is among the
+            documents' positions, and then what is expected after the e documents that end here.
+        ends: int64 [e], flat places of those documents' last tokens.
+    """
+
+    input_ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    places: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def make_batch(
+    tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
+) -> PieceBatch:
+    """Return some pieces, int64 [b] of their numbers, as the rectangle that a model reads."""
+    lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
+    lengths = np.array([len(line.input_ids) for line in lines], np.int64)
+    input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
+    places, ends, after = [], [], []
+    for row, line in enumerate(lines):
+        input_ids[row, : len(line.input_ids)] = line.input_ids
+        places.append(line.places + row * input_ids.shape[1])
+        if len(line.positions) > len(line.targets):
+            ends.append(len(line.input_ids) - 1 + row * input_ids.shape[1])
+            after.append(line.positions[-1:])
+    return PieceBatch(
+        input_ids,
+        lengths,
+        np.concatenate(places),
+        np.concatenate([line.targets for line in lines]),
+        np.concatenate([*(line.positions[: len(line.targets)] for line in lines), *after]),
+        np.array(ends, np.int64),
+    )

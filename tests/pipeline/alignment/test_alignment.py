@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.alignment import AlignmentError, align_batch, align_tokens, chunk_of_token
+from pipeline.alignment import AlignmentError, align_batch, align_tokens
 from pipeline.alignment.kernels import find_cut_points
 from pipeline.batches import Ranges, SourceDocument, TokenBatch
 from schemas.index import CUT_STRIDE
@@ -105,14 +105,6 @@ class TestAlignBatch:
             )
             found = batch.teacher_spans[own].tolist()
             assert [tuple(span) if span[1] > span[0] else None for span in found] == expected
-
-
-@given(st.integers(0, 60), st.integers(1, 20))
-def test_chunks_are_equal(num_tokens: int, num_chunks: int) -> None:
-    chunks = chunk_of_token(num_tokens, num_chunks)
-    assert np.all(np.diff(chunks) >= 0)
-    sizes = np.bincount(chunks, minlength=num_chunks)
-    assert sizes.max() - sizes.min() <= 1
 
 
 class TestCutPoints:

@@ -12,11 +12,11 @@ from pipeline.alignment.quality import (
     MAX_BIN,
     AlignmentStatistics,
     count_lengths,
-    measure_alignment,
+    measure_documents,
     overlap_ratios,
 )
 from pipeline.batches import AlignedBatch, SourceDocument
-from pipeline.figures.vocabulary import compare_vocabularies
+from pipeline.figures.vocabulary import measure_overlaps
 from tests.support.offset_strategies import TEXT_BYTES, make_tokens, merged_spans, monotone_offsets
 from tests.support.reference import Range, reference_ratios
 from tests.support.tokenizer_zoo import load
@@ -37,7 +37,7 @@ def aligned(documents: Documents) -> AlignedBatch:
 @settings(max_examples=150)
 def test_statistics_are_counted_token_by_token(documents: Documents) -> None:
     batch = aligned(documents)
-    found = measure_alignment(batch)
+    found = measure_documents(batch)[0]
     ious, ioses = [], []
     widths = np.zeros(MAX_BIN + 1, np.int64)
     spans = iter(batch.teacher_spans.tolist())
@@ -70,8 +70,8 @@ def test_statistics_are_counted_token_by_token(documents: Documents) -> None:
 @given(DOCUMENTS, st.integers(0, 4))
 @settings(max_examples=50)
 def test_statistics_of_parts_add_up(documents: Documents, cut: int) -> None:
-    parts = [measure_alignment(aligned(part)) for part in (documents[:cut], documents[cut:])]
-    whole = measure_alignment(aligned(documents)).to_json()
+    parts = [measure_documents(aligned(part))[0] for part in (documents[:cut], documents[cut:])]
+    whole = measure_documents(aligned(documents))[0].to_json()
     merged = AlignmentStatistics.merge(parts).to_json()
     for name in FIELDS:
         assert merged[name] == pytest.approx(whole[name]), name
@@ -80,7 +80,7 @@ def test_statistics_of_parts_add_up(documents: Documents, cut: int) -> None:
 def test_wide_spans_and_tokens_share_the_last_bin() -> None:
     student: list[Range] = [(0, 70), (70, 74)]
     teacher: list[Range] = [(i, i + 1) for i in range(70)]
-    statistics = measure_alignment(aligned([(student, teacher)]))
+    statistics = measure_documents(aligned([(student, teacher)]))[0]
     assert statistics.span_width_counts[[0, MAX_BIN]].tolist() == [1, 1]
     assert statistics.student_token_bytes_counts[[4, MAX_BIN]].tolist() == [1, 1]
     assert statistics.byte_iou == 1.0
@@ -114,7 +114,7 @@ def test_ratios_are_those_of_sets(pairs: list[tuple[list[int], list[int]]]) -> N
 def test_ios_is_one_whenever_the_teacher_tiles_the_text_and_iou_is_not() -> None:
     documents = [SourceDocument("d", "Probability, Uncertainty: 𝔘 数学 e\u0301".encode())]
     batch = align_batch(documents, load("llama_like"), load("mistral_v1"))
-    statistics = measure_alignment(batch)
+    statistics = measure_documents(batch)[0]
     assert batch.teacher.tiles.all()
     assert statistics.byte_ios == 1.0
     assert 0.5 < statistics.byte_iou < 1.0
@@ -122,12 +122,12 @@ def test_ios_is_one_whenever_the_teacher_tiles_the_text_and_iou_is_not() -> None
 
 def test_vocabularies_are_compared_by_spellings_and_by_bytes() -> None:
     student, teacher = load("llama_like"), load("qwen_like")
-    raw, decoded = compare_vocabularies(student, teacher)
+    [overlap] = measure_overlaps(student, {"qwen": teacher})
     own, theirs = student.base_vocabulary(), teacher.base_vocabulary()
-    assert raw == len(set(own) & set(theirs)) / len(theirs)
+    assert overlap.raw == len(set(own) & set(theirs)) / len(theirs)
     spelled = set(theirs.values()) - {b""}
-    assert decoded == len(set(own.values()) & spelled) / len(spelled)
-    assert decoded > raw
+    assert overlap.decoded == len(set(own.values()) & spelled) / len(spelled)
+    assert overlap.decoded > overlap.raw
 
 
 def _num_sharing(ranges: list[Range]) -> int:
@@ -138,7 +138,7 @@ def _num_sharing(ranges: list[Range]) -> int:
 
 def test_over_wide_tokens_are_counted_and_left_out_where_there_are_none() -> None:
     marks = SourceDocument("marks", "\u0634\u0651\u064e".encode())
-    found = measure_alignment(align_batch([marks], load("llama_like"), load("nfc")))
+    found = measure_documents(align_batch([marks], load("llama_like"), load("nfc")))[0]
     batch = load("nfc").tokenize_batch([marks.text])
     assert batch.byte_offsets[-1].tolist() == [2, 6]
     assert (found.num_student_over_wide, found.num_teacher_over_wide) == (0, 4)

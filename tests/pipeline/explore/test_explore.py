@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wcwidth import width as display_width
 
 from pipeline.dataset.files import open_dataset
 from pipeline.drawing.blocks import Block, PreviewDocument, find_blocks, lay_out, show_bytes
 from pipeline.drawing.page_blocks import draw_block
-from pipeline.drawing.terminal_blocks import display_width, draw_document
+from pipeline.drawing.terminal_blocks import draw_document
 from pipeline.explore.command import main
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, Reading, StreamConfig

@@ -14,9 +14,7 @@ SEVERAL_CHUNKS = 12 * 130  # 12 tokens by 130 rows: five full chunks and one sho
 
 def hold_at_once(monkeypatch, elements):
     for device in ("CPU", "ACCELERATOR"):
-        monkeypatch.setattr(
-            f"pipeline.guidance.vocabulary_chunks._{device}_CHUNK_ELEMENTS", elements
-        )
+        monkeypatch.setattr(f"pipeline.guidance.output_layer._{device}_CHUNK_ELEMENTS", elements)
 
 
 @pytest.fixture(autouse=True)

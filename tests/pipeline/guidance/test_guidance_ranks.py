@@ -15,8 +15,7 @@ import torch.distributed as dist
 from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.vocabulary_share import VocabularyShare
+from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
 
 NUM_RANKS = 4
 ROWS, SEQ_LENGTH = 8, 32

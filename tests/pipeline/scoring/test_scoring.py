@@ -13,9 +13,8 @@ from pipeline.guidance import NonFiniteLossError
 from pipeline.models.probe import UntrainedTeacherError
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.engines.batches import MAX_PADDING, plan_batches
 from pipeline.scoring.engines.interface import require_trained_engine
-from pipeline.scoring.engines.transformers import Scorer
+from pipeline.scoring.engines.transformers import MAX_PADDING, Scorer, plan_batches
 from pipeline.scoring.sidecars import DocumentTokens
 from tests.support.streaming_data import around, make_documents, make_index
 

@@ -8,9 +8,13 @@ import pytest
 
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.tokenization.backends import LibraryError
-from pipeline.tokenization.comparison import differing_splits, same_ids, splits_ascii_alike
+from pipeline.tokenization.comparison import (
+    differing_splits,
+    same_ids,
+    show_splits,
+    splits_ascii_alike,
+)
 from pipeline.tokenization.contents import BYTE_LEVEL_ALPHABET
-from pipeline.tokenization.visible_splits import show_splits
 from tests.support.split_patterns import (
     SPLIT_OTHERWISE,
     SPLIT_PATTERNS,

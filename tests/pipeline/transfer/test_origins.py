@@ -20,8 +20,17 @@ from pipeline.transfer.model import (
     transfer_rows,
     transfer_vocabulary,
 )
-from pipeline.transfer.origins import COPIED, MEAN, SEEN, SEGMENTED, SPECIAL, Origins, find_origins
-from pipeline.transfer.pairs import TokenPairs, count_pairs
+from pipeline.transfer.origins import (
+    COPIED,
+    MEAN,
+    SEEN,
+    SEGMENTED,
+    SPECIAL,
+    Origins,
+    TokenPairs,
+    count_pairs,
+    find_origins,
+)
 from tests.support.datasets import byte_level, make_texts, with_control_tokens
 from tests.support.hf_folders import write_model
 from tests.support.tokenizer_zoo import SHARED

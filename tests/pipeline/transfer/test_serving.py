@@ -4,8 +4,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.tokenization import Tokenizer
-from pipeline.transfer.acceptance import Side
-from pipeline.transfer.serving import judge_servers
+from pipeline.transfer.acceptance import Side, judge_servers
 from tests.support.datasets import byte_level, with_control_tokens
 
 VOCABULARY = byte_level(400)
