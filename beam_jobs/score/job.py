@@ -26,8 +26,8 @@ from beam_jobs.score.steps import (
     ScoreJob,
     TeacherHandler,
     WorkDone,
-    WriteScores,
     complete_document_scores,
+    write_scores,
 )
 from beam_jobs.score.summary import estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
@@ -120,7 +120,7 @@ def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> N
         | "SpreadShards" >> Spread()
         | "Score" >> RunInference(TeacherHandler(job)).with_output_types(str)
         | "GatherShards" >> Gather()
-        | "WriteScores" >> beam.ParDo(WriteScores(job)).with_output_types(str)
+        | "WriteScores" >> beam.Map(write_scores, job).with_output_types(str)
     )
 
 

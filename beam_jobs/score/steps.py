@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
@@ -228,30 +227,22 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         return "vocag"
 
 
-class WriteScores(beam.DoFn):
-    """(0, all shards) -> the score manifest's path, once every sidecar is in place."""
+def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
+    """Write the run's summary and, last, the score manifest of all shards; return its path.
 
-    def __init__(self, job: ScoreJob) -> None:
-        """Hold the job."""
-        self._job = job
-
-    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Write the run's summary and, last, the manifest.
-
-        Raises:
-            EngineError: servers gave some shards losses far from the rest's.
-        """
-        job = self._job
-        shards = {one.shard: one for one in (read_record(text, ShardScored) for text in element[1])}
-        records = tuple(shards[number].record for number in sorted(shards))
-        if isinstance(job.settings, ServedSettings):
-            refuse_far_shards(
-                records, dataset=job.dataset, run_folder=job.run_folder, started=job.started
-            )
-        manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
-        done = sum((scored.done for scored in shards.values()), WorkDone())
-        _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
-        yield _write_manifest(job, manifest)
+    Raises:
+        EngineError: servers gave some shards losses far from the rest's.
+    """
+    shards = {one.shard: one for one in (read_record(text, ShardScored) for text in scored[1])}
+    records = tuple(shards[number].record for number in sorted(shards))
+    if isinstance(job.settings, ServedSettings):
+        refuse_far_shards(
+            records, dataset=job.dataset, run_folder=job.run_folder, started=job.started
+        )
+    manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
+    done = sum((one.done for one in shards.values()), WorkDone())
+    _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
+    return _write_manifest(job, manifest)
 
 
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
