@@ -26,8 +26,8 @@ from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
+from beam_jobs.running.transforms import Gather, Spread, worker_step
 from beam_jobs.runs import SUMMARY_FILE
-from beam_jobs.transforms import Gather, Spread, worker_step
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (
     MANIFEST_FILE,

@@ -17,6 +17,7 @@ from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.progress import reset_progress, run_with_bar, scoring_stage
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
+from beam_jobs.running.transforms import Gather, Spread
 from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.reuse import find_reusable, save_reusable
@@ -32,7 +33,6 @@ from beam_jobs.score.steps import (
 from beam_jobs.score.summary import estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
-from beam_jobs.transforms import Gather, Spread
 from pipeline.command_line.options import option_names
 from pipeline.dataset.selection import ChosenDocuments, require_documents
 from pipeline.drawing.formatting import format_plural

@@ -7,7 +7,6 @@ from the sidecar's losses.
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -45,7 +44,6 @@ SCORE_COLUMNS = (*STORED_COLUMNS, "rank", "bits_per_byte_rank")
 """Columns that conditions know of each of a dataset's scores; ranks are not stored."""
 
 _RANKS = frozenset({"rank", "bits_per_byte_rank"})
-_READ_AT_ONCE = 8
 _HALVES = 1 << 15
 """Numbers in half precision that are not negative: documents that differ by less are equal."""
 _OCTAVES = 33
@@ -127,8 +125,7 @@ class ScoredDocuments:
             values = self.read(shard_index, ["bits_per_byte", "num_text_bytes"])
             return values["bits_per_byte"], values["num_text_bytes"]
 
-        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-            return Ranks(pool.map(read, range(len(self.dataset.manifest.shards))))
+        return Ranks(self.dataset.map_shards(read))
 
     def read(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None = None

@@ -16,8 +16,8 @@ from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.errors import InputError
+from beam_jobs.running.transforms import Gather, Spread, worker_step
 from beam_jobs.runs import read_commit
-from beam_jobs.transforms import Gather, Spread, worker_step
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.records import Count, read_record, write_record
 

@@ -1,4 +1,4 @@
-"""Transforms that both jobs use."""
+"""Transforms and steps that both jobs use."""
 
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
