@@ -241,14 +241,9 @@ def decode_entries(
 ) -> ShardEntries:
     """Return the entries held by a sidecar, as views of its bytes.
 
-    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
+    `starts`, int64 [D + 1], says where each document's tokens start.
 
-    Args:
-        data: the file.
-        body: first byte behind its header.
-        header: its header.
-        rule: what it says is stored.
-        starts: int64 [D + 1], where each document's tokens start.
+    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
 
     Raises:
         ValueError, KeyError: tensors are missing, or contradict each other or the rule.

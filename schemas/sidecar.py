@@ -251,10 +251,6 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
 def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
     """Return the losses held by a sidecar, as views of `data`: nothing is copied.
 
-    Args:
-        data: the file's bytes, which may be a memory map.
-        at: its path, for errors.
-
     Raises:
         DamagedShardError: no complete sidecar.
         SchemaVersionError: another version of the format.

@@ -29,11 +29,8 @@ def describe_configurations(
 ) -> str:
     """Return the options in which two configurations differ, with both values; "" for none.
 
-    Args:
-        theirs: what made what lies in the output's folder.
-        ours: what is asked for.
-        output: the folder, which holds copies of the tokenizers.
-        sources: what the user calls student and teacher.
+    Theirs made what lies in `output`, which holds copies of the tokenizers; ours is asked for, with
+    tokenizers that the user calls `sources`.
     """
     names = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)} - _FOLLOWS
     copies = {side: storage.join(output, "tokenizers", side) for side in sources}

@@ -93,12 +93,7 @@ class RunSummary:
 def render_report(
     manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
 ) -> str:
-    """Return the page: self-contained HTML without scripts or requests.
-
-    Args:
-        manifest: the dataset's.
-        run: what only the run knows.
-        documents: what the page opens with.
+    """Return the page, which opens with documents: HTML without scripts or requests.
 
     Raises:
         ValueError: the manifest holds no statistics.

@@ -42,13 +42,7 @@ def make_beam_options(
     command: str = "align",
     own: Sequence[str] = (),
 ) -> PipelineOptions:
-    """Return Beam's options.
-
-    Args:
-        arguments: those that are not the command's own.
-        run: how many processes of this machine.
-        command: its name, for errors.
-        own: the command's own options, one of which may have been meant.
+    """Return Beam's options from a command's arguments that are not its own.
 
     Raises:
         OptionsError: an argument that Beam does not know either, or a value that it can't read; a
@@ -95,13 +89,6 @@ def run_to_end(
     disk_bytes: int | None = None,
 ) -> None:
     """Run a pipeline to its end, with a live bar where the run's folder is local.
-
-    Args:
-        pipeline: described, not yet running.
-        run_folder: where the traceback of a failure goes.
-        run: what the job says.
-        with_bar: runs what it is given, and draws meanwhile.
-        disk_bytes: what the job needs on the run folder's disk, for a message.
 
     Raises:
         JobError: with the cause, and where the traceback is.

@@ -300,8 +300,7 @@ def write_document_scores(
 ) -> SidecarRecord:
     """Write the table of what a sidecar's losses say of each document; an equal one is replaced.
 
-    Returns:
-        the sidecar's record, which then names it.
+    The record that is returned names it.
     """
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, at=name)

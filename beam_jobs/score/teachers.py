@@ -59,11 +59,6 @@ class JobTeacher:
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
     """Return the teacher that a job is asked for, checked as far as it can be before it runs.
 
-    Args:
-        options: the job's.
-        dataset: whose teacher it must be.
-        context: in which it will score.
-
     Raises:
         ValueError: no such teacher, or not the dataset's.
         EngineError: servers that can't be asked.

@@ -62,13 +62,7 @@ def choose_conventions(
 def describe_tokenizer(
     tokenizer: Tokenizer, folder: str, *, before: str | None = None, after: str | None = None
 ) -> TokenizerRecord:
-    """Return what a manifest says of a tokenizer.
-
-    Args:
-        tokenizer: the tokenizer.
-        folder: of its copy, within the dataset.
-        before: as in `name_tokens`.
-        after: as in `name_tokens`.
+    """Return what a manifest says of a tokenizer, whose copy lies in a folder; see `name_tokens`.
 
     Example:
         >>> describe_tokenizer(tokenizer, "tokenizers/student").file

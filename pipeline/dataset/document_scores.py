@@ -208,13 +208,7 @@ def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
 
 
 def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:
-    """Return the table that belongs to a sidecar, as it is stored.
-
-    Args:
-        losses: that the sidecar holds.
-        index: of its shard, with names.
-        sidecar_sha256: of the sidecar.
-    """
+    """Return the table that belongs to a sidecar, as it is stored; the index has names."""
     return encode_document_scores(
         summarise_losses(losses, index),
         document_id=index.document_id,

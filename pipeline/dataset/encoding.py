@@ -57,10 +57,6 @@ class EncodedBatch:
 def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatch:
     """Encode every document of a batch as a tar member.
 
-    Args:
-        batch: aligned documents.
-        keep_text: whether samples hold their text.
-
     Example:
         >>> encode_batch(batch).members.nbytes % 512
         0

@@ -18,10 +18,7 @@ from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
 
 def read_manifest(dataset: str) -> Manifest:
-    """Read a dataset's manifest.
-
-    Args:
-        dataset: the folder or the manifest itself; local or anything that fsspec opens.
+    """Read a dataset's manifest; its folder or the manifest is anything that fsspec opens.
 
     Raises:
         DatasetError: no manifest there, or not a complete one.
@@ -67,10 +64,7 @@ def folder_of(dataset: str) -> str:
 
 
 def nearest_dataset(missing: str) -> str:
-    """Return what to paste in place of a dataset that is missing: another one, or the help.
-
-    Args:
-        missing: what was named; a dataset that has it, is in it or is near it is meant, perhaps.
+    """Return what to paste in place of a dataset that is missing: one near it, or the help.
 
     Example:
         >>> nearest_dataset("demo")  # doctest: +SKIP
@@ -163,12 +157,6 @@ def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
 
 def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) -> memoryview:
     """Read one of a shard's payloads, checked against its CRC-32.
-
-    Args:
-        file: the tar, opened for binary reading and seekable.
-        index: the shard's index.
-        place: the sample's place in it.
-        shard: its name, for errors.
 
     Raises:
         DamagedShardError: the tar ends too early.

@@ -218,10 +218,6 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
 def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
     """Return a sidecar's losses, mapped, or read if they are remote and there is no cache.
 
-    Args:
-        claim: what its score manifest says of it.
-        cache: for remote ones.
-
     Raises:
         DamagedShardError: it is missing, or the bytes are others.
     """
@@ -251,12 +247,6 @@ def read_sidecar(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardRecord, cache: ShardCache | None = None
 ) -> ShardLosses:
     """Return the losses of a sidecar, which must be the one that its score manifest names.
-
-    Args:
-        scores: whose it is.
-        record: what the score manifest says of it.
-        shard: that was scored.
-        cache: for remote ones.
 
     Raises:
         DamagedShardError: it is missing, or the bytes are others.

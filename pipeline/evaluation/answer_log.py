@@ -28,12 +28,7 @@ class AnswerLog:
     rank, world_size = 0, 1
 
     def __init__(self, model: LM, path: Path) -> None:
-        """Hold a model, and read what it answered before.
-
-        Args:
-            model: it hands over each answer as it comes (`cache_hook`), or all at the end.
-            path: of the log; it belongs to this model alone, in this precision.
-        """
+        """Hold a model, and read what it answered before; the log is its own, in this precision."""
         self._model = model
         path.parent.mkdir(parents=True, exist_ok=True)
         self._answers = _read(path)

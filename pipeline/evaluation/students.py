@@ -35,10 +35,7 @@ class Student:
 
 
 def find_student(source: str) -> Student:
-    """Return the student that a user names; a repository is downloaded.
-
-    Args:
-        source: [NAME=] a Hugging Face folder or repository, or a .gguf file.
+    """Return the student that a user names; a repository is downloaded. It may be NAME=SOURCE.
 
     Raises:
         ValueError: no such student.

@@ -15,12 +15,7 @@ from schemas.sidecar import ShardLosses
 def contradicting_entries(
     losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
-    """Return what is wrong with a sidecar's entries, each on its own.
-
-    Args:
-        losses: the sidecar.
-        rule: what its score manifest says is stored.
-        at: its path.
+    """Return what is wrong with a sidecar's entries, each on its own or by its rule.
 
     Example:
         >>> contradicting_entries(losses, rule, at=record.file)

@@ -183,10 +183,6 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     """Yield a part's documents in the order of their shard.
 
-    Args:
-        part: of a dataset's shard.
-        rules: their limit, and the metadata to read, as far as the dataset has it.
-
     Raises:
         InputChangedError: the dataset was made anew since the job was planned.
         DatasetError: the shard or its index is not the manifest's.

@@ -108,13 +108,7 @@ class UnusableError(ValueError):
 
 
 def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> UnusableError:
-    """Return what there is to say if a file can't be read on.
-
-    Args:
-        error: why.
-        num_bytes: of the file as stored.
-        num_read: those before the damage, None if it is unknown.
-    """
+    """Return what there is to say if a file can't be read on behind so many of its bytes."""
     left = 0 if num_read is None else num_bytes - num_read
     lost = f"up to {left} of {num_bytes} bytes" if left else "the rest of the file"
     return UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {error}")

@@ -100,12 +100,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
-    """Return the values of a line that isn't JSON: objects without a newline, or torn ones.
-
-    Args:
-        line: the line.
-        error: what is wrong with it as one value.
-    """
+    """Return the values of a line that isn't one: objects without a newline, or torn ones."""
     values: list[JsonValue] = []
     if line.startswith(b"{"):
         try:

@@ -27,12 +27,7 @@ def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
 
 
 def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return dead letters as the dataset lists them: lines counted from the start of their files.
-
-    Args:
-        letters: as buckets wrote them, with lines counted from the start of their parts.
-        run_folder: where readers left their counts.
-    """
+    """Return dead letters as the dataset lists them: lines counted from the start of files."""
     counts = _Counts(run_folder)
     return [_name_line(letter, counts) for letter in letters]
 

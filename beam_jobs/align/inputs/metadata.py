@@ -79,10 +79,6 @@ def settle_columns(
 ) -> tuple[MetadataField, ...]:
     """Return the fields with their types, those unsaid as the first documents' values have them.
 
-    Args:
-        fields: what was asked for.
-        documents: for each of the first documents, its value of each field.
-
     Raises:
         InputError: a field without a value among them, or with values of several types.
 

@@ -81,11 +81,7 @@ def count_rows(part: InputPart) -> tuple[int, int | None]:
 
 @contextmanager
 def _as_damage(tell: Callable[[], int] = int) -> Iterator[None]:
-    """Raise what says that a table is damaged as one error; failures of the storage stay.
-
-    Args:
-        tell: how many bytes came before, by default none.
-    """
+    """Raise what says that a table is damaged as one error; failures of the storage stay."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError) as error:  # a column's name need not be UTF-8
