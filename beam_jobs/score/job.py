@@ -14,9 +14,9 @@ from beam_jobs import storage
 from beam_jobs.errors import JobError
 from beam_jobs.locks import hold_lock
 from beam_jobs.running.clusters import require_cluster
-from beam_jobs.running.progress import reset_progress, run_with_bar, scoring_stage
+from beam_jobs.running.progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
-from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
+from beam_jobs.running.runners import make_beam_options, run_pipeline
 from beam_jobs.running.transforms import Gather, Spread
 from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
@@ -149,12 +149,10 @@ def _score_dataset(
         reusable = find_reusable(reuse, job.rule, run)
         if reusable:
             save_reusable(reusable, job.run_folder, run)
-        reset_progress(job.run_folder)
-        pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
-        build_pipeline(pipeline, len(shards), replace(job, reuses=bool(reusable)))
+        reusing = replace(job, reuses=bool(reusable))
+        build = partial(build_pipeline, num_shards=len(shards), job=reusing)
         stage = partial(scoring_stage, num_tokens=num_tokens)
-        bar = partial(run_with_bar, job.run_folder, stage=stage, quiet=run.quiet)
-        run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
+        run_pipeline(build, beam_options, job.run_folder, run=run, stage=stage)
         scores = find_finished(job.dataset, opened.dataset.manifest, job.rule)
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
