@@ -23,13 +23,9 @@ from schemas.manifest import Manifest, TokenizerRecord
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the command.
+    """One start of the command; `configuration` is what determines the dataset, and nothing else.
 
-    Attributes:
-        opened: its input, tokenizers and options.
-        configuration: everything that determines the dataset, and nothing else.
-        beam_options: how the job runs.
-        started: when, by this machine's clock that is never set back, in seconds.
+    It started by this machine's clock that is never set back, in seconds.
     """
 
     opened: OpenedInput

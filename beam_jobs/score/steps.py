@@ -92,12 +92,7 @@ class ScoreJob:
 class WorkDone:
     """What was done; add it up.
 
-    Attributes:
-        num_documents: whose losses were computed.
-        num_tokens: of those.
-        num_known_documents: whose losses are another dataset's.
-        num_resumed_shards: that an earlier run had written.
-        work: cost of scoring.
+    Known documents have another dataset's losses; resumed shards were written by an earlier run.
     """
 
     num_documents: int = 0
@@ -124,11 +119,7 @@ class ShardScored:
 class ReadyTeacher:
     """A worker's dataset, and the teacher, which is loaded for the first shard that needs it.
 
-    Attributes:
-        job: what is scored.
-        documents: which of the dataset's.
-        context: of the job's rule.
-        known: losses that the teacher need not give.
+    It need not give the losses that are `known`.
     """
 
     def __init__(

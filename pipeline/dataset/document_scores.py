@@ -90,12 +90,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class ScoredDocuments:
-    """A teacher's scores of all documents of a dataset, at one of its generations.
-
-    Attributes:
-        dataset: the dataset.
-        files: the scores of its shards, see `scores_of`.
-    """
+    """A teacher's scores of all documents of a dataset, at a generation; see `scores_of`."""
 
     dataset: Dataset
     files: ScoreFiles

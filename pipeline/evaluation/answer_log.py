@@ -18,12 +18,7 @@ Likelihood = tuple[float, bool]
 
 
 class AnswerLog:
-    """A model as lm-eval asks it, that is asked nothing twice.
-
-    Attributes:
-        rank: of this process, as lm-eval reads it.
-        world_size: one process.
-    """
+    """A model as lm-eval asks it, that is asked nothing twice; one process, as lm-eval reads it."""
 
     rank, world_size = 0, 1
 

@@ -71,12 +71,7 @@ def _is_same(answer: str, reference: str, scales: Sequence[float] = (1,)) -> boo
 
 
 class _Parts(NamedTuple):
-    """An answer of several.
-
-    Attributes:
-        kind: brackets around them, or a matrix's rows and columns.
-        parts: their spellings.
-    """
+    """An answer of several: its brackets, or a matrix's rows and columns; the parts' spellings."""
 
     kind: str
     parts: Sequence[str]

@@ -49,14 +49,7 @@ class Measurement:
 
 @dataclass
 class Results:
-    """What is known of one student.
-
-    Attributes:
-        student: its name.
-        source: what the user named.
-        sha256: of its files.
-        measurements: by set and measure; several commands add to them, so each has its settings.
-    """
+    """What is known of one student, by set and measure; several commands add measurements."""
 
     student: str
     source: str

@@ -57,14 +57,7 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a condition `column <= value` keeps.
-
-    Attributes:
-        quantile: the share of the documents with a score that it was chosen for.
-        value: of the column.
-        num_documents: that are kept.
-        num_bytes: of their texts.
-    """
+    """What `column <= value` keeps; `quantile` is a share of the documents with a score."""
 
     quantile: float
     value: float

@@ -45,13 +45,7 @@ figure { margin: 0; padding: 1rem; }
 
 @dataclass(frozen=True)
 class Spot:
-    """A run of dear windows.
-
-    Attributes:
-        start: byte of the text.
-        stop: byte after it.
-        bits_per_byte: between them.
-    """
+    """A run of dear windows, bytes [start, stop) of the text, and its bits per byte."""
 
     start: int
     stop: int

@@ -94,12 +94,7 @@ Outcome = PlacedDocument | DeadLetter
 
 
 class UnusableError(ValueError):
-    """A document can't be used.
-
-    Attributes:
-        reason: a code.
-        detail: for people.
-    """
+    """A document can't be used; says why by a code, and for people."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         """Hold what its dead letter will say."""

@@ -33,12 +33,7 @@ class LostTextsError(InputError):
 
 @dataclass(frozen=True)
 class LostTexts:
-    """Documents whose text can't be had.
-
-    Attributes:
-        count: how many.
-        first: ids of the first of them, in the order of their ids.
-    """
+    """How many documents' texts can't be had, and the first of their ids, in order."""
 
     count: Count
     first: tuple[str, ...]
