@@ -104,10 +104,6 @@ def decode_document_scores(
     Raises:
         DamagedShardError: no such table, altered bytes, or made from other losses.
         SchemaVersionError: another version of the format.
-
-    Example:
-        >>> decode_document_scores(data, ["bits_per_byte"], sidecar_sha256=record.sha256, at="x")
-        {'bits_per_byte': array([0.91, 1.27], dtype=float32)}
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)

@@ -111,10 +111,6 @@ def encode_index(index: ShardIndex) -> bytes:
 
     Raises:
         ValueError: a column has not one value for each document.
-
-    Example:
-        >>> decode_index(encode_index(index)).key == index.key
-        True
     """
     columns: list[pa.Array] = []
     for entry in _COLUMNS:
@@ -192,10 +188,6 @@ def decode_ids(data: bytes) -> pa.ChunkedArray:
 
     Raises:
         DamagedShardError: no parquet file, or no ids in it.
-
-    Example:
-        >>> decode_ids(encode_index(index)).to_pylist() == index.document_id
-        True
     """
     with _damage_told():
         table = pq.read_table(pa.BufferReader(data), columns=["document_id"])

@@ -315,12 +315,7 @@ def generation_of(file: str, *, name: str) -> int:
 
 
 def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
-    """Return what follows a manifest: the same with changes, and with a record of the one before.
-
-    Example:
-        >>> next_generation(manifest, removed=record).generation
-        1
-    """
+    """Return what follows a manifest: the same with changes and a record of the one before."""
     number = manifest.generation
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(

@@ -32,9 +32,6 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
 
     Raises:
         ValueError: it is cut before the header's end, or the header isn't a JSON object.
-
-    Example:
-        >>> header, body = read_header(sample)
     """
     body = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or body > len(data):

@@ -58,9 +58,6 @@ class ShardCache:
             DamagedShardError: the file is missing, or is not the manifest's.
             ValueError: the limit is smaller than the file.
             OSError: the disk is full, or the remote side fails.
-
-        Example:
-            >>> with cache.open(ListedFile("gs://bucket/data/a.tar", 512, sha256)) as tar: ...
         """
         path = self.folder / file.sha256
         while True:

@@ -35,10 +35,6 @@ def choose_conventions(
 
     Raises:
         ValueError: no such token.
-
-    Example:
-        >>> choose_conventions(dataset, teacher_context="none").teacher.around_text
-        ConventionRecord(first_token_id=None, continued_token_id=None, end_token_id=None)
     """
 
     def of_side(side: Side, before: str | None, after: str | None) -> TokenizerRecord:
@@ -62,12 +58,7 @@ def choose_conventions(
 def describe_tokenizer(
     tokenizer: Tokenizer, folder: str, *, before: str | None = None, after: str | None = None
 ) -> TokenizerRecord:
-    """Return what a manifest says of a tokenizer, whose copy lies in a folder; see `name_tokens`.
-
-    Example:
-        >>> describe_tokenizer(tokenizer, "tokenizers/student").file
-        'tokenizers/student/tokenizer.json'
-    """
+    """Return what a manifest says of a tokenizer with a copy in a folder; see `name_tokens`."""
     return TokenizerRecord(
         source=tokenizer.source,
         file=f"{folder}/{tokenizer.file_name}",

@@ -194,10 +194,6 @@ def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
     Raises:
         DatasetError: none or several of that name, with those that there are; or scores of another
             generation, or of some of the shards.
-
-    Example:
-        >>> open_scored_documents("Qwen2.5-Math-7B", dataset).name  # doctest: +SKIP
-        '08e924cac34e2837'
     """
     return ScoredDocuments(dataset, scores_of(find_scores(name, dataset.location), dataset))
 

@@ -54,12 +54,7 @@ class Dataset:
         return isinstance(fsspec.core.url_to_fs(self.location)[0], LocalFileSystem)
 
     def has_generation(self, fingerprint: str) -> bool:
-        """Whether this dataset has, or had, a generation of a fingerprint.
-
-        Example:
-            >>> dataset.has_generation(dataset.manifest.fingerprint)
-            True
-        """
+        """Whether this dataset has, or had, a generation of a fingerprint."""
         return fingerprint in {*self.manifest.fingerprints.values(), *self.fingerprints}
 
     def at_generation(self, number: int) -> "Dataset":
@@ -228,12 +223,7 @@ class Dataset:
         return url, data
 
     def find_damage(self) -> dict[int, DamagedShardError]:
-        """Compare every tar's size with the manifest; return what is wrong by shard number.
-
-        Example:
-            >>> open_dataset("aligned").find_damage()  # doctest: +SKIP
-            {}
-        """
+        """Compare every tar's size with the manifest; return what is wrong by shard number."""
         errors = self.map_shards(self._compare)
         return {number: error for number, error in enumerate(errors) if error}
 

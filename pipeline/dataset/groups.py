@@ -88,10 +88,6 @@ def count_read(dataset: Dataset) -> Manifest:
 
     Raises:
         DamagedShardError: an index, or the list of what is removed, is damaged.
-
-    Example:
-        >>> count_read(open_dataset("aligned")).totals["num_documents"]  # doctest: +SKIP
-        1317
     """
     if dataset.is_whole:
         return dataset.manifest

@@ -23,10 +23,6 @@ def read_manifest(dataset: str) -> Manifest:
     Raises:
         DatasetError: no manifest there, or not a complete one.
         NoAnswerError: the store is silent.
-
-    Example:
-        >>> read_manifest("aligned").totals["num_documents"]  # doctest: +SKIP
-        1000
     """
     path, data = read_manifest_bytes(dataset)
     return decode_manifest(data, at=path)
@@ -90,10 +86,6 @@ def read_whole(url: str) -> bytes:
     Raises:
         FileNotFoundError: there is none.
         PointerError: it is a Git LFS pointer.
-
-    Example:
-        >>> len(read_whole("aligned/manifest.json"))  # doctest: +SKIP
-        4217
     """
     filesystem, path = fsspec.core.url_to_fs(url)
     data: bytes = filesystem.cat_file(path)
@@ -102,12 +94,7 @@ def read_whole(url: str) -> bytes:
 
 
 def num_bytes_of(url: str) -> int | None:
-    """Return a file's size in bytes, None if its server doesn't say; errors as `read_whole`.
-
-    Example:
-        >>> num_bytes_of("aligned/manifest.json")  # doctest: +SKIP
-        4217
-    """
+    """Return a file's size in bytes, None if its server doesn't say; errors as `read_whole`."""
     filesystem, path = fsspec.core.url_to_fs(url)
     num_bytes: int | None = filesystem.size(path)
     if num_bytes is not None and num_bytes < POINTER_BYTES:
@@ -120,10 +107,6 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
     Raises:
         DatasetError: no such generation, or its manifest is gone or another.
-
-    Example:
-        >>> read_generation("aligned", read_manifest("aligned"), 0).generation  # doctest: +SKIP
-        0
     """
     if number == newest.generation:
         return newest
@@ -146,12 +129,7 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
 
 def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
-    """Return the generation of a dataset that has a fingerprint, None if none has.
-
-    Example:
-        >>> find_generation(manifest, manifest.fingerprint) == manifest.generation
-        True
-    """
+    """Return the generation of a dataset that has a fingerprint, None if none has."""
     return {own: number for number, own in manifest.fingerprints.items()}.get(fingerprint)
 
 

@@ -167,10 +167,6 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
     Raises:
         ForeignLossesError: they are another dataset's, or a shard is missing.
-
-    Example:
-        >>> len(scores_of(scores, dataset).manifest.sidecars) == len(dataset.manifest.shards)
-        True
     """
     manifest = dataset.manifest
     found, wanted = scores.manifest.dataset, manifest.fingerprint
@@ -206,10 +202,6 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
 
     Raises:
         DatasetError: that generation's manifest is gone or another.
-
-    Example:
-        >>> scored_generation(scores, dataset).manifest.generation  # doctest: +SKIP
-        0
     """
     number = find_generation(dataset.manifest, scores.manifest.dataset)
     return dataset if number is None else dataset.at_generation(number)

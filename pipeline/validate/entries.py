@@ -15,12 +15,7 @@ from schemas.sidecar import ShardLosses
 def contradicting_entries(
     losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
-    """Return what is wrong with a sidecar's entries, each on its own or by its rule.
-
-    Example:
-        >>> contradicting_entries(losses, rule, at=record.file)
-        []
-    """
+    """Return what is wrong with a sidecar's entries, each on its own or by its rule."""
     entries = losses.entries
     if (entries and entries.rule) != rule:
         return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
@@ -41,10 +36,6 @@ def contradicting_places(
         entries: of a shard.
         has_loss: bool [M], which of its tokens have something before them.
         starts: int64 [D + 1], where each document's tokens start.
-
-    Example:
-        >>> contradicting_places(losses.entries, ~np.isnan(losses.losses), losses.starts)
-        []
     """
     expected = np.ones(len(entries.counts), np.bool_)  # what follows a document always has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))

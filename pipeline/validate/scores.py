@@ -57,10 +57,6 @@ def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
 
     Raises:
         DatasetError: `teacher` is given and none of the scores are its.
-
-    Example:
-        >>> check_scores(open_dataset("aligned"), teacher=None).found  # doctest: +SKIP
-        []
     """
     findings = Findings()
     try:
