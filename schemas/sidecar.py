@@ -198,13 +198,6 @@ class _SidecarMetadata:
     distributions: DistributionRule | None = None
 
 
-@dataclass(frozen=True)
-class _SidecarVersion:
-    """What can be asked of a sidecar of any version."""
-
-    sidecar_version: object
-
-
 def sidecar_name(shard: str, teacher: str) -> str:
     """Return a sidecar's file name.
 
@@ -258,7 +251,7 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
     try:
         header, body = read_header(data)
         about = header["__metadata__"][_METADATA_KEY]
-        version = read_record(about, _SidecarVersion).sidecar_version
+        version = read_record(about, dict[str, Any])["sidecar_version"]
         if version != SIDECAR_VERSION:
             raise SchemaVersionError(at, version, SIDECAR_VERSION, job="vocag score")
         metadata = read_record(about, _SidecarMetadata)

@@ -34,17 +34,15 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
     require_answer(path)
     try:
         return path, read_whole(path)
-    except FileNotFoundError as error:
-        missing = DatasetError(
+    except (FileNotFoundError, NotADirectoryError) as error:
+        told = (
             f"{path} does not exist: {dataset} isn't a dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"
         )
-        raise hinted(missing, nearest_dataset(dataset)) from error
-    except NotADirectoryError as error:
-        missing = DatasetError(
-            f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
-        )
-        raise hinted(missing, nearest_dataset(dataset)) from error
+        if isinstance(error, NotADirectoryError):
+            told = f"{dataset} is a file, not a dataset: name the folder that holds its "
+            told += MANIFEST_FILE
+        raise hinted(DatasetError(told), nearest_dataset(dataset)) from error
 
 
 def folder_of(dataset: str) -> str:
