@@ -119,11 +119,7 @@ def _run(attempt: Attempt) -> Manifest:
 def _count_lost_texts(
     attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, *, disk_bytes: int
 ) -> None:
-    """Count and name the documents of a dataset whose texts can't be had, before any is aligned.
-
-    Raises:
-        LostTextsError: they are more than may be left out; nothing of the output is there.
-    """
+    """Count and name documents whose texts can't be had; refuse too many before any is aligned."""
     options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
     if dataset is None or dataset.keeps_text:
         return

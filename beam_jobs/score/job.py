@@ -185,11 +185,7 @@ def _complete(
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:
-    """Return the shards with as many documents and tokens as are scored.
-
-    Raises:
-        WhereError: that is none.
-    """
+    """Return the shards with as many documents and tokens as are scored; refuse to score none."""
     shards = documents.dataset.manifest.shards
     if not documents.where:
         return shards

@@ -165,11 +165,7 @@ class _Rows:
         return row if row and len(row) == self._width else None, taken
 
     def _pass_open_cell(self, lines: list[str], why: str) -> UnusableError:
-        """Go behind the row of a cell that isn't closed, or is too long.
-
-        Raises:
-            DamageError: the file ends in it.
-        """
+        """Go behind the row of a cell that is open or too long; refuse a file that ends in it."""
         refused, line = UnusableError(Reason.TOO_LARGE, why), lines[-1]
         while why.startswith(_LONG):
             self._lines.give_back(['"' + line])  # within the cell, as before

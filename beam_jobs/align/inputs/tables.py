@@ -248,11 +248,7 @@ def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
 
 
 def _require_sound(batch: pa.RecordBatch) -> None:
-    """Check that offsets stay within their buffers, for nothing else does; bad UTF-8 is not damage.
-
-    Raises:
-        ArrowInvalid: they don't.
-    """
+    """Check that offsets stay within their buffers, for nothing else does; bad UTF-8 may pass."""
     for column in batch.columns:
         if pa.types.is_string(column.type):
             column = column.cast(pa.binary())
