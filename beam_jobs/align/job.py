@@ -64,14 +64,9 @@ class Job:
 
 @dataclass(frozen=True)
 class BucketTar:
-    """One finished tar of a bucket.
+    """One finished tar of a bucket, by its temporary names in the run's folder.
 
-    Attributes:
-        tar: the temporary tar's name in the run's folder.
-        index: the temporary index's name there.
-        shard: what the manifest will say; its file names are `tar` and `index` until shards
-            are numbered.
-        statistics: JSON of the part's `AlignmentStatistics`.
+    Until shards are numbered, these are also in `shard`, which is what the manifest will say.
     """
 
     tar: str

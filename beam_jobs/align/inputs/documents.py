@@ -65,16 +65,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document"):
-    """A usable document and its place.
-
-    Attributes:
-        source: the input file.
-        position: where in it.
-        document_id: its id.
-        text: its UTF-8 bytes.
-        metadata: a value of each of `ReadingRules.metadata`.
-        line: as a dead letter's.
-    """
+    """A usable document and its place, with a value of each of `ReadingRules.metadata`."""
 
     source: str
     position: int
