@@ -48,8 +48,7 @@ from schemas.sidecar import ScoreManifest, score_manifest_name
 def score(options: ScoreOptions) -> list[ScoreManifest]:
     """Score the datasets of a run, one after another; those that are finished are kept.
 
-    Returns:
-        The score manifests, in the mixture's order; of a dry run none.
+    Return the score manifests, in the mixture's order; of a dry run none.
 
     Raises:
         ValueError: a dataset, the teacher or an option can't be used.

@@ -82,13 +82,9 @@ def name_tokens(
     before: str | None = None,
     after: str | None = None,
 ) -> ConventionRecord:
-    """Return a convention with the tokens that a user names over its own.
+    """Return a convention with what a user names over its own: a token, its id, or "none".
 
-    Args:
-        own: the convention.
-        load: gives the tokenizer; one without such a token raises ValueError.
-        before: a token, its id, or "none"; it comes before a document and before its pieces.
-        after: the same, after a document.
+    `before` comes before a document and its pieces. A tokenizer without it raises ValueError.
     """
     first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
     if before is not None:

@@ -116,13 +116,10 @@ def share(values: Sequence[float]) -> Value:
 
 
 def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
-    """Return the difference of two shares of the same items.
+    """Return the difference of two shares of the same items, each 1 or 0 by the one and the other.
 
     Its interval is Agresti and Min's: half an item more in each cell of the table of both, so that
     it says something even if the two never differed.
-
-    Args:
-        pairs: 1 or 0 of each item by the one and by the other.
 
     Example:
         >>> made = share_difference([(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 16)
@@ -139,12 +136,9 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 
 
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
-    """Return the bits of all texts by their bytes; items are the sample.
+    """Return the bits of all texts by their bytes, from (log-likelihood in nats, length in bytes).
 
     The interval is that of a ratio of two means, linearised.
-
-    Args:
-        pairs: log-likelihood in nats and length in bytes of each text.
 
     Example:
         >>> round(bits_per_byte([(-math.log(4), 1), (-math.log(4), 2)]).value, 3)

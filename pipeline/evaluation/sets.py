@@ -66,12 +66,7 @@ class EvaluationSet:
 
 
 def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
-    """Return the items of a set's lines.
-
-    Args:
-        name: of the set.
-        rows: its file's lines.
-        whole: take all of MATH, where the 500 were cut out of it already.
+    """Return the items of a set's lines; of MATH those of the 500, if they aren't cut out already.
 
     Raises:
         ValueError: a line that the set's file would not hold; too few lines to find MATH's 500.

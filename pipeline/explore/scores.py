@@ -70,10 +70,7 @@ def read_table(
 ) -> ScoreTable:
     """Read columns of teachers' scores of all documents that aren't removed.
 
-    Args:
-        dataset: the dataset.
-        columns: scores and one of `SCORE_COLUMNS`, by the name to show.
-        by: a field of the metadata, "" for none.
+    Columns are scores and one of `SCORE_COLUMNS`, by the name to show.
 
     Raises:
         ValueError: no such field.

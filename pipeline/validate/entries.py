@@ -56,13 +56,8 @@ def compare_entries(
     """Return which entries differ by more than rounding and other batches explain, "" for none.
 
     An entry agrees if the token has nearly the same log-probability again. One that isn't among
-    the others' is as likely as their last one, or not needed to reach the mass that is stored.
-
-    Args:
-        again: computed now.
-        stored: earlier; of the same documents.
-        documents: that are compared.
-        tolerance: nats, beyond the rounding of both.
+    the others' is as likely as their last one, or not needed to reach the mass that is stored. The
+    tolerance is in nats, beyond the rounding of both.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
     for document in documents:

@@ -50,10 +50,7 @@ _FP16_STEP = 2.0**-10
 def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
     """Check every teacher's score manifest and sidecars next to a dataset.
 
-    Args:
-        dataset: the one that they lie next to.
-        teacher: folder, repository or .gguf file to score a random sample of documents again with;
-            None checks what needs no model.
+    With a teacher's folder, repository or .gguf file, a random sample is scored again.
 
     Raises:
         DatasetError: `teacher` is given and none of the scores are its.

@@ -31,11 +31,8 @@ _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 def read_csv(data: BinaryIO, *, max_cell: int, head: bytes | None = None) -> Iterator[CsvRow]:
     """Yield the header of a file and its rows; of a bad one, why it can't be used.
 
-    Args:
-        data: the file's uncompressed bytes.
-        max_cell: longest cell and line in characters.
-        head: the start of a TSV file, None for CSV. If most of its cells that begin with a quote
-            are not closed by one, quotes are text.
+    Cells and lines have `max_cell` characters at most. `head` is the start of a TSV file, None for
+    CSV. If most of its cells that begin with a quote are not closed by one, quotes are text.
 
     Raises:
         DamageError: the file can't be read on.

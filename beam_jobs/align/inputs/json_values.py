@@ -54,10 +54,8 @@ class JsonValue(NamedTuple):
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
     """Return whether a JSON file is to be read value by value instead of line by line.
 
-    Args:
-        head: its first bytes, up to `HEAD_BYTES` of them.
-        may_be_pretty: whether an object may go over several lines, as in a `.json` file; in a
-            `.jsonl` file a first line that is cut is a bad line.
+    Its head is up to `HEAD_BYTES` long. An object may go over several lines in a `.json` file; in a
+    `.jsonl` file a first line that is cut is a bad line.
 
     Example:
         >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)

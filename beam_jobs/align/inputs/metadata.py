@@ -47,13 +47,10 @@ def parse_metadata(text: str) -> tuple[MetadataField, ...]:
 
 
 def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
-    """Return a value as its column holds it.
+    """Return a value as its column holds it, or as it is where the type is unknown.
 
-    Args:
-        field: the field; where its type is unknown any value is returned as it is.
-        value: None and NaN, which is how pandas writes a missing number, are missing.
-        is_text: whether the file knows only text, as CSV does: it is read as what the column
-            holds, and an empty cell is missing.
+    None and NaN, which is how pandas writes a missing number, are missing. Files that know only
+    text, as CSV does, are read as what the column holds, and an empty cell is missing.
 
     Raises:
         UnusableError: it does not fit.

@@ -48,11 +48,7 @@ def read_rows(
 ) -> Iterator[tuple[int, Row]]:
     """Yield (row number, row) for the rows of a part; of damage, where it is and what.
 
-    Args:
-        part: of a table.
-        fields: what is needed; columns that are not there are left out, and of a nested field its
-            whole column is read.
-        max_cell_bytes: longest cell of a CSV file.
+    Columns that are not there are left out, and of a nested field its whole column is read.
     """
     position = 0
     try:
@@ -71,9 +67,7 @@ def read_rows(
 def count_rows(part: InputPart) -> tuple[int, int | None]:
     """Count a part's rows, or those at the start of a file that doesn't say how many it has.
 
-    Returns:
-        The number of rows, and how many uncompressed bytes they take; None: they are all. A file
-        that can't be read has none.
+    Also return how many uncompressed bytes they take; None: they are all, or it can't be read.
     """
     try:
         with storage.open_to_read(part.file.path) as opened, _as_damage():
