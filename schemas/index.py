@@ -141,15 +141,12 @@ def encode_index(index: ShardIndex) -> bytes:
 
 
 def decode_index(
-    data: bytes | str,
-    *,
-    with_names: bool = True,
-    metadata: Sequence[str] | None = None,
+    data: bytes, *, with_names: bool = True, metadata: Sequence[str] | None = None
 ) -> ShardIndex:
     """Return the index held by a parquet file.
 
     Args:
-        data: the file's bytes, or a local path (memory-mapped).
+        data: the file's bytes.
         with_names: False leaves out names and quality, and reads what plans need: faster.
         metadata: fields to read; None reads all of them with names, and none without.
 
@@ -162,8 +159,7 @@ def decode_index(
         'web'
     """
     with _damage_told():
-        source = data if isinstance(data, str) else pa.BufferReader(data)
-        file = pq.ParquetFile(source, memory_map=isinstance(data, str))
+        file = pq.ParquetFile(pa.BufferReader(data))
         columns, fields_found = _require_columns(file)
         if metadata is None:
             metadata = fields_found if with_names else ()
