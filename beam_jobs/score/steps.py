@@ -61,18 +61,8 @@ class ChangedError(ValueError):
 class ScoreJob:
     """Everything a worker needs to know; plain values only.
 
-    Attributes:
-        dataset: its folder.
-        fingerprint: of the dataset.
-        run_folder: temporary folder of this teacher's run, inside the dataset's.
-        source: the teacher as the user named it.
-        files: its folder, repository or .gguf file, "" where servers have it.
-        rule: what determines the losses.
-        settings: of what runs it.
-        handshake: what servers are held against.
-        allow_untrained: accept a teacher that predicts no better than chance.
-        started: when the command was, in seconds since 1970.
-        reuses: whether the run's folder lists losses of other datasets.
+    Servers that have the teacher, and not its files, are held against the handshake. The command
+    started so many seconds after 1970. A job that `reuses` losses finds them in the run's folder.
     """
 
     dataset: str

@@ -28,14 +28,10 @@ API_KEY = "VOCAG_API_KEY"
 
 @dataclass(frozen=True)
 class JobTeacher:
-    """A teacher and what runs it.
+    """A teacher, as the user named it, and what runs it; no engine means transformers.
 
-    Attributes:
-        source: what the user named; scores are found by it.
-        weights_sha256: over its files, or over its name where they are out of sight.
-        dtype: in which it runs.
-        engine: of the rule; None for transformers.
-        handshake: what workers hold its servers against.
+    The digest is over its files, or over its name where they are out of sight. Workers hold its
+    servers against the handshake.
     """
 
     source: str

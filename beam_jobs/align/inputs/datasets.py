@@ -61,14 +61,10 @@ class StoredDataset(Dataset):
 
 @dataclass(frozen=True)
 class InputDataset:
-    """A dataset that is read as input.
+    """A dataset that is read as input: its newest generation, and shards of which any are read.
 
-    Attributes:
-        dataset: its newest generation.
-        where: which documents are read, "" for all that are not removed.
-        scores: digest of the losses that it chooses by, "" for none.
-        files: its shards of which any are.
-        num_documents: that are read.
+    Without a condition all documents are that are not removed. `scores` is the digest of the losses
+    that it chooses by.
     """
 
     dataset: StoredDataset
