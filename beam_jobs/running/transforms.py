@@ -43,11 +43,10 @@ class Spread(beam.PTransform[_Strings, _Strings]):
         return spread
 
 
-def worker_step(
-    work: Callable[[Any], Iterator[Any]], run_folder: str, kind: Any
-) -> "beam.ParDo[Any, Any]":
+def worker_step(work: Callable[[Any], Iterator[Any]], run_folder: str, kind: Any) -> beam.ParDo:
     """Return a step by a function that yields elements of a type and shows its progress."""
-    return beam.ParDo(_WorkerStep(work, run_folder)).with_output_types(kind)
+    step: beam.ParDo = beam.ParDo(_WorkerStep(work, run_folder)).with_output_types(kind)
+    return step
 
 
 class _WorkerStep(beam.DoFn):
