@@ -34,13 +34,7 @@ NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """A score manifest and where its sidecars lie.
-
-    Attributes:
-        location: the folder: a path, or a URL that `fsspec` reads.
-        manifest: what lies there.
-        path: of the manifest.
-    """
+    """A score manifest, its path, and the folder where its sidecars lie: a path, or a URL."""
 
     location: str
     manifest: ScoreManifest

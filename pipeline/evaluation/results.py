@@ -24,17 +24,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measure on one set.
+    """One measure on one set: shares from 0 to 1 or bits per byte, by name.
 
-    Attributes:
-        num_items: items measured.
-        values: by name: shares from 0 to 1, bits per byte.
-        limit: items that were asked for, 0 for all of the set.
-        num_left_out: items that the context does not hold.
-        answer_tokens: longest answer asked for, 0 if none is generated.
-        data: the set's file, see `describe_data`.
-        settings: how the student ran, and versions of the libraries that had a say.
-        note: for people.
+    A limit of 0 asks for all of the set; answers of 0 tokens are not generated. `data` is the set's
+    file, see `describe_data`, and the settings are how the student ran, and versions of the
+    libraries that had a say.
     """
 
     num_items: int

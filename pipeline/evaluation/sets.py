@@ -45,13 +45,9 @@ class Item:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of the nine.
+    """One of the nine: its name in tables, its file, what makes an item of a line, its examples.
 
-    Attributes:
-        title: its name in tables.
-        file: its data: FILE.jsonl, or FILE/test.jsonl as the harness has it.
-        make: an item of a line.
-        shots: which examples come before its questions.
+    The data are FILE.jsonl, or FILE/test.jsonl as the harness has it.
     """
 
     title: str

@@ -29,12 +29,8 @@ _BAR_COLUMNS = 24
 class PlannedMixture:
     """A mixture and the rows that a run would read of it.
 
-    Attributes:
-        mixture: what its file says.
-        rules: by which all its datasets are packed.
-        plan: which dataset gives which row.
-        num_rows: rows that are told about: the run's, or those until a mixture without end has
-            read each dataset of its last stretch once more.
+    They are the run's, or those until a mixture without end has read each dataset of its last
+    stretch once more.
     """
 
     mixture: Mixture
