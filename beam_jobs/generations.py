@@ -31,13 +31,7 @@ def read_newest(output: str) -> Manifest:
 
 
 def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
-    """Keep the newest manifest, byte for byte, under its generation's name.
-
-    Args:
-        output: the dataset's folder.
-        manifest: its newest.
-        scratch: for local files while they are written.
-    """
+    """Keep the newest manifest, byte for byte, under its generation's name."""
     kept = path_of_kept(output, manifest.generation)
     storage.make_folder(kept.rpartition("/")[0])
     data = storage.read_bytes(storage.join(output, MANIFEST_FILE))

@@ -36,11 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
-    """Hold a lock, or refuse to wait for the process that has it.
-
-    Args:
-        path: the lock's file or object, which is removed in the end.
-        folder: what it guards, for messages.
+    """Hold a lock that guards a folder, or refuse to wait for the process that has it.
 
     Raises:
         OptionsError: another job holds it; it is named.

@@ -53,11 +53,6 @@ def find_finished(
 ) -> Manifest | None:
     """Return the dataset in `output` where the same configuration has already made it.
 
-    Args:
-        output: the dataset's folder.
-        configuration: everything that determines the dataset.
-        describe: says in what another configuration differs from it.
-
     Raises:
         OptionsError: the folder holds a dataset, or a run, of another configuration; or the
             dataset has lost files.
@@ -118,11 +113,6 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
     """Remove what a finished dataset does not need: its run's files, and abandoned shards.
 
     The summary goes last: while it is there, the same command comes back to continue with this.
-
-    Args:
-        output: the dataset's folder.
-        folder: the run's.
-        manifest: the dataset's newest, which names every shard that stays.
     """
     named = {name for shard in manifest.shards for name in (shard.file, shard.index_file)}
     pattern = _shard_pattern(manifest.name, any_generation=manifest.generation > 0)
@@ -137,9 +127,7 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
 def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
     """Return the commit record that an earlier attempt left, or None: the work is done again.
 
-    Args:
-        path: of the record.
-        kind: of record; one that another release wrote with other fields is none.
+    One that another release wrote with other fields is none.
     """
     if storage.num_bytes_of(path) is None:
         return None

@@ -41,10 +41,8 @@ def describe_room(folder: str, need: float) -> str:
 def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
     """Check that a local folder's disk has room for what a job will write; a store always has.
 
-    Args:
-        folder: where; it need not be there yet.
-        need: about how many bytes; a warning is given if fewer are free.
-        earlier: folder of what an earlier attempt has written of it.
+    `earlier` is the folder of what an earlier attempt has written of it. What an estimate may
+    have wrong is a warning.
 
     Raises:
         OptionsError: less than half is free: no estimate is that wrong.
@@ -63,13 +61,7 @@ def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
 
 
 def explain_shortage(text: str, folder: str, need: int | None = None) -> str | None:
-    """Return in a sentence what a failure was short of, None if it was nothing of the kind.
-
-    Args:
-        text: the failure's message, traceback or log.
-        folder: the job's local output.
-        need: about how many bytes of disk the job needs there.
-    """
+    """Return in a sentence what a failure was short of, None if it was nothing of the kind."""
     found = _FULL.search(text)
     if found:
         # Where, an error may not say: then the fuller of the two disks that are written to.

@@ -95,10 +95,6 @@ def make_folder(path: str) -> None:
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
     """Return a file's bytes as stored: nothing is decompressed on the way.
 
-    Args:
-        path: the file.
-        buffer_bytes: read at once of a local one.
-
     Raises:
         FileNotFoundError: there is none.
     """
@@ -147,12 +143,9 @@ def read_bytes(path: str) -> bytes:
 
 
 def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
-    """Write a file that readers see either whole or not at all.
+    """Write a file that readers see either whole or not at all; what was there is replaced.
 
-    Args:
-        path: where it appears; what was there is replaced.
-        data: its bytes.
-        scratch: a folder of the same file system, for the local file while it is incomplete.
+    Scratch is a folder of the same file system, for the local file while it is incomplete.
     """
     target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
     with open_to_write(target) as file:

@@ -16,13 +16,8 @@ from schemas.errors import ForeignTokenizerError
 class StoredTokenizer:
     """Where workers find a tokenizer, and what the launcher decided about it.
 
-    Attributes:
-        path: the copy in the dataset.
-        sha256: of that file.
-        special_strings: "plain" or "honoured".
-        fast: whether the launcher found the fast path exact.
-        versions: of the libraries with which it did; a worker with others tries again.
-        differing: ranges of the characters whose documents take the reference.
+    It found the fast path exact, or not, with some versions of the libraries; a worker with others
+    tries again. Documents with differing characters, ranges of code points, take the reference.
     """
 
     path: str

@@ -68,7 +68,8 @@ class ShardEntries:
 
     def describe(self) -> EntriesRecord:
         """Return what a score manifest says of them."""
-        codes = _codes(self.log_probs)
+        stored = self.log_probs
+        codes = stored if stored.dtype == np.uint8 else stored.view(np.uint16)
         values = stored_values(self.rule.log_probs)[0].tolist()
         # By how often each code occurs: no order, and no vector instruction, changes the sum.
         present = enumerate(np.bincount(codes, minlength=len(values)).tolist())
@@ -241,14 +242,9 @@ def decode_entries(
 ) -> ShardEntries:
     """Return the entries held by a sidecar, as views of its bytes.
 
-    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
+    `starts`, int64 [D + 1], says where each document's tokens start.
 
-    Args:
-        data: the file.
-        body: first byte behind its header.
-        header: its header.
-        rule: what it says is stored.
-        starts: int64 [D + 1], where each document's tokens start.
+    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
 
     Raises:
         ValueError, KeyError: tensors are missing, or contradict each other or the rule.
@@ -292,8 +288,3 @@ def _require_counts(
         raise ValueError(
             f"document {document}: a position has {counts[above[0]]} entries, {rule.top_k} at most"
         )
-
-
-def _codes(log_probs: NDArray[Any]) -> NDArray[Any]:
-    """Return stored log-probabilities as the codes that `stored_values` explains."""
-    return log_probs if log_probs.dtype == np.uint8 else log_probs.view(np.uint16)

@@ -99,21 +99,11 @@ def encode_document_scores(
 def decode_document_scores(
     data: bytes, names: Sequence[str], *, sidecar_sha256: str, at: str
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some columns of a table; NaN if a value is missing.
-
-    Args:
-        data: the file's bytes.
-        names: of the columns.
-        sidecar_sha256: of the sidecar that it must have been made from.
-        at: its path, for errors.
+    """Return some columns of a table of one sidecar; NaN if a value is missing.
 
     Raises:
         DamagedShardError: no such table, altered bytes, or made from other losses.
         SchemaVersionError: another version of the format.
-
-    Example:
-        >>> decode_document_scores(data, ["bits_per_byte"], sidecar_sha256=record.sha256, at="x")
-        {'bits_per_byte': array([0.91, 1.27], dtype=float32)}
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)

@@ -111,10 +111,6 @@ def encode_index(index: ShardIndex) -> bytes:
 
     Raises:
         ValueError: a column has not one value for each document.
-
-    Example:
-        >>> decode_index(encode_index(index)).key == index.key
-        True
     """
     columns: list[pa.Array] = []
     for entry in _COLUMNS:
@@ -145,15 +141,12 @@ def encode_index(index: ShardIndex) -> bytes:
 
 
 def decode_index(
-    data: bytes | str,
-    *,
-    with_names: bool = True,
-    metadata: Sequence[str] | None = None,
+    data: bytes, *, with_names: bool = True, metadata: Sequence[str] | None = None
 ) -> ShardIndex:
     """Return the index held by a parquet file.
 
     Args:
-        data: the file's bytes, or a local path (memory-mapped).
+        data: the file's bytes.
         with_names: False leaves out names and quality, and reads what plans need: faster.
         metadata: fields to read; None reads all of them with names, and none without.
 
@@ -166,8 +159,7 @@ def decode_index(
         'web'
     """
     with _damage_told():
-        source = data if isinstance(data, str) else pa.BufferReader(data)
-        file = pq.ParquetFile(source, memory_map=isinstance(data, str))
+        file = pq.ParquetFile(pa.BufferReader(data))
         columns, fields_found = _require_columns(file)
         if metadata is None:
             metadata = fields_found if with_names else ()
@@ -192,10 +184,6 @@ def decode_ids(data: bytes) -> pa.ChunkedArray:
 
     Raises:
         DamagedShardError: no parquet file, or no ids in it.
-
-    Example:
-        >>> decode_ids(encode_index(index)).to_pylist() == index.document_id
-        True
     """
     with _damage_told():
         table = pq.read_table(pa.BufferReader(data), columns=["document_id"])

@@ -304,11 +304,7 @@ def kept_manifest_file(generation: int) -> str:
 
 
 def generation_of(file: str, *, name: str) -> int:
-    """Return the generation that a shard came with, by its name.
-
-    Args:
-        file: the shard's tar or index.
-        name: of the dataset.
+    """Return the generation that a shard came with, by the name of its tar or index.
 
     Example:
         >>> generation_of("corpus-g002-000000-of-000001.tar", name="corpus")
@@ -319,12 +315,7 @@ def generation_of(file: str, *, name: str) -> int:
 
 
 def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
-    """Return what follows a manifest: the same with changes, and with a record of the one before.
-
-    Example:
-        >>> next_generation(manifest, removed=record).generation
-        1
-    """
+    """Return what follows a manifest: the same with changes and a record of the one before."""
     number = manifest.generation
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
@@ -378,11 +369,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def decode_manifest(data: bytes, *, at: str = MANIFEST_FILE) -> Manifest:
-    """Return the manifest held by a JSON file.
-
-    Args:
-        data: the file's bytes.
-        at: its path, for errors.
+    """Return the manifest held by a JSON file; errors name its path.
 
     Raises:
         DatasetError: no manifest, fields missing or of another type, files outside the dataset,

@@ -28,16 +28,10 @@ _ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    """Return the header's JSON and the first byte behind it.
-
-    Args:
-        data: the file, or its beginning up to the header's end.
+    """Return the header's JSON and the first byte behind it; of the file, its beginning will do.
 
     Raises:
         ValueError: it is cut before the header's end, or the header isn't a JSON object.
-
-    Example:
-        >>> header, body = read_header(sample)
     """
     body = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or body > len(data):
@@ -49,12 +43,7 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
 
 
 def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Return a tensor as a view of `data`: nothing is copied.
-
-    Args:
-        data: the file.
-        body: first byte behind the header.
-        entry: the header's, under the tensor's name.
+    """Return the tensor of a header's entry as a view of `data`: nothing is copied.
 
     Raises:
         ValueError: dtype, shape and place contradict each other or the file's size.
@@ -71,13 +60,7 @@ def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -
 def view_vector(
     data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str
 ) -> NDArray[Any]:
-    """Return a vector as a view of `data`, see `view_tensor`.
-
-    Args:
-        data: the file.
-        body: first byte behind the header.
-        entry: the header's, under the vector's name.
-        code: the dtype that it must have, such as "F16".
+    """Return a vector as a view, of the dtype of a code such as "F16", see `view_tensor`.
 
     Raises:
         ValueError: it isn't a vector of that dtype; or as for `view_tensor`.

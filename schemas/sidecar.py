@@ -198,13 +198,6 @@ class _SidecarMetadata:
     distributions: DistributionRule | None = None
 
 
-@dataclass(frozen=True)
-class _SidecarVersion:
-    """What can be asked of a sidecar of any version."""
-
-    sidecar_version: object
-
-
 def sidecar_name(shard: str, teacher: str) -> str:
     """Return a sidecar's file name.
 
@@ -251,10 +244,6 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
 def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
     """Return the losses held by a sidecar, as views of `data`: nothing is copied.
 
-    Args:
-        data: the file's bytes, which may be a memory map.
-        at: its path, for errors.
-
     Raises:
         DamagedShardError: no complete sidecar.
         SchemaVersionError: another version of the format.
@@ -262,7 +251,7 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
     try:
         header, body = read_header(data)
         about = header["__metadata__"][_METADATA_KEY]
-        version = read_record(about, _SidecarVersion).sidecar_version
+        version = read_record(about, dict[str, Any])["sidecar_version"]
         if version != SIDECAR_VERSION:
             raise SchemaVersionError(at, version, SIDECAR_VERSION, job="vocag score")
         metadata = read_record(about, _SidecarMetadata)

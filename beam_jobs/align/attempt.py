@@ -7,29 +7,33 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.align.append import append_configuration
 from beam_jobs.align.differences import describe_configurations
 from beam_jobs.align.inputs.files import describe_inputs
 from beam_jobs.align.inputs.parts import count_buckets
 from beam_jobs.align.opened import OpenedInput
 from beam_jobs.align.options import AlignOptions
+from beam_jobs.errors import OptionsError
 from beam_jobs.generations import read_newest
-from beam_jobs.runs import Describe, find_finished, run_folder_of
+from beam_jobs.runs import Describe, find_finished, require_all_files, run_folder_of
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import Manifest, TokenizerRecord
 
+_APPEND_TO = "append_to"
+_OF_THE_INPUT = {
+    *("input_files", "input_bytes", "input_sha256", "format", "overlap_sha256"),
+    *("input_dataset", "input_generation", "input_where", "input_scores"),
+    *("num_buckets", "schema_version", _APPEND_TO),
+}
+"""What may differ from generation to generation; all else must stay."""
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the command.
+    """One start of the command; `configuration` is what determines the dataset, and nothing else.
 
-    Attributes:
-        opened: its input, tokenizers and options.
-        configuration: everything that determines the dataset, and nothing else.
-        beam_options: how the job runs.
-        started: when, by this machine's clock that is never set back, in seconds.
+    It started by this machine's clock that is never set back, in seconds.
     """
 
     opened: OpenedInput
@@ -68,7 +72,9 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
     """Return everything that determines the dataset, and nothing else.
 
     Raises:
-        OptionsError: --append, and there is no dataset, or one made with other options.
+        OptionsError: --append, and there is no dataset, or one that lost files or was made with
+            other options.
+        DatasetError: its manifest is damaged.
     """
     options, dataset = opened.options, opened.dataset
     size: dict[str, Any] = {
@@ -93,7 +99,7 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
     }
     if not options.append:
         return configuration
-    return append_configuration(options.output, configuration, _describe(opened))
+    return _append_configuration(options.output, configuration, _describe(opened))
 
 
 def tokenizer_records(
@@ -114,6 +120,37 @@ def tokenizer_records(
             teacher, "tokenizers/teacher", before=options.teacher_context, after=NOTHING
         ),
     )
+
+
+def _append_configuration(
+    output: str, configuration: Mapping[str, Any], describe: Describe
+) -> dict[str, Any]:
+    """Return what names a run that adds to a dataset: its own configuration, and the shards there.
+
+    A run that has made the newest generation, or that is interrupted, gets the name it had.
+    """
+    manifest = read_newest(output)
+    require_all_files(output, manifest)
+    made = dict(manifest.configuration)
+    before = made.pop(_APPEND_TO, None)
+    if made != dict(configuration) or before is None:
+        _require_alike(output, manifest, configuration, describe)
+        before = replace(manifest, removed=None).fingerprint  # shards stay when documents leave
+    return {**configuration, _APPEND_TO: before}
+
+
+def _require_alike(
+    output: str, manifest: Manifest, configuration: Mapping[str, Any], describe: Describe
+) -> None:
+    there, here = (
+        {name: value for name, value in each.items() if value and name not in _OF_THE_INPUT}
+        for each in (manifest.configuration, configuration)
+    )
+    if there != here:
+        raise OptionsError(
+            f"--append: {output} was made with other options: {describe(there, here)}; all "
+            "documents of a dataset are made with the same options: use those, or another --output"
+        )
 
 
 def _describe(opened: OpenedInput) -> Describe:

@@ -41,12 +41,7 @@ _records = msgspec.msgpack.Decoder(list[Record])
 
 @dataclass(frozen=True)
 class BlockStore:
-    """Where blocks wait between reading and aligning.
-
-    Attributes:
-        shuffle: "files" of the run's folder, or "runner": the blocks themselves are the elements.
-        folder: the run's folder.
-    """
+    """Where blocks wait to be aligned: in files of the run's folder, or in the runner."""
 
     shuffle: Shuffle
     folder: str

@@ -36,13 +36,8 @@ _align_lock = threading.Lock()
 def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketRecord:
     """Align a bucket's documents into temporary tars, unless an earlier attempt did.
 
-    Args:
-        bucket: its number.
-        elements: its blocks, or references to them, in any order.
-        job: the job.
-
-    Returns:
-        The bucket's commit record, which is also written to the run's folder.
+    Elements are its blocks, or references to them, in any order. The bucket's commit record is
+    returned, and also written to the run's folder.
     """
     store = BlockStore(job.shuffle, job.run_folder)
     records = unpack(store.fetch(elements))

@@ -26,10 +26,7 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 
 
 def align(options: AlignOptions) -> Manifest:
-    """Make the dataset that the options ask for, or return it if it is finished already.
-
-    Returns:
-        The dataset's manifest.
+    """Make the dataset that is asked for, unless it is finished already; return its manifest.
 
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.

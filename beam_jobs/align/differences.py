@@ -1,7 +1,7 @@
 """What two configurations of a dataset differ in, in the words of the command line."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from beam_jobs import storage
@@ -29,37 +29,27 @@ def describe_configurations(
 ) -> str:
     """Return the options in which two configurations differ, with both values; "" for none.
 
-    Args:
-        theirs: what made what lies in the output's folder.
-        ours: what is asked for.
-        output: the folder, which holds copies of the tokenizers.
-        sources: what the user calls student and teacher.
+    Theirs made what lies in `output`, which holds copies of the tokenizers; ours is asked for, with
+    tokenizers that the user calls `sources`.
     """
     names = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)} - _FOLLOWS
     copies = {side: storage.join(output, "tokenizers", side) for side in sources}
-    there, here = _by_option(theirs, names, copies), _by_option(ours, names, sources)
-    told = "; ".join(
-        f"{name} is {there.get(name, 'not given')} there and {here.get(name, 'not given')} here"
-        for name in sorted(there | here)
-        if there.get(name) != here.get(name)  # of a dataset, a part has the dataset's name
-    )
-    return told or describe_differences(theirs, ours)
+    told = {}
+    for name in names:
+        there, here = _describe(name, theirs, copies), _describe(name, ours, sources)
+        if there != here:  # of a dataset, a part has the dataset's name
+            option = _OPTIONS.get(name, name)
+            told[option] = f"{option} is {there} there and {here} here"
+    return "; ".join(told[name] for name in sorted(told)) or describe_differences(theirs, ours)
 
 
-def _by_option(
-    configuration: Mapping[str, Any], names: Iterable[str], sources: Mapping[str, str]
-) -> dict[str, str]:
-    """Return what was given for some names of a configuration, by option."""
-    given = {name: value for name in names if (value := configuration.get(name))}
-    for side, source in sources.items():
-        if digest := given.get(f"{side}_sha256"):
-            given[f"{side}_sha256"] = f"{source} (SHA-256 {digest[:8]}…)"
-    for name in given.keys() & {"input_sha256", "input_dataset"}:
-        given[name] = _describe_input(configuration)
-    texts = {
-        n: value if isinstance(value, str) else json.dumps(value) for n, value in given.items()
-    }
-    return {_OPTIONS.get(name, name): text for name, text in texts.items()}
+def _describe(name: str, configuration: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    value, side = configuration.get(name), name.removesuffix("_sha256")
+    if name in ("input_sha256", "input_dataset"):
+        return _describe_input(configuration)
+    if value and side in sources:
+        return f"{sources[side]} (SHA-256 {value[:8]}…)"
+    return (value if isinstance(value, str) else json.dumps(value)) if value else "not given"
 
 
 def _describe_input(configuration: Mapping[str, Any]) -> str:

@@ -106,8 +106,7 @@ def estimate_volume(
 ) -> tuple[Volume, float, float]:
     """Align and encode a sample as the job would.
 
-    Returns:
-        The whole input, bytes of text that this rests on, and bytes of tars with their indices.
+    Return the whole input, bytes of text that this rests on, and bytes of tars with indices.
     """
     options, tokenizers = opened.options, opened.tokenizers
     keep_text = bool(options.keep_text)

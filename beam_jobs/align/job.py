@@ -16,22 +16,10 @@ from schemas.records import Count
 class Job:
     """Everything a worker needs to know; pickled with Beam's code, so plain values only.
 
-    Attributes:
-        output: the dataset's folder.
-        run_folder: temporary files and commit records of this configuration, inside `output`.
-        name: prefix of the shards.
-        rules: what counts as a document.
-        num_buckets: parts that the corpus is hashed into.
-        shard_bytes: a shard is closed once it is this large.
-        keep_text: whether samples hold their text.
-        shuffle: how blocks travel.
-        student: the student's tokenizer.
-        teacher: the teacher's tokenizer.
-        tokenizer_records: student and teacher as the manifest names them.
-        configuration: what determines the shards' bytes; goes into the manifest.
-        attempt: names this start of the command, to keep its work apart from an earlier attempt's.
-        generation: that the job makes; 0: a new dataset. Others add to the one before, whose
-            manifest is kept.
+    The run's folder, inside `output`, holds temporary files and commit records. `attempt` names
+    this start of the command, to keep its work apart from an earlier one's. What determines the
+    shards' bytes is the configuration. A generation after 0 adds to the one before, whose manifest
+    is kept.
     """
 
     output: str
@@ -64,14 +52,9 @@ class Job:
 
 @dataclass(frozen=True)
 class BucketTar:
-    """One finished tar of a bucket.
+    """One finished tar of a bucket, by its temporary names in the run's folder.
 
-    Attributes:
-        tar: the temporary tar's name in the run's folder.
-        index: the temporary index's name there.
-        shard: what the manifest will say; its file names are `tar` and `index` until shards
-            are numbered.
-        statistics: JSON of the part's `AlignmentStatistics`.
+    Until shards are numbered, these are also in `shard`, which is what the manifest will say.
     """
 
     tar: str
@@ -84,14 +67,8 @@ class BucketTar:
 class BucketRecord:
     """The commit record of a bucket: it is written last, so a bucket that has one is finished.
 
-    Attributes:
-        bucket: its number.
-        digest: SHA-256 over everything that went into it; another digest means other documents.
-        tars: in order.
-        dead_letters: name of its dead letters' file in the run's folder, "" if it has none.
-        dead_letters_bytes: that file's size.
-        by_reason: count of each dead letter reason.
-        attempt: the attempt at the run that made it.
+    The digest is over everything that went into it: with another one there are other documents. The
+    dead letters are a file in the run's folder, "" if it has none.
     """
 
     bucket: Count

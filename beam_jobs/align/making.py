@@ -36,8 +36,8 @@ from beam_jobs.left_out import (
 )
 from beam_jobs.report.page import RunSummary, SideSummary
 from beam_jobs.report.summary import library_versions, summarise, write_report
-from beam_jobs.running.progress import aligning_stage, reset_progress, run_with_bar
-from beam_jobs.running.runners import describe_runner, make_runner, run_to_end
+from beam_jobs.running.progress import aligning_stage
+from beam_jobs.running.runners import describe_runner, run_pipeline
 from beam_jobs.runs import (
     SUMMARY_FILE,
     close_run,
@@ -77,19 +77,10 @@ def make_dataset(attempt: Attempt) -> Manifest:
 
 
 def run_job(attempt: Attempt, build: Callable[[beam.Pipeline], None], *, disk_bytes: int) -> None:
-    """Run a pipeline to its end, with a live bar where the run's folder is local.
-
-    Raises:
-        JobError: with the cause, and where the traceback is.
-    """
-    run, run_folder = attempt.options.run, attempt.run_folder
-    reset_progress(run_folder)
-    options = attempt.beam_options
-    pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    build(pipeline)
-    stage = partial(aligning_stage, text_bytes=attempt.opened.text_bytes)
-    bar = partial(run_with_bar, run_folder, stage=stage, quiet=run.quiet)
-    run_to_end(pipeline, run_folder, run=run, with_bar=bar, disk_bytes=disk_bytes)
+    """Run one of an attempt's pipelines, see `run_pipeline`."""
+    run, stage = attempt.options.run, partial(aligning_stage, text_bytes=attempt.opened.text_bytes)
+    place = attempt.beam_options, attempt.run_folder
+    run_pipeline(build, *place, run=run, stage=stage, disk_bytes=disk_bytes)
 
 
 def _run(attempt: Attempt) -> Manifest:
@@ -128,11 +119,7 @@ def _run(attempt: Attempt) -> Manifest:
 def _count_lost_texts(
     attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, *, disk_bytes: int
 ) -> None:
-    """Count and name the documents of a dataset whose texts can't be had, before any is aligned.
-
-    Raises:
-        LostTextsError: they are more than may be left out; nothing of the output is there.
-    """
+    """Count and name documents whose texts can't be had; refuse too many before any is aligned."""
     options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
     if dataset is None or dataset.keeps_text:
         return

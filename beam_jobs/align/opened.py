@@ -36,15 +36,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedInput:
-    """Everything that a job is made of.
+    """Everything that a job is made of; options have a value for each that was not given.
 
-    Attributes:
-        options: with a value for each that was not given.
-        rules: what counts as a document.
-        metadata: the fields that travel, as the dataset's configuration names them.
-        files: the input's.
-        tokenizers: student's and teacher's.
-        dataset: that the files belong to; None: they are a corpus.
+    The metadata are fields as the dataset's configuration names them; a corpus is of no dataset.
     """
 
     options: AlignOptions

@@ -23,10 +23,7 @@ def choose_shuffle(options: AlignOptions) -> Shuffle:
 def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int = 0) -> int:
     """Return about how many bytes of memory a process of the job has at most, mapped files too.
 
-    Args:
-        shard_bytes: size that shards are to have.
-        keep_text: whether samples hold their text.
-        longest_document: bytes of the longest text; a document is aligned and encoded in one piece.
+    The longest document is aligned and encoded in one piece.
     """
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return BASE_MEMORY + 3 * bucket + MEMORY_PER_DOCUMENT_BYTE * longest_document

@@ -26,9 +26,8 @@ from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
-from beam_jobs.running.progress import worker_progress
-from beam_jobs.runs import SUMMARY_FILE, require_shared
-from beam_jobs.transforms import Gather, Spread
+from beam_jobs.running.transforms import Gather, Spread, worker_step
+from beam_jobs.runs import SUMMARY_FILE
 from pipeline.alignment.quality import AlignmentStatistics
 from schemas.manifest import (
     MANIFEST_FILE,
@@ -46,137 +45,98 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
     The shuffle carries text, not tensors, and the bucket of a document is a function of its id, so
     what is in a shard depends neither on the runner nor on the number of workers.
     """
+    folder = job.run_folder
     _ = (
         pipeline
         | "Tasks" >> beam.Create(tasks)
         | "SpreadTasks" >> Spread()
-        | "ReadDocuments" >> beam.ParDo(ReadBlocks(job)).with_output_types(tuple[int, bytes])
+        | "ReadDocuments" >> worker_step(partial(_read_blocks, job=job), folder, tuple[int, bytes])
         | "GroupByBucket" >> beam.GroupByKey()
-        | "AlignAndWrite" >> beam.ParDo(AlignBucket(job)).with_output_types(str)
+        | "AlignAndWrite" >> worker_step(partial(_align, job=job), folder, str)
         | "GatherBuckets" >> Gather()
-        | "NumberShards" >> beam.ParDo(NumberShards(job)).with_output_types(str)
+        | "NumberShards" >> beam.FlatMap(_number, job).with_output_types(str)
         | "SpreadShards" >> Spread()
-        | "PublishShards" >> beam.ParDo(PublishShards(job)).with_output_types(str)
+        | "PublishShards" >> beam.Map(_publish, job).with_output_types(str)
         | "GatherShards" >> Gather()
-        | "WriteManifest" >> beam.ParDo(WriteManifest(job)).with_output_types(str)
+        | "WriteManifest" >> beam.Map(_write_manifest, job).with_output_types(str)
     )
 
 
-class _JobStep(beam.DoFn):
-    """A step that knows the job."""
-
-    def __init__(self, job: Job) -> None:
-        """Hold the job; it travels to the workers with the step."""
-        self._job = job
-
-
-class ReadBlocks(_JobStep):
-    """Task -> (bucket, block of documents and dead letters)."""
-
-    def start_bundle(self) -> None:
-        """Check that this worker's files will be found."""
-        require_shared(self._job.run_folder)
-
-    def process(self, element: str) -> Iterator[tuple[int, bytes]]:
-        """Yield what a reading task holds, packed by bucket."""
-        run_folder = self._job.run_folder
-        store = BlockStore(self._job.shuffle, run_folder)
-        records = show_progress(self._read(element), run_folder)
-        yield from store.hand_over(pack_blocks(records, self._job.num_buckets))
-
-    def finish_bundle(self) -> None:
-        """Show the last counts."""
-        worker_progress(self._job.run_folder).flush()
-
-    def _read(self, task: str) -> Iterator[Record]:
-        for part in decode_task(task):
-            if part.file.format == TAKEN_IDS:
-                yield from read_taken_ids(part)
-            else:
-                count_lines = partial(keep_line_count, self._job.run_folder, part)
-                yield from read_part(part, self._job.rules, count_lines=count_lines)
+def _read_blocks(task: str, job: Job) -> Iterator[tuple[int, bytes]]:
+    """Yield (bucket, block of documents and dead letters)."""
+    store = BlockStore(job.shuffle, job.run_folder)
+    records = show_progress(_read(task, job), job.run_folder)
+    yield from store.hand_over(pack_blocks(records, job.num_buckets))
 
 
-class AlignBucket(_JobStep):
-    """(bucket, blocks) -> the bucket's commit record."""
-
-    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[str]:
-        """Yield one record."""
-        yield write_record(align_bucket(*element, self._job))
-
-    def finish_bundle(self) -> None:
-        """Show the last counts."""
-        worker_progress(self._job.run_folder).flush()
+def _read(task: str, job: Job) -> Iterator[Record]:
+    for part in decode_task(task):
+        if part.file.format == TAKEN_IDS:
+            yield from read_taken_ids(part)
+        else:
+            count_lines = partial(keep_line_count, job.run_folder, part)
+            yield from read_part(part, job.rules, count_lines=count_lines)
 
 
-class NumberShards(_JobStep):
-    """(0, all commit records) -> each record with its shards' final names."""
-
-    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Yield the records in bucket order."""
-        records = (read_record(each, BucketRecord) for each in element[1])
-        yield from map(write_record, number_shards(records, self._job.prefix))
+def _align(bucket: tuple[int, Iterable[bytes]], job: Job) -> Iterator[str]:
+    yield write_record(align_bucket(*bucket, job))
 
 
-class PublishShards(_JobStep):
-    """Record -> the same record, its shards now under their final names."""
-
-    def process(self, element: str) -> Iterator[str]:
-        """Publish a bucket's tars and indices."""
-        for tar in read_record(element, BucketRecord).tars:
-            shard = tar.shard
-            self._publish(tar.tar, shard.file, shard.num_bytes)
-            self._publish(tar.index, shard.index_file, shard.index_num_bytes)
-        yield element
-
-    def _publish(self, temporary: str, final: str, num_bytes: int) -> None:
-        run_folder = self._job.run_folder
-        storage.publish(
-            storage.join(run_folder, temporary),
-            storage.join(self._job.output, final),
-            num_bytes,
-            scratch=run_folder,
-        )
+def _number(all_records: tuple[int, Iterable[str]], job: Job) -> Iterator[str]:
+    """Yield the records in bucket order, with their shards' final names."""
+    records = (read_record(each, BucketRecord) for each in all_records[1])
+    yield from map(write_record, number_shards(records, job.prefix))
 
 
-class WriteManifest(_JobStep):
-    """(0, all records) -> the manifest's path, once the dataset is complete."""
+def _publish(record: str, job: Job) -> str:
+    """Publish a bucket's tars and indices under their final names; return the same record."""
+    for tar in read_record(record, BucketRecord).tars:
+        shard = tar.shard
+        for temporary, final, num_bytes in (
+            (tar.tar, shard.file, shard.num_bytes),
+            (tar.index, shard.index_file, shard.index_num_bytes),
+        ):
+            made, named = storage.join(job.run_folder, temporary), storage.join(job.output, final)
+            storage.publish(made, named, num_bytes, scratch=job.run_folder)
+    return record
 
-    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Write dead letters, the run's summary and, last, the manifest.
 
-        Without a usable document there is no dataset, and no new generation.
-        """
-        records = [read_record(record, BucketRecord) for record in element[1]]
-        records.sort(key=lambda record: record.bucket)
-        dead_letters = self._write_dead_letters(records)
-        reused = sum(record.attempt != self._job.attempt for record in records)
-        summary = json.dumps({"reused_buckets": reused}).encode()
-        self._write(self._job.run_folder, SUMMARY_FILE, summary)
-        if any(record.tars for record in records):
-            manifest = make_manifest(records, dead_letters, self._job)
-            self._write(self._job.output, MANIFEST_FILE, encode_manifest(manifest))
-        yield storage.join(self._job.output, MANIFEST_FILE)
+def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
+    """Write dead letters, the run's summary and, last, the manifest; return its path.
 
-    def _write_dead_letters(self, records: Iterable[BucketRecord]) -> DeadLetterRecord:
-        """Merge the buckets' dead letters; they are held in memory once."""
-        letters: list[dict[str, Any]] = []
-        by_reason: Counter[str] = Counter()
-        for record in records:
-            by_reason.update(record.by_reason)
-            if record.dead_letters:
-                path = storage.join(self._job.run_folder, record.dead_letters)
-                letters += map(orjson.loads, storage.read_bytes(path).splitlines())
-        letters.sort(key=lambda letter: (letter["source"], letter["position"]))
-        named = name_lines(letters, self._job.run_folder)
-        data = b"".join(orjson.dumps(x, option=orjson.OPT_APPEND_NEWLINE) for x in named)
-        file = self._job.dead_letters_file
-        self._write(self._job.output, file, data)
-        counts = dict(sorted(by_reason.items()))
-        return DeadLetterRecord(file, sha256(data).hexdigest(), len(letters), counts)
+    Without a usable document there is no dataset, and no new generation.
+    """
+    records = [read_record(record, BucketRecord) for record in all_records[1]]
+    records.sort(key=lambda record: record.bucket)
+    dead_letters = _write_dead_letters(records, job)
+    reused = sum(record.attempt != job.attempt for record in records)
+    summary = storage.join(job.run_folder, SUMMARY_FILE)
+    _write(summary, json.dumps({"reused_buckets": reused}).encode(), job)
+    path = storage.join(job.output, MANIFEST_FILE)
+    if any(record.tars for record in records):
+        _write(path, encode_manifest(make_manifest(records, dead_letters, job)), job)
+    return path
 
-    def _write(self, folder: str, name: str, data: bytes) -> None:
-        storage.write_atomically(storage.join(folder, name), data, scratch=self._job.run_folder)
+
+def _write_dead_letters(records: Iterable[BucketRecord], job: Job) -> DeadLetterRecord:
+    """Merge the buckets' dead letters; they are held in memory once."""
+    letters: list[dict[str, Any]] = []
+    by_reason: Counter[str] = Counter()
+    for record in records:
+        by_reason.update(record.by_reason)
+        if record.dead_letters:
+            path = storage.join(job.run_folder, record.dead_letters)
+            letters += map(orjson.loads, storage.read_bytes(path).splitlines())
+    letters.sort(key=lambda letter: (letter["source"], letter["position"]))
+    named = name_lines(letters, job.run_folder)
+    data = b"".join(orjson.dumps(x, option=orjson.OPT_APPEND_NEWLINE) for x in named)
+    _write(storage.join(job.output, job.dead_letters_file), data, job)
+    counts = dict(sorted(by_reason.items()))
+    return DeadLetterRecord(job.dead_letters_file, sha256(data).hexdigest(), len(letters), counts)
+
+
+def _write(path: str, data: bytes, job: Job) -> None:
+    storage.write_atomically(path, data, scratch=job.run_folder)
 
 
 def make_manifest(

@@ -1,6 +1,5 @@
 """Lists of document ids, and where in a dataset these documents are."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from schemas.removed import RemovedDocuments
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _FIELDS = ("document_id", "id")
-_READ_AT_ONCE = 8
 
 
 def read_ids(path: str) -> list[str]:
@@ -62,8 +60,7 @@ def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, 
         places = np.flatnonzero(pc.is_in(names, value_set=wanted).to_numpy())
         return places, pa.array(names.take(places).to_pylist(), pa.string())
 
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        matches = list(pool.map(match, range(len(dataset.manifest.shards))))
+    matches = list(dataset.map_shards(match))
     places = [np.empty(0, np.int64), *(own for own, _ in matches)]
     shards = np.repeat(np.arange(len(places)) - 1, [len(own) for own in places])
     found = pa.concat_arrays([pa.array([], pa.string()), *(names for _, names in matches)])

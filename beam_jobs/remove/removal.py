@@ -29,10 +29,7 @@ next: vocag align --input {} --output {}  # writes a dataset without them"""
 
 
 def remove(options: RemoveOptions) -> Manifest:
-    """Take documents out of a dataset.
-
-    Returns:
-        The dataset's manifest; the newest generation's, also if there was nothing to do.
+    """Take documents out of a dataset; return its newest manifest.
 
     Raises:
         OptionsError: no dataset, no list, or ids that no document has.

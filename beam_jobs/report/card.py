@@ -64,13 +64,10 @@ def _front_matter(manifest: Manifest) -> list[str]:
     ]
 
 
-def _cell(text: str) -> str:
-    """Return text that can't leave its cell."""
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
-
-
 def _code(text: str) -> str:
-    return f"`{_cell(text).replace('`', '')}`"
+    """Return text that can't leave its cell."""
+    cell = " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+    return f"`{cell.replace('`', '')}`"
 
 
 _ABOUT = (

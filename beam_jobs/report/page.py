@@ -54,12 +54,7 @@ details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); fo
 
 @dataclass(frozen=True)
 class SideSummary:
-    """What a run knows of the student's or the teacher's tokenizer.
-
-    Attributes:
-        convention: which tokens go around a text, in words.
-        slow_reason: why the fast path was not taken, None if it was.
-    """
+    """A side's tokens around a text, in words; why the fast path was not taken, if it wasn't."""
 
     convention: str
     slow_reason: str | None = None
@@ -69,15 +64,7 @@ class SideSummary:
 class RunSummary:
     """What only the run that made the dataset knows.
 
-    Attributes:
-        runner: Beam runner's name.
-        elapsed_seconds: wall time, start to manifest.
-        input_bytes: size of the input files as stored.
-        num_input_files: input files read.
-        student: of the student's tokenizer.
-        teacher: of the teacher's.
-        reused_buckets: parts taken over from an interrupted run.
-        versions: version of each library that shaped the result.
+    The seconds are wall time, start to manifest, the bytes those of the input files as stored.
     """
 
     runner: str
@@ -93,12 +80,7 @@ class RunSummary:
 def render_report(
     manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
 ) -> str:
-    """Return the page: self-contained HTML without scripts or requests.
-
-    Args:
-        manifest: the dataset's.
-        run: what only the run knows.
-        documents: what the page opens with.
+    """Return the page, which opens with documents: HTML without scripts or requests.
 
     Raises:
         ValueError: the manifest holds no statistics.

@@ -17,9 +17,6 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 def cause_of(report: str) -> str:
     r"""Return the last error that a report names, in one line; "" if it names none.
 
-    Args:
-        report: the message of a runner's error: a line, or tracebacks of several languages.
-
     Example:
         >>> cause_of("failed: Traceback (most recent call last):\n  File 'a'\na.BadError: no\nb")
         'BadError: no b'

@@ -46,9 +46,7 @@ def require_tried_runner(name: str | None) -> None:
 def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]]) -> None:
     """Check what can be known of a cluster before a job is sent there.
 
-    Args:
-        options: Beam's.
-        places: what the job reads and writes, by the name of the option that says so, as given.
+    Places are what the job reads and writes, as given, by the name of the option that says so.
 
     Raises:
         OptionsError: the runner lacks a server, an answer or an environment for its workers, or

@@ -42,10 +42,10 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
     except (JobError, TooManyDeadLettersError) as error:
         report(f"vocag {command}", error)
         return 1 if isinstance(error, JobError) else 3
-    except KeyboardInterrupt:
-        return _say(f"vocag {command}: interrupted; {RESUME}", 130)
-    except Terminated:
-        return _say(f"vocag {command}: terminated; {RESUME}", 143)
+    except (KeyboardInterrupt, Terminated) as end:
+        how, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
+        print(f"vocag {command}: {how}; {RESUME}", file=sys.stderr)
+        return status
     return 0
 
 
@@ -70,11 +70,6 @@ def terminate_by_exception() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _say(message: str, status: int) -> int:
-    print(message, file=sys.stderr)
-    return status
 
 
 def _freeze_unless_bindings_complain() -> None:

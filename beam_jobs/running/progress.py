@@ -132,14 +132,7 @@ def run_with_bar(
     stage: Callable[[Counter[str]], Stage],
     quiet: bool = False,
 ) -> None:
-    """Run `work` while a thread shows how far it is: a bar, or a line a minute without a terminal.
-
-    Args:
-        folder: the run's folder, local.
-        work: blocks until the job has ended.
-        stage: makes the bar of all workers' counts.
-        quiet: show nothing.
-    """
+    """Run `work` while a thread shows how far it is: by a bar, or a line a minute."""
     if quiet:
         work()
         return

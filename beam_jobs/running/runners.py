@@ -3,6 +3,7 @@
 import os
 import traceback
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.running.causes import cause_of
 from beam_jobs.running.clusters import require_tried_runner
 from beam_jobs.running.exits import RESUME
+from beam_jobs.running.progress import Stage, reset_progress, run_with_bar
 from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.running.supervision import run_supervised
 from beam_jobs.running.workers import WorkerDiedError, Workers
@@ -42,13 +44,7 @@ def make_beam_options(
     command: str = "align",
     own: Sequence[str] = (),
 ) -> PipelineOptions:
-    """Return Beam's options.
-
-    Args:
-        arguments: those that are not the command's own.
-        run: how many processes of this machine.
-        command: its name, for errors.
-        own: the command's own options, one of which may have been meant.
+    """Return Beam's options from a command's arguments that are not its own.
 
     Raises:
         OptionsError: an argument that Beam does not know either, or a value that it can't read; a
@@ -86,26 +82,23 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
         raise OptionsError(f"--runner {name} can't be used: {error}") from error
 
 
-def run_to_end(
-    pipeline: beam.Pipeline,
+def run_pipeline(
+    build: Callable[[beam.Pipeline], None],
+    options: PipelineOptions,
     run_folder: str,
     *,
     run: RunOptions,
-    with_bar: Callable[[Callable[[], None]], None],
+    stage: Callable[[Counter[str]], Stage],
     disk_bytes: int | None = None,
 ) -> None:
-    """Run a pipeline to its end, with a live bar where the run's folder is local.
-
-    Args:
-        pipeline: described, not yet running.
-        run_folder: where the traceback of a failure goes.
-        run: what the job says.
-        with_bar: runs what it is given, and draws meanwhile.
-        disk_bytes: what the job needs on the run folder's disk, for a message.
+    """Run a pipeline to its end, with a live bar of a stage where the run's folder is local.
 
     Raises:
         JobError: with the cause, and where the traceback is.
     """
+    reset_progress(run_folder)
+    pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    build(pipeline)
 
     def work() -> None:
         pipeline.run().wait_until_finish()
@@ -117,7 +110,7 @@ def run_to_end(
         supervised = partial(run_supervised, work, workers, verbose=run.verbose)
     try:
         if storage.is_local(run_folder):
-            with_bar(supervised)
+            run_with_bar(run_folder, supervised, stage=stage, quiet=run.quiet)
         else:
             supervised()
     except Exception as error:  # whatever a runner or a worker raises

@@ -11,11 +11,7 @@ _LOOK_SECONDS = 1.0
 
 
 def main(launcher: int) -> None:
-    """Serve the runner that the environment names, until it says that all is done.
-
-    Args:
-        launcher: number of the process that started this one.
-    """
+    """Serve the runner that the environment names, until it says that all is done."""
     skip_last_collection()
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     del os.environ["LOGGING_API_SERVICE_DESCRIPTOR"]  # what it logs is for its own file

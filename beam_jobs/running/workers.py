@@ -41,8 +41,7 @@ class WorkerDiedError(RuntimeError):
 class Workers:
     """The worker processes of one job; the runner starts them by `environment`.
 
-    Args:
-        verbose: workers write to this process's stderr, not to files of their own.
+    Verbose ones write to this process's stderr, not to files of their own.
     """
 
     def __init__(self, *, verbose: bool) -> None:

@@ -60,13 +60,8 @@ def refuse_far_shards(
     """Remove the sidecars of shards that are far from the rest, and end the job.
 
     A shard that comes out the same when a later run scores it again is accepted: then it is its
-    text that is unlike the rest. What was removed is noted in the run's folder for that.
-
-    Args:
-        records: of all shards.
-        dataset: its folder.
-        run_folder: of the run, the same for a run that resumes it.
-        started: when the command was; a step that Beam runs twice isn't a later run.
+    text that is unlike the rest. What was removed is noted in the run's folder for that, with
+    when the command was `started`: a step that Beam runs twice isn't a later run.
 
     Raises:
         EngineError: some shards are, by name.

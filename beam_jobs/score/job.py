@@ -14,9 +14,10 @@ from beam_jobs import storage
 from beam_jobs.errors import JobError
 from beam_jobs.locks import hold_lock
 from beam_jobs.running.clusters import require_cluster
-from beam_jobs.running.progress import reset_progress, run_with_bar, scoring_stage
+from beam_jobs.running.progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
-from beam_jobs.running.runners import make_beam_options, make_runner, run_to_end
+from beam_jobs.running.runners import make_beam_options, run_pipeline
+from beam_jobs.running.transforms import Gather, Spread
 from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.reuse import find_reusable, save_reusable
@@ -26,13 +27,12 @@ from beam_jobs.score.steps import (
     ScoreJob,
     TeacherHandler,
     WorkDone,
-    WriteScores,
     complete_document_scores,
+    write_scores,
 )
 from beam_jobs.score.summary import estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
-from beam_jobs.transforms import Gather, Spread
 from pipeline.command_line.options import option_names
 from pipeline.dataset.selection import ChosenDocuments, require_documents
 from pipeline.drawing.formatting import format_plural
@@ -48,8 +48,7 @@ from schemas.sidecar import ScoreManifest, score_manifest_name
 def score(options: ScoreOptions) -> list[ScoreManifest]:
     """Score the datasets of a run, one after another; those that are finished are kept.
 
-    Returns:
-        The score manifests, in the mixture's order; of a dry run none.
+    Return the score manifests, in the mixture's order; of a dry run none.
 
     Raises:
         ValueError: a dataset, the teacher or an option can't be used.
@@ -120,7 +119,7 @@ def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> N
         | "SpreadShards" >> Spread()
         | "Score" >> RunInference(TeacherHandler(job)).with_output_types(str)
         | "GatherShards" >> Gather()
-        | "WriteScores" >> beam.ParDo(WriteScores(job)).with_output_types(str)
+        | "WriteScores" >> beam.Map(write_scores, job).with_output_types(str)
     )
 
 
@@ -149,12 +148,10 @@ def _score_dataset(
         reusable = find_reusable(reuse, job.rule, run)
         if reusable:
             save_reusable(reusable, job.run_folder, run)
-        reset_progress(job.run_folder)
-        pipeline = beam.Pipeline(runner=make_runner(beam_options), options=beam_options)
-        build_pipeline(pipeline, len(shards), replace(job, reuses=bool(reusable)))
+        reusing = replace(job, reuses=bool(reusable))
+        build = partial(build_pipeline, num_shards=len(shards), job=reusing)
         stage = partial(scoring_stage, num_tokens=num_tokens)
-        bar = partial(run_with_bar, job.run_folder, stage=stage, quiet=run.quiet)
-        run_to_end(pipeline, job.run_folder, run=run, with_bar=bar)
+        run_pipeline(build, beam_options, job.run_folder, run=run, stage=stage)
         scores = find_finished(job.dataset, opened.dataset.manifest, job.rule)
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
@@ -187,11 +184,7 @@ def _complete(
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:
-    """Return the shards with as many documents and tokens as are scored.
-
-    Raises:
-        WhereError: that is none.
-    """
+    """Return the shards with as many documents and tokens as are scored; refuse to score none."""
     shards = documents.dataset.manifest.shards
     if not documents.where:
         return shards

@@ -110,11 +110,7 @@ class ScoreOptions:
     beam_arguments: Rest = ()
 
     def __post_init__(self) -> None:
-        """Check what belongs together.
-
-        Raises:
-            OptionsError: with the option, its value and the rule.
-        """
+        """Check what belongs together."""
         own = self.served
         if self.engine == "transformers":
             if not self.teacher:

@@ -34,11 +34,6 @@ def find_reusable(
 ) -> list[ScoredShard]:
     """Return the shards of other datasets that the same teacher has scored, whatever the contexts.
 
-    Args:
-        locations: of the datasets.
-        rule: of the losses that are wanted.
-        run: says why a dataset has none.
-
     Raises:
         DatasetError: a dataset or a score manifest is missing or damaged.
     """

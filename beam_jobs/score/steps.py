@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
@@ -62,18 +61,8 @@ class ChangedError(ValueError):
 class ScoreJob:
     """Everything a worker needs to know; plain values only.
 
-    Attributes:
-        dataset: its folder.
-        fingerprint: of the dataset.
-        run_folder: temporary folder of this teacher's run, inside the dataset's.
-        source: the teacher as the user named it.
-        files: its folder, repository or .gguf file, "" where servers have it.
-        rule: what determines the losses.
-        settings: of what runs it.
-        handshake: what servers are held against.
-        allow_untrained: accept a teacher that predicts no better than chance.
-        started: when the command was, in seconds since 1970.
-        reuses: whether the run's folder lists losses of other datasets.
+    Servers that have the teacher, and not its files, are held against the handshake. The command
+    started so many seconds after 1970. A job that `reuses` losses finds them in the run's folder.
     """
 
     dataset: str
@@ -93,12 +82,7 @@ class ScoreJob:
 class WorkDone:
     """What was done; add it up.
 
-    Attributes:
-        num_documents: whose losses were computed.
-        num_tokens: of those.
-        num_known_documents: whose losses are another dataset's.
-        num_resumed_shards: that an earlier run had written.
-        work: cost of scoring.
+    Known documents have another dataset's losses; resumed shards were written by an earlier run.
     """
 
     num_documents: int = 0
@@ -125,11 +109,7 @@ class ShardScored:
 class ReadyTeacher:
     """A worker's dataset, and the teacher, which is loaded for the first shard that needs it.
 
-    Attributes:
-        job: what is scored.
-        documents: which of the dataset's.
-        context: of the job's rule.
-        known: losses that the teacher need not give.
+    It need not give the losses that are `known`.
     """
 
     def __init__(
@@ -228,30 +208,22 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         return "vocag"
 
 
-class WriteScores(beam.DoFn):
-    """(0, all shards) -> the score manifest's path, once every sidecar is in place."""
+def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
+    """Write the run's summary and, last, the score manifest of all shards; return its path.
 
-    def __init__(self, job: ScoreJob) -> None:
-        """Hold the job."""
-        self._job = job
-
-    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Write the run's summary and, last, the manifest.
-
-        Raises:
-            EngineError: servers gave some shards losses far from the rest's.
-        """
-        job = self._job
-        shards = {one.shard: one for one in (read_record(text, ShardScored) for text in element[1])}
-        records = tuple(shards[number].record for number in sorted(shards))
-        if isinstance(job.settings, ServedSettings):
-            refuse_far_shards(
-                records, dataset=job.dataset, run_folder=job.run_folder, started=job.started
-            )
-        manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
-        done = sum((scored.done for scored in shards.values()), WorkDone())
-        _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
-        yield _write_manifest(job, manifest)
+    Raises:
+        EngineError: servers gave some shards losses far from the rest's.
+    """
+    shards = {one.shard: one for one in (read_record(text, ShardScored) for text in scored[1])}
+    records = tuple(shards[number].record for number in sorted(shards))
+    if isinstance(job.settings, ServedSettings):
+        refuse_far_shards(
+            records, dataset=job.dataset, run_folder=job.run_folder, started=job.started
+        )
+    manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
+    done = sum((one.done for one in shards.values()), WorkDone())
+    _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
+    return _write_manifest(job, manifest)
 
 
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
@@ -309,8 +281,7 @@ def write_document_scores(
 ) -> SidecarRecord:
     """Write the table of what a sidecar's losses say of each document; an equal one is replaced.
 
-    Returns:
-        the sidecar's record, which then names it.
+    The record that is returned names it.
     """
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, at=name)

@@ -35,11 +35,8 @@ def estimate_disk(
 ) -> int:
     """Return how many bytes a job will add to a dataset's disk, to a percent; no sidecar twice.
 
-    Args:
-        dataset: its folder.
-        shards: with the documents and tokens that are scored.
-        rule: of the scores.
-        entries_per_position: of a sample; None: as many as the rule allows.
+    Shards come with the documents and tokens that are scored. Without a sample's entries per
+    position they are as many as the rule allows.
     """
     there = storage.list_folder(dataset)
     of_token, of_document, of_shard = _sizes(rule.distributions, entries_per_position)

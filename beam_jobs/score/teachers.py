@@ -28,14 +28,10 @@ API_KEY = "VOCAG_API_KEY"
 
 @dataclass(frozen=True)
 class JobTeacher:
-    """A teacher and what runs it.
+    """A teacher, as the user named it, and what runs it; no engine means transformers.
 
-    Attributes:
-        source: what the user named; scores are found by it.
-        weights_sha256: over its files, or over its name where they are out of sight.
-        dtype: in which it runs.
-        engine: of the rule; None for transformers.
-        handshake: what workers hold its servers against.
+    The digest is over its files, or over its name where they are out of sight. Workers hold its
+    servers against the handshake.
     """
 
     source: str
@@ -58,11 +54,6 @@ class JobTeacher:
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
     """Return the teacher that a job is asked for, checked as far as it can be before it runs.
-
-    Args:
-        options: the job's.
-        dataset: whose teacher it must be.
-        context: in which it will score.
 
     Raises:
         ValueError: no such teacher, or not the dataset's.

@@ -26,10 +26,6 @@ TRIED_DOCUMENTS = 100
 def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     """Score the first documents here, write nothing, and return what the job would do, in lines.
 
-    Args:
-        teacher: as for the whole dataset.
-        shards: with the documents and tokens that are scored.
-
     Raises:
         ValueError: as the whole job would.
     """

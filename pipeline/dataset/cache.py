@@ -58,9 +58,6 @@ class ShardCache:
             DamagedShardError: the file is missing, or is not the manifest's.
             ValueError: the limit is smaller than the file.
             OSError: the disk is full, or the remote side fails.
-
-        Example:
-            >>> with cache.open(ListedFile("gs://bucket/data/a.tar", 512, sha256)) as tar: ...
         """
         path = self.folder / file.sha256
         while True:
@@ -99,7 +96,7 @@ class ShardCache:
                 f"{file.url} has {file.num_bytes} bytes, the shard cache {self.folder} is limited "
                 f"to {self.max_bytes}: raise the limit to several shards"
             )
-        with FileLock(self._lock_path(path)):
+        with FileLock(path.with_suffix(".lock")):
             if path.exists():
                 return
             part = path.with_suffix(".part")
@@ -158,7 +155,7 @@ class ShardCache:
     def _remove_abandoned(self) -> None:
         """Remove downloads whose process is gone: nobody holds their lock."""
         for part in self.folder.glob("*.part"):
-            lock = FileLock(self._lock_path(part), timeout=0)
+            lock = FileLock(part.with_suffix(".lock"), timeout=0)
             try:
                 with lock:
                     part.unlink(missing_ok=True)
@@ -171,9 +168,6 @@ class ShardCache:
                 # A download may end, and so be renamed, at any moment.
                 with contextlib.suppress(FileNotFoundError):
                     yield path, path.stat()
-
-    def _lock_path(self, path: Path) -> Path:
-        return path.with_suffix(".lock")
 
 
 def _chunks(file: ListedFile) -> Iterator[bytes]:

@@ -9,12 +9,11 @@ import os
 import resource
 import subprocess
 import sys
-from base64 import b64decode, b64encode
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Timer
-from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from pipeline.dataset.condition_process import serve; serve(int(sys.argv[2]))"
 )
-_children: dict[int, "subprocess.Popen[str]"] = {}
+_children: dict[int, "subprocess.Popen[bytes]"] = {}
 """By the process that has started it: one that was forked starts its own."""
 _lock = Lock()
 
@@ -43,39 +42,39 @@ class LimitedQuery:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        self._table = b64encode(sink.getvalue()).decode()
+        self._table = sink.getvalue().to_pybytes()
 
     def require_condition(self, where: str) -> frozenset[str]:
         """Check a condition; return the table's columns that it names."""
-        return frozenset(self._ask("require_condition", where))
+        return self._ask("require_condition", where, frozenset[str])
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
         """Return where in a condition names of two parts begin, in bytes, and both parts."""
-        return [tuple(path) for path in self._ask("find_paths", where)]
+        return self._ask("find_paths", where, list[tuple[int, str, str]])
 
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return of which rows a checked condition is true, and of which it is null, bool [N]."""
-        true, null = map(b64decode, self._ask("decide", where))
+        true, null = self._ask("decide", where, tuple[bytes, bytes])
         return np.frombuffer(true, np.bool_), np.frombuffer(null, np.bool_)
 
-    def _ask(self, method: str, where: str) -> Any:
+    def _ask[Value](self, method: str, where: str, kind: type[Value]) -> Value:
         """Return a method's value, or raise WhereError: its own, or that it took too much."""
         try:
-            where.encode()
+            question = msgspec.json.encode([method, where, self._table])
         except UnicodeEncodeError as error:
             raise WhereError(f"where {where!a}: it is not valid UTF-8 ({error.reason})") from error
         with _lock:
-            answer = _exchange([method, where, self._table])
+            answer = _exchange(question)
         if not answer:
             raise WhereError(
                 f"where {where}: it takes more than {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 20} MiB "
                 "for the documents of a shard; write one that takes less"
             )
-        value, *notes = json.loads(answer)
-        if not notes:
-            return value
-        refusal = WhereError(value)
-        refusal.__notes__ = notes[1:]
+        value, told = msgspec.json.decode(answer, type=tuple[msgspec.Raw, list[str]])
+        if not told:
+            return msgspec.json.decode(value, type=kind)
+        refusal = WhereError(told[0])
+        refusal.__notes__ = told[1:]
         raise refusal
 
 
@@ -88,17 +87,22 @@ def serve(limit_bytes: int) -> None:
         limit = limit_bytes + pages * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print("ready", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_answer(*json.loads(line))), flush=True)
+    for line in sys.stdin.buffer:
+        method, where, table = msgspec.json.decode(line, type=tuple[str, str, bytes])
+        value, told = None, list[str]()
+        try:
+            value = getattr(ConditionQuery(pa.ipc.open_stream(table).read_all()), method)(where)
+        except WhereError as error:
+            told = [str(error), *getattr(error, "__notes__", [])]
+        print(msgspec.json.encode((value, told), enc_hook=bytes).decode(), flush=True)
 
 
-def _exchange(question: list[str]) -> str:
-    """Return the process's line for a question, "" if it has died, of a limit."""
+def _exchange(question: bytes) -> bytes:
+    """Return the process's line for a question, none if it has died, of a limit."""
     child = _children.get(os.getpid())
     if child is None:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), str(LIMIT_BYTES)]
-        pipe = subprocess.PIPE
-        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         _children[os.getpid()] = child
         if not child.stdout or not child.stdout.readline():
             raise OSError(f"{sys.executable} could not be started to decide conditions")
@@ -107,22 +111,11 @@ def _exchange(question: list[str]) -> str:
     timer = Timer(LIMIT_SECONDS, child.kill)
     timer.start()
     with suppress(BrokenPipeError):
-        print(json.dumps(question), file=child.stdin, flush=True)
+        child.stdin.write(question + b"\n")
+        child.stdin.flush()
     answer = child.stdout.readline()
     timer.cancel()
     if not answer:
         del _children[os.getpid()]
         child.wait()
     return answer
-
-
-def _answer(method: str, where: str, table: str) -> list[Any]:
-    """Return a value; or an error's message, a mark, and its notes."""
-    try:
-        query = ConditionQuery(pa.ipc.open_stream(b64decode(table)).read_all())
-        if method == "decide":
-            return [[b64encode(rows.tobytes()).decode() for rows in query.decide(where)]]
-        found = query.find_paths(where) if method == "find_paths" else None
-        return [list(query.require_condition(where) if found is None else found)]
-    except WhereError as error:
-        return [str(error), "refused", *getattr(error, "__notes__", [])]

@@ -35,10 +35,6 @@ def choose_conventions(
 
     Raises:
         ValueError: no such token.
-
-    Example:
-        >>> choose_conventions(dataset, teacher_context="none").teacher.around_text
-        ConventionRecord(first_token_id=None, continued_token_id=None, end_token_id=None)
     """
 
     def of_side(side: Side, before: str | None, after: str | None) -> TokenizerRecord:
@@ -62,18 +58,7 @@ def choose_conventions(
 def describe_tokenizer(
     tokenizer: Tokenizer, folder: str, *, before: str | None = None, after: str | None = None
 ) -> TokenizerRecord:
-    """Return what a manifest says of a tokenizer.
-
-    Args:
-        tokenizer: the tokenizer.
-        folder: of its copy, within the dataset.
-        before: as in `name_tokens`.
-        after: as in `name_tokens`.
-
-    Example:
-        >>> describe_tokenizer(tokenizer, "tokenizers/student").file
-        'tokenizers/student/tokenizer.json'
-    """
+    """Return what a manifest says of a tokenizer with a copy in a folder; see `name_tokens`."""
     return TokenizerRecord(
         source=tokenizer.source,
         file=f"{folder}/{tokenizer.file_name}",
@@ -97,13 +82,9 @@ def name_tokens(
     before: str | None = None,
     after: str | None = None,
 ) -> ConventionRecord:
-    """Return a convention with the tokens that a user names over its own.
+    """Return a convention with what a user names over its own: a token, its id, or "none".
 
-    Args:
-        own: the convention.
-        load: gives the tokenizer; one without such a token raises ValueError.
-        before: a token, its id, or "none"; it comes before a document and before its pieces.
-        after: the same, after a document.
+    `before` comes before a document and its pieces. A tokenizer without it raises ValueError.
     """
     first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
     if before is not None:

@@ -7,7 +7,6 @@ from the sidecar's losses.
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -45,7 +44,6 @@ SCORE_COLUMNS = (*STORED_COLUMNS, "rank", "bits_per_byte_rank")
 """Columns that conditions know of each of a dataset's scores; ranks are not stored."""
 
 _RANKS = frozenset({"rank", "bits_per_byte_rank"})
-_READ_AT_ONCE = 8
 _HALVES = 1 << 15
 """Numbers in half precision that are not negative: documents that differ by less are equal."""
 _OCTAVES = 33
@@ -92,12 +90,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class ScoredDocuments:
-    """A teacher's scores of all documents of a dataset, at one of its generations.
-
-    Attributes:
-        dataset: the dataset.
-        files: the scores of its shards, see `scores_of`.
-    """
+    """A teacher's scores of all documents of a dataset, at a generation; see `scores_of`."""
 
     dataset: Dataset
     files: ScoreFiles
@@ -127,8 +120,7 @@ class ScoredDocuments:
             values = self.read(shard_index, ["bits_per_byte", "num_text_bytes"])
             return values["bits_per_byte"], values["num_text_bytes"]
 
-        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-            return Ranks(pool.map(read, range(len(self.dataset.manifest.shards))))
+        return Ranks(self.dataset.map_shards(read))
 
     def read(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None = None
@@ -202,22 +194,12 @@ def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
     Raises:
         DatasetError: none or several of that name, with those that there are; or scores of another
             generation, or of some of the shards.
-
-    Example:
-        >>> open_scored_documents("Qwen2.5-Math-7B", dataset).name  # doctest: +SKIP
-        '08e924cac34e2837'
     """
     return ScoredDocuments(dataset, scores_of(find_scores(name, dataset.location), dataset))
 
 
 def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:
-    """Return the table that belongs to a sidecar, as it is stored.
-
-    Args:
-        losses: that the sidecar holds.
-        index: of its shard, with names.
-        sidecar_sha256: of the sidecar.
-    """
+    """Return the table that belongs to a sidecar, as it is stored; the index has names."""
     return encode_document_scores(
         summarise_losses(losses, index),
         document_id=index.document_id,

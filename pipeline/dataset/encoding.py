@@ -55,16 +55,7 @@ class EncodedBatch:
 
 
 def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatch:
-    """Encode every document of a batch as a tar member.
-
-    Args:
-        batch: aligned documents.
-        keep_text: whether samples hold their text.
-
-    Example:
-        >>> encode_batch(batch).members.nbytes % 512
-        0
-    """
+    """Encode every document of a batch as a tar member."""
     texts = [document.text if keep_text else None for document in batch.documents]
     fields = _fields(batch)
     headers, positions, payload_bytes = _plan_samples(batch, fields, texts)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ from schemas.manifest import Manifest
 from schemas.removed import RemovedDocuments, decode_removed
 
 _REMEDY = "restore it or run vocag align again"
-_CHECKS_AT_ONCE = 16
+_SHARDS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,7 @@ class Dataset:
         return isinstance(fsspec.core.url_to_fs(self.location)[0], LocalFileSystem)
 
     def has_generation(self, fingerprint: str) -> bool:
-        """Whether this dataset has, or had, a generation of a fingerprint.
-
-        Example:
-            >>> dataset.has_generation(dataset.manifest.fingerprint)
-            True
-        """
+        """Whether this dataset has, or had, a generation of a fingerprint."""
         return fingerprint in {*self.manifest.fingerprints.values(), *self.fingerprints}
 
     def at_generation(self, number: int) -> "Dataset":
@@ -228,15 +223,14 @@ class Dataset:
         return url, data
 
     def find_damage(self) -> dict[int, DamagedShardError]:
-        """Compare every tar's size with the manifest; return what is wrong by shard number.
+        """Compare every tar's size with the manifest; return what is wrong by shard number."""
+        errors = self.map_shards(self._compare)
+        return {number: error for number, error in enumerate(errors) if error}
 
-        Example:
-            >>> open_dataset("aligned").find_damage()  # doctest: +SKIP
-            {}
-        """
-        with ThreadPoolExecutor(_CHECKS_AT_ONCE) as pool:
-            errors = pool.map(self._compare, range(len(self.manifest.shards)))
-            return {number: error for number, error in enumerate(errors) if error}
+    def map_shards[Made](self, work: Callable[[int], Made]) -> Iterator[Made]:
+        """Yield what threads make of each shard's number, in order."""
+        with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
+            yield from pool.map(work, range(len(self.manifest.shards)))
 
     def _compare(self, shard_index: int) -> DamagedShardError | None:
         claim = self.shard(shard_index)

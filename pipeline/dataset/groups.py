@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import floor, isinf, log10
 
@@ -12,8 +11,6 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
 from schemas.manifest import Manifest, ShardRecord
-
-_READ_AT_ONCE = 8
 
 Value = str | int | float | bool | None
 
@@ -74,12 +71,13 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
     """
     require_field(dataset.manifest, name)
     sums: dict[Value, NDArray[np.float64]] = defaultdict(lambda: np.zeros(1 + len(_SUMS)))
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        shards = range(len(dataset.manifest.shards))
-        for part in pool.map(lambda shard: list(_count_shard(dataset, shard, name)), shards):
-            for value, own in part:
-                sums[value] += own
-    groups = [_group(value, own) for value, own in sums.items()]
+    for part in dataset.map_shards(lambda shard: list(_count_shard(dataset, shard, name))):
+        for value, own in part:
+            sums[value] += own
+    groups = []
+    for value, (*counts, iou) in sums.items():
+        documents, text, student, teacher, mapped = map(int, counts)
+        groups.append(Group(value, documents, text, student, teacher, mapped, float(iou)))
     return sorted(groups, key=lambda group: (-group.num_student_tokens, str(group.value)))
 
 
@@ -90,32 +88,20 @@ def count_read(dataset: Dataset) -> Manifest:
 
     Raises:
         DamagedShardError: an index, or the list of what is removed, is damaged.
-
-    Example:
-        >>> count_read(open_dataset("aligned")).totals["num_documents"]  # doctest: +SKIP
-        1317
     """
     if dataset.is_whole:
         return dataset.manifest
-    numbers = range(len(dataset.manifest.shards))
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        shards = tuple(pool.map(lambda number: _count_read(dataset, number), numbers))
-    return replace(dataset.manifest, shards=shards)
 
+    def count(shard_index: int) -> ShardRecord:
+        record, removed = dataset.manifest.shards[shard_index], dataset.removed_of(shard_index)
+        if not len(removed):
+            return record
+        index = dataset.read_index(shard_index)
+        gone = {name: int(getattr(index, name)[removed].sum()) for name in _SIZES}
+        left = {name: getattr(record, name) - count for name, count in gone.items()}
+        return replace(record, num_documents=record.num_documents - len(removed), **left)
 
-def _count_read(dataset: Dataset, shard_index: int) -> ShardRecord:
-    record, removed = dataset.manifest.shards[shard_index], dataset.removed_of(shard_index)
-    if not len(removed):
-        return record
-    index = dataset.read_index(shard_index)
-    gone = {name: int(getattr(index, name)[removed].sum()) for name in _SIZES}
-    left = {name: getattr(record, name) - count for name, count in gone.items()}
-    return replace(record, num_documents=record.num_documents - len(removed), **left)
-
-
-def _group(value: Value, sums: NDArray[np.float64]) -> Group:
-    documents, text, student, teacher, mapped = map(int, sums[:-1])
-    return Group(value, documents, text, student, teacher, mapped, float(sums[-1]))
+    return replace(dataset.manifest, shards=tuple(dataset.map_shards(count)))
 
 
 def _count_shard(
@@ -127,8 +113,7 @@ def _count_shard(
         values = values.cast(pa.string())
     columns = {column: getattr(index, column) for column in _SUMS}
     table = pa.table({"value": values, "num_documents": np.ones(len(index), np.int64), **columns})
-    kept = np.delete(np.arange(len(index)), dataset.removed_of(shard_index))
-    table = table.take(kept)
+    table = table.take(np.delete(np.arange(len(index)), dataset.removed_of(shard_index)))
     names = ["num_documents", *_SUMS]
     grouped = table.group_by("value").aggregate([(column, "sum") for column in names])
     sums = np.stack([grouped.column(f"{column}_sum").to_numpy() for column in names], axis=1)

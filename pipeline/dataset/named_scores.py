@@ -71,12 +71,8 @@ def name_scores(
 ) -> tuple[str, tuple[NamedScores, ...]]:
     """Return a condition that names scores by their fingerprints' digits, and those scores.
 
-    So the condition means the same when another score of that name comes.
-
-    Args:
-        where: a condition.
-        paths: its names of two parts, see `ConditionQuery.find_paths`.
-        dataset: whose scores it names.
+    So the condition means the same when another score of that name comes. Paths are its names of
+    two parts, see `ConditionQuery.find_paths`.
 
     Raises:
         WhereError: it names scores that aren't there, are several, or are of another generation.

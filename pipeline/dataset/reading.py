@@ -18,18 +18,11 @@ from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
 
 def read_manifest(dataset: str) -> Manifest:
-    """Read a dataset's manifest.
-
-    Args:
-        dataset: the folder or the manifest itself; local or anything that fsspec opens.
+    """Read a dataset's manifest; its folder or the manifest is anything that fsspec opens.
 
     Raises:
         DatasetError: no manifest there, or not a complete one.
         NoAnswerError: the store is silent.
-
-    Example:
-        >>> read_manifest("aligned").totals["num_documents"]  # doctest: +SKIP
-        1000
     """
     path, data = read_manifest_bytes(dataset)
     return decode_manifest(data, at=path)
@@ -41,17 +34,15 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
     require_answer(path)
     try:
         return path, read_whole(path)
-    except FileNotFoundError as error:
-        missing = DatasetError(
+    except (FileNotFoundError, NotADirectoryError) as error:
+        told = (
             f"{path} does not exist: {dataset} isn't a dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"
         )
-        raise hinted(missing, nearest_dataset(dataset)) from error
-    except NotADirectoryError as error:
-        missing = DatasetError(
-            f"{dataset} is a file, not a dataset: name the folder that holds its {MANIFEST_FILE}"
-        )
-        raise hinted(missing, nearest_dataset(dataset)) from error
+        if isinstance(error, NotADirectoryError):
+            told = f"{dataset} is a file, not a dataset: name the folder that holds its "
+            told += MANIFEST_FILE
+        raise hinted(DatasetError(told), nearest_dataset(dataset)) from error
 
 
 def folder_of(dataset: str) -> str:
@@ -67,10 +58,7 @@ def folder_of(dataset: str) -> str:
 
 
 def nearest_dataset(missing: str) -> str:
-    """Return what to paste in place of a dataset that is missing: another one, or the help.
-
-    Args:
-        missing: what was named; a dataset that has it, is in it or is near it is meant, perhaps.
+    """Return what to paste in place of a dataset that is missing: one near it, or the help.
 
     Example:
         >>> nearest_dataset("demo")  # doctest: +SKIP
@@ -96,10 +84,6 @@ def read_whole(url: str) -> bytes:
     Raises:
         FileNotFoundError: there is none.
         PointerError: it is a Git LFS pointer.
-
-    Example:
-        >>> len(read_whole("aligned/manifest.json"))  # doctest: +SKIP
-        4217
     """
     filesystem, path = fsspec.core.url_to_fs(url)
     data: bytes = filesystem.cat_file(path)
@@ -108,12 +92,7 @@ def read_whole(url: str) -> bytes:
 
 
 def num_bytes_of(url: str) -> int | None:
-    """Return a file's size in bytes, None if its server doesn't say; errors as `read_whole`.
-
-    Example:
-        >>> num_bytes_of("aligned/manifest.json")  # doctest: +SKIP
-        4217
-    """
+    """Return a file's size in bytes, None if its server doesn't say; errors as `read_whole`."""
     filesystem, path = fsspec.core.url_to_fs(url)
     num_bytes: int | None = filesystem.size(path)
     if num_bytes is not None and num_bytes < POINTER_BYTES:
@@ -126,10 +105,6 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
     Raises:
         DatasetError: no such generation, or its manifest is gone or another.
-
-    Example:
-        >>> read_generation("aligned", read_manifest("aligned"), 0).generation  # doctest: +SKIP
-        0
     """
     if number == newest.generation:
         return newest
@@ -152,23 +127,12 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
 
 def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
-    """Return the generation of a dataset that has a fingerprint, None if none has.
-
-    Example:
-        >>> find_generation(manifest, manifest.fingerprint) == manifest.generation
-        True
-    """
+    """Return the generation of a dataset that has a fingerprint, None if none has."""
     return {own: number for number, own in manifest.fingerprints.items()}.get(fingerprint)
 
 
 def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) -> memoryview:
     """Read one of a shard's payloads, checked against its CRC-32.
-
-    Args:
-        file: the tar, opened for binary reading and seekable.
-        index: the shard's index.
-        place: the sample's place in it.
-        shard: its name, for errors.
 
     Raises:
         DamagedShardError: the tar ends too early.

@@ -34,13 +34,7 @@ NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """A score manifest and where its sidecars lie.
-
-    Attributes:
-        location: the folder: a path, or a URL that `fsspec` reads.
-        manifest: what lies there.
-        path: of the manifest.
-    """
+    """A score manifest, its path, and the folder where its sidecars lie: a path, or a URL."""
 
     location: str
     manifest: ScoreManifest
@@ -167,10 +161,6 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
     Raises:
         ForeignLossesError: they are another dataset's, or a shard is missing.
-
-    Example:
-        >>> len(scores_of(scores, dataset).manifest.sidecars) == len(dataset.manifest.shards)
-        True
     """
     manifest = dataset.manifest
     found, wanted = scores.manifest.dataset, manifest.fingerprint
@@ -206,10 +196,6 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
 
     Raises:
         DatasetError: that generation's manifest is gone or another.
-
-    Example:
-        >>> scored_generation(scores, dataset).manifest.generation  # doctest: +SKIP
-        0
     """
     number = find_generation(dataset.manifest, scores.manifest.dataset)
     return dataset if number is None else dataset.at_generation(number)
@@ -217,10 +203,6 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
 
 def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
     """Return a sidecar's losses, mapped, or read if they are remote and there is no cache.
-
-    Args:
-        claim: what its score manifest says of it.
-        cache: for remote ones.
 
     Raises:
         DamagedShardError: it is missing, or the bytes are others.
@@ -251,12 +233,6 @@ def read_sidecar(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardRecord, cache: ShardCache | None = None
 ) -> ShardLosses:
     """Return the losses of a sidecar, which must be the one that its score manifest names.
-
-    Args:
-        scores: whose it is.
-        record: what the score manifest says of it.
-        shard: that was scored.
-        cache: for remote ones.
 
     Raises:
         DamagedShardError: it is missing, or the bytes are others.

@@ -77,10 +77,6 @@ class ChosenDocuments:
 
         Raises:
             DamagedShardError: see `read`.
-
-        Example:
-            >>> list(select_documents(dataset).each(lambda index, kept: len(index)))
-            [10000, 10000, 4319]
         """
         for named in self.scores:
             named.scores.read_ranks(named.columns)

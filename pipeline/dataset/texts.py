@@ -24,10 +24,6 @@ def read_texts(sources: Iterable[str], *, text_field: str = "text") -> Iterator[
 
     Raises:
         ValueError: a line without a text, or a dataset of which no document has its text.
-
-    Example:
-        >>> next(read_texts(["corpus.jsonl"])).text  # doctest: +SKIP
-        b'Probability, Uncertainty'
     """
     for source in sources:
         if source.endswith(".txt"):

@@ -54,10 +54,6 @@ def find_text(
 
     `tokenizers` give those that may spell it by side; a side is asked only if the text isn't found
     before. UTF-8 bytes; None if no side spells them.
-
-    Example:
-        >>> find_text(document, {"student": lambda: tokenizer})  # doctest: +SKIP
-        b'Probability, Uncertainty'
     """
     if document.text is not None:
         return document.text

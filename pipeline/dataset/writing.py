@@ -40,10 +40,7 @@ class ShardWriter:
     ) -> None:
         """Write to a file opened for binary writing, which stays open; only `write` is called.
 
-        Args:
-            file: takes the tar.
-            keep_text: whether samples hold their text.
-            metadata: the columns that documents have values for.
+        `metadata` are the columns that documents have values for.
         """
         self._num_bytes = 0
         self._file = file

@@ -18,22 +18,12 @@ Likelihood = tuple[float, bool]
 
 
 class AnswerLog:
-    """A model as lm-eval asks it, that is asked nothing twice.
-
-    Attributes:
-        rank: of this process, as lm-eval reads it.
-        world_size: one process.
-    """
+    """A model as lm-eval asks it, that is asked nothing twice; one process, as lm-eval reads it."""
 
     rank, world_size = 0, 1
 
     def __init__(self, model: LM, path: Path) -> None:
-        """Hold a model, and read what it answered before.
-
-        Args:
-            model: it hands over each answer as it comes (`cache_hook`), or all at the end.
-            path: of the log; it belongs to this model alone, in this precision.
-        """
+        """Hold a model, and read what it answered before; the log is its own, in this precision."""
         self._model = model
         path.parent.mkdir(parents=True, exist_ok=True)
         self._answers = _read(path)

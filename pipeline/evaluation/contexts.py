@@ -17,13 +17,10 @@ MIN_ANSWER_TOKENS = 64
 
 @dataclass(frozen=True)
 class Room:
-    """What of a task a student's context holds.
+    """What of a task a student's context holds: places of documents that fit, in order.
 
-    Attributes:
-        documents: places in the task of those that fit, in order; none: the task is left out.
-        num_left_out: those that don't.
-        answer_tokens: longest answer that is asked for; 0 if none is generated.
-        note: for people, where something is left out or lowered.
+    Without any the task is left out. Answers have at most so many tokens, 0 if none is generated.
+    The note is for people, where something is left out or lowered.
     """
 
     documents: tuple[int, ...]

@@ -36,7 +36,9 @@ def describe_differences(folder: Path, other: Path) -> list[str]:
         for measure, metric, heading in COLUMNS:
             if metric == "chance" or not _is_comparable(one, two, name, measure):
                 continue
-            pairs = _pairs(*(read_samples(of, name, measure) for of in (folder, other)))
+            places = {sample["place"]: sample for sample in read_samples(other, name, measure)}
+            ours = read_samples(folder, name, measure)
+            pairs = [(mine, places[mine["place"]]) for mine in ours if mine["place"] in places]
             if pairs:
                 value = format_range(difference(pairs, metric), metric, sign="+", to=" to ")
                 cells.setdefault(len(pairs), {})[heading] = value
@@ -71,8 +73,3 @@ def _is_comparable(one: Results, other: Results, name: str, measure: str) -> boo
     made = [results.measurements.get(name, {}).get(measure) for results in (one, other)]
     files = [measurement.data.get("sha256") for measurement in made if measurement]
     return len(files) == 2 and files[0] == files[1]
-
-
-def _pairs(ones: Sequence[Sample], others: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    by_place = {sample["place"]: sample for sample in others}
-    return [(one, by_place[one["place"]]) for one in ones if one["place"] in by_place]

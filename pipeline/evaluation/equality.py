@@ -71,12 +71,7 @@ def _is_same(answer: str, reference: str, scales: Sequence[float] = (1,)) -> boo
 
 
 class _Parts(NamedTuple):
-    """An answer of several.
-
-    Attributes:
-        kind: brackets around them, or a matrix's rows and columns.
-        parts: their spellings.
-    """
+    """An answer of several: its brackets, or a matrix's rows and columns; the parts' spellings."""
 
     kind: str
     parts: Sequence[str]
@@ -131,12 +126,9 @@ def _is_same_expression(answer: str, reference: str) -> bool:
     one, other = (parse(f"${text}$", parsing_timeout=_SECONDS) for text in (answer, reference))
     if verify(other, one, timeout_seconds=_SECONDS):
         return True
-    return bool(one and other) and _have_one_value(one[0], other[0])
-
-
-def _have_one_value(one: object, other: object) -> bool:
-    """Return whether two expressions are numbers that are close."""
-    value, wanted = _value(one), _value(other)
+    if not one or not other:
+        return False
+    value, wanted = _value(one[0]), _value(other[0])
     return value is not None and wanted is not None and _is_close(value, wanted)
 
 

@@ -19,15 +19,7 @@ from pipeline.evaluation.settings import MEASURES, Measure
 def load_documents(
     set_name: str, measure: Measure, data: str, limit: int, **_: Any
 ) -> dict[str, datasets.Dataset]:
-    """Return a set's items as lm-eval reads them; called by the YAML files' `custom_dataset`.
-
-    Args:
-        set_name: of `SETS`.
-        measure: what is to be measured: not every item has options, or a solution.
-        data: as in `read_items`.
-        limit: how many items, spread evenly over the set; 0 for all.
-        _: what else lm-eval says of a task.
-    """
+    """Return a set's items as lm-eval reads them; called by the YAML files' `custom_dataset`."""
     evaluation_set = SETS[set_name]
     documents = [
         asdict(item)

@@ -99,12 +99,6 @@ def check_overlap(
 ) -> Iterator[str]:
     """Look for the sets' questions in an aligned dataset; write a list and yield a table.
 
-    Args:
-        dataset_path: folder, URL or manifest of the dataset.
-        sets: of `SETS`.
-        data: as in `read_items`.
-        output: folder for `overlap.jsonl`: a line for each document and question.
-
     Raises:
         ValueError: the dataset or a set can't be read.
     """

@@ -37,11 +37,7 @@ class OverlapOptions:
     data: Folder = ""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: a set that is not known.
-        """
+        """Check the values."""
         require_known("--tasks", self.tasks, tuple(SETS))
 
 

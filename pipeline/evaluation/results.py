@@ -24,17 +24,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measure on one set.
+    """One measure on one set: shares from 0 to 1 or bits per byte, by name.
 
-    Attributes:
-        num_items: items measured.
-        values: by name: shares from 0 to 1, bits per byte.
-        limit: items that were asked for, 0 for all of the set.
-        num_left_out: items that the context does not hold.
-        answer_tokens: longest answer asked for, 0 if none is generated.
-        data: the set's file, see `describe_data`.
-        settings: how the student ran, and versions of the libraries that had a say.
-        note: for people.
+    A limit of 0 asks for all of the set; answers of 0 tokens are not generated. `data` is the set's
+    file, see `describe_data`, and the settings are how the student ran, and versions of the
+    libraries that had a say.
     """
 
     num_items: int
@@ -49,14 +43,7 @@ class Measurement:
 
 @dataclass
 class Results:
-    """What is known of one student.
-
-    Attributes:
-        student: its name.
-        source: what the user named.
-        sha256: of its files.
-        measurements: by set and measure; several commands add to them, so each has its settings.
-    """
+    """What is known of one student, by set and measure; several commands add measurements."""
 
     student: str
     source: str
@@ -123,13 +110,10 @@ def share(values: Sequence[float]) -> Value:
 
 
 def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
-    """Return the difference of two shares of the same items.
+    """Return the difference of two shares of the same items, each 1 or 0 by the one and the other.
 
     Its interval is Agresti and Min's: half an item more in each cell of the table of both, so that
     it says something even if the two never differed.
-
-    Args:
-        pairs: 1 or 0 of each item by the one and by the other.
 
     Example:
         >>> made = share_difference([(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 16)
@@ -146,12 +130,9 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 
 
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
-    """Return the bits of all texts by their bytes; items are the sample.
+    """Return the bits of all texts by their bytes, from (log-likelihood in nats, length in bytes).
 
     The interval is that of a ratio of two means, linearised.
-
-    Args:
-        pairs: log-likelihood in nats and length in bytes of each text.
 
     Example:
         >>> round(bits_per_byte([(-math.log(4), 1), (-math.log(4), 2)]).value, 3)

@@ -45,13 +45,9 @@ class Item:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of the nine.
+    """One of the nine: its name in tables, its file, what makes an item of a line, its examples.
 
-    Attributes:
-        title: its name in tables.
-        file: its data: FILE.jsonl, or FILE/test.jsonl as the harness has it.
-        make: an item of a line.
-        shots: which examples come before its questions.
+    The data are FILE.jsonl, or FILE/test.jsonl as the harness has it.
     """
 
     title: str
@@ -66,12 +62,7 @@ class EvaluationSet:
 
 
 def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
-    """Return the items of a set's lines.
-
-    Args:
-        name: of the set.
-        rows: its file's lines.
-        whole: take all of MATH, where the 500 were cut out of it already.
+    """Return the items of a set's lines; of MATH those of the 500, if they aren't cut out already.
 
     Raises:
         ValueError: a line that the set's file would not hold; too few lines to find MATH's 500.

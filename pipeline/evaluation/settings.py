@@ -30,11 +30,7 @@ class Asked:
     max_answer_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: with the option, its value and the remedy.
-        """
+        """Check the values."""
         require_known("--tasks", self.tasks, tuple(SETS))
         require_known("--measures", self.measures, MEASURES)
         if self.limit < 0:
@@ -59,10 +55,6 @@ class Engine:
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        """Check the batch size.
-
-        Raises:
-            ValueError: it is less than 1.
-        """
+        """Check the batch size."""
         if self.batch_size < 1:
             raise ValueError(f"--batch-size {self.batch_size}: it must be at least 1")

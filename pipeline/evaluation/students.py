@@ -19,13 +19,9 @@ _TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_
 
 @dataclass(frozen=True)
 class Student:
-    """A model on this machine's disk.
+    """A model on this machine's disk, a folder in the layout of Hugging Face or a .gguf file.
 
-    Attributes:
-        name: in reports, and of its folder among the results.
-        source: what the user named.
-        path: a folder in the layout of Hugging Face, or a .gguf file.
-        sha256: 64 hex digits over weights, configuration and tokenizer.
+    The digest is over weights, configuration and tokenizer.
     """
 
     name: str
@@ -35,10 +31,7 @@ class Student:
 
 
 def find_student(source: str) -> Student:
-    """Return the student that a user names; a repository is downloaded.
-
-    Args:
-        source: [NAME=] a Hugging Face folder or repository, or a .gguf file.
+    """Return the student that a user names; a repository is downloaded. It may be NAME=SOURCE.
 
     Raises:
         ValueError: no such student.

@@ -21,10 +21,6 @@ def describe_results(results: Results) -> list[str]:
     """Return a table of values with their 95 % intervals, then the notes.
 
     Measures that were asked of different numbers of items have lines of their own.
-
-    Example:
-        >>> describe_results(results)[0].split()[:2]
-        ['set', 'items']
     """
     measured = [name for name in SETS if name in results.measurements]
     columns = [

@@ -29,12 +29,8 @@ _BAR_COLUMNS = 24
 class PlannedMixture:
     """A mixture and the rows that a run would read of it.
 
-    Attributes:
-        mixture: what its file says.
-        rules: by which all its datasets are packed.
-        plan: which dataset gives which row.
-        num_rows: rows that are told about: the run's, or those until a mixture without end has
-            read each dataset of its last stretch once more.
+    They are the run's, or those until a mixture without end has read each dataset of its last
+    stretch once more.
     """
 
     mixture: Mixture
@@ -91,7 +87,8 @@ def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iter
     for entry in planned.mixture.datasets:
         if entry.where:
             yield printable(f"{entry.name}: where {entry.where}")
-    for start, stop in pairwise(_bounds(planned)):
+    starts = (stretch.start for stretch in plan.stretches if stretch.start < planned.num_rows)
+    for start, stop in pairwise([*starts, planned.num_rows]):
         yield ""
         yield from _stretch(planned, start, stop)
         yield from map(printable, _used_up(plan, stop))
@@ -113,12 +110,6 @@ def _once_more(plan: MixturePlan) -> int:
         if share
     ]
     return last.start + max(rows)
-
-
-def _bounds(planned: PlannedMixture) -> list[int]:
-    """Return where stretches begin, as far as the run goes, and where it ends."""
-    starts = [stretch.start for stretch in planned.plan.stretches]
-    return [*(start for start in starts if start < planned.num_rows), planned.num_rows]
 
 
 def _stretch(planned: PlannedMixture, start: int, stop: int) -> list[str]:

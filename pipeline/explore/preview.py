@@ -28,10 +28,6 @@ def load_previews(
 
     Raises:
         DatasetError: no such document; a sample or index is damaged.
-
-    Example:
-        >>> next(load_previews(dataset, num_documents=1, document_id=None, max_tokens=100)).title
-        'docs/0017'
     """
     num_left = num_documents if document_id is None else 1
     for shard in range(len(dataset.manifest.shards)):
@@ -65,11 +61,7 @@ def load_previews(
 
 
 def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:
-    """Return documents as a page for a browser.
-
-    Example:
-        >>> Path("preview.html").write_text(render_page(dataset, documents), "utf-8")
-    """
+    """Return documents as a page for a browser."""
     manifest = dataset.manifest
     sides = manifest.student.source, manifest.teacher.source
     names = short_names(*sides)

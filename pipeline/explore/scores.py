@@ -1,7 +1,6 @@
 """Documents by a teacher's stored losses: quantiles, and what a threshold would keep."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -26,7 +25,6 @@ from schemas.errors import DatasetError, ForeignLossesError
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 MAX_GROUPS = 20
 
-_READ_AT_ONCE = 8
 _BINS, _BARS = 24, " ▁▂▃▄▅▆▇█"
 _ENDS = (0.005, 0.995)
 """Quantiles between which histograms are drawn; what is outside counts in their ends."""
@@ -59,14 +57,7 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a condition `column <= value` keeps.
-
-    Attributes:
-        quantile: the share of the documents with a score that it was chosen for.
-        value: of the column.
-        num_documents: that are kept.
-        num_bytes: of their texts.
-    """
+    """What `column <= value` keeps; `quantile` is a share of the documents with a score."""
 
     quantile: float
     value: float
@@ -79,10 +70,7 @@ def read_table(
 ) -> ScoreTable:
     """Read columns of teachers' scores of all documents that aren't removed.
 
-    Args:
-        dataset: the dataset.
-        columns: scores and one of `SCORE_COLUMNS`, by the name to show.
-        by: a field of the metadata, "" for none.
+    Columns are scores and one of `SCORE_COLUMNS`, by the name to show.
 
     Raises:
         ValueError: no such field.
@@ -105,11 +93,8 @@ def read_table(
         every = (np.full(len(lengths), shard), np.arange(len(lengths)), lengths, group, *values)
         return tuple(each[read] for each in every)
 
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        parts = list(pool.map(read, range(len(dataset.manifest.shards))))
-    shard, place, lengths, group, *values = (
-        np.concatenate(each) for each in zip(*parts, strict=True)
-    )
+    parts = zip(*dataset.map_shards(read), strict=True)
+    shard, place, lengths, group, *values = map(np.concatenate, parts)
     by_name = {name: each.astype(np.float64) for name, each in zip(columns, values, strict=True)}
     return ScoreTable(shard, place, lengths, group, by_name)
 

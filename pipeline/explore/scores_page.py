@@ -27,7 +27,6 @@ from pipeline.explore.scores import (
     place_of,
 )
 from schemas.document import AlignedDocument, decode_document
-from schemas.sidecar import ShardLosses
 
 SPOT_TOKENS, SPOT_FACTOR = 32, 2.0
 SHOWN_BYTES = 4000
@@ -45,13 +44,7 @@ figure { margin: 0; padding: 1rem; }
 
 @dataclass(frozen=True)
 class Spot:
-    """A run of dear windows.
-
-    Attributes:
-        start: byte of the text.
-        stop: byte after it.
-        bits_per_byte: between them.
-    """
+    """A run of dear windows, bytes [start, stop) of the text, and its bits per byte."""
 
     start: int
     stop: int
@@ -147,12 +140,9 @@ def _document(
         record = own.files.manifest.sidecars[shard]
         losses = read_sidecar(own.files, record, dataset.manifest.shards[shard])
         about = f"{name}: {column} {table.values[name][row]:.4g}"
-        cards.append(_card(document, text, _own_losses(losses, place), about))
+        own_losses = losses.losses[losses.starts[place] : losses.starts[place + 1]]
+        cards.append(_card(document, text, own_losses, about))
     return tag("div", *cards, class_="texts")
-
-
-def _own_losses(losses: ShardLosses, place: int) -> NDArray[np.float16]:
-    return losses.losses[losses.starts[place] : losses.starts[place + 1]]
 
 
 def _card(

@@ -62,15 +62,7 @@ Saved = tuple[RowPlan, SampleTable]
 
 @dataclass(frozen=True)
 class _PlanRecord:
-    """What a plan was made for, and what it is.
-
-    Attributes:
-        fingerprint: of the dataset.
-        rules: lengths and conventions.
-        where: which documents, "" for all.
-        scores: digest of the losses by which they were chosen, "" for none.
-        sha256: of each array's file.
-    """
+    """What a plan was made for, and the SHA-256 of each array's file."""
 
     fingerprint: Sha256
     rules: PackingRules

@@ -1,10 +1,10 @@
 """Rules about tokens, each checked over a whole batch of documents at once.
 
-Every function returns (document, message) pairs, at most one per document: its first offence and
+Every function yields (document, message) pairs, at most one per document: its first offence and
 how many there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from pipeline.tokenization import Tokenizer
 from schemas.document import AlignedDocument, Tokens
 from schemas.index import ShardIndex
 
-Problems = list[tuple[int, str]]
+Problems = Iterator[tuple[int, str]]
 
 
 class CutPoints(NamedTuple):
@@ -50,11 +50,9 @@ def stack_cuts(index: ShardIndex, rows: Sequence[int]) -> CutPoints:
 
 def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
     """Find ids that the vocabulary does not have."""
-    problems = []
     for d, i, more in _first_per_document(tokens.input_ids >= vocab_size, tokens.cu_tokens):
         token_id = tokens.input_ids[tokens.cu_tokens[d] + i]
-        problems.append((d, f"token {i} has id {token_id}, the vocabulary {vocab_size}{more}"))
-    return problems
+        yield d, f"token {i} has id {token_id}, the vocabulary {vocab_size}{more}"
 
 
 def find_unsound_offsets(
@@ -71,32 +69,28 @@ def find_unsound_offsets(
     firsts = cu_tokens[(cu_tokens > 0) & (cu_tokens < len(offsets))]
     backwards[firsts - 1] = False
     wrong[1:] |= backwards
-    problems = []
     for d, i, more in _first_per_document(wrong, cu_tokens):
         covered = _range(offsets[cu_tokens[d] + i])
-        problems.append((d, f"token {i} covers bytes {covered}, before its predecessor{more}"))
+        yield d, f"token {i} covers bytes {covered}, before its predecessor{more}"
     padded = np.concatenate([np.zeros(1, np.int64), offsets[:, 1]])
     covers = np.where(np.diff(cu_tokens) > 0, padded[cu_tokens[1:]], 0)
     for d in np.flatnonzero(must_tile & (covers != num_text_bytes)).tolist():
-        problems.append((d, f"tokens cover {covers[d]} of {num_text_bytes[d]} bytes of text"))
-    return problems
+        yield d, f"tokens cover {covers[d]} of {num_text_bytes[d]} bytes of text"
 
 
 def find_wrong_spans(batch: AlignedBatch) -> Problems:
     """Find teacher_spans that an alignment of the stored offsets does not give."""
     recomputed = align_tokens(batch.student, batch.teacher)
-    cu_tokens, problems = batch.student.cu_tokens, []
+    cu_tokens = batch.student.cu_tokens
     wrong = (batch.teacher_spans != recomputed).any(axis=1)
     for d, i, more in _first_per_document(wrong, cu_tokens):
         stored = _range(batch.teacher_spans[cu_tokens[d] + i])
         expected = _range(recomputed[cu_tokens[d] + i])
-        problems.append((d, f"student token {i} has {stored}, its offsets give {expected}{more}"))
-    return problems
+        yield d, f"student token {i} has {stored}, its offsets give {expected}{more}"
 
 
 def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
     """Find cut points that are out of order or divide a token of either side."""
-    problems = []
     student, teacher = batch.student, batch.teacher
     owners = np.repeat(np.arange(student.num_documents), np.diff(cuts.starts))
     same_document = owners[1:] == owners[:-1]
@@ -114,16 +108,14 @@ def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
     for d, n, more in _first_per_document(wrong, cuts.starts):
         place = cuts.starts[d] + n
         pair = f"student token {cuts.student[place]} and teacher token {cuts.teacher[place]}"
-        problems.append((d, f"the cut before {pair} divides a token or is out of order{more}"))
-    return problems
+        yield d, f"the cut before {pair} divides a token or is out of order{more}"
 
 
 def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
     """Find documents whose stored tokens are not those of a fresh tokenization."""
-    problems = []
     for d in range(tokens.num_documents):
         if d in fresh.failures:
-            problems.append((d, f"the text can't be tokenized: {fresh.failures[d]}"))
+            yield d, f"the text can't be tokenized: {fresh.failures[d]}"
             continue
         stored, expected = (_flatten(batch, d) for batch in (tokens, fresh))
         common = min(len(stored), len(expected))
@@ -131,10 +123,9 @@ def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
         if differ.any():
             i = int(np.argmax(differ))
             found, given = (f"id {t[0]} over {_range(t[1:])}" for t in (stored[i], expected[i]))
-            problems.append((d, f"token {i} is {found}, the text gives {given}"))
+            yield d, f"token {i} is {found}, the text gives {given}"
         elif len(stored) != len(expected):
-            problems.append((d, f"{len(stored)} tokens, the text gives {len(expected)}"))
-    return problems
+            yield d, f"{len(stored)} tokens, the text gives {len(expected)}"
 
 
 def find_foreign_content(
@@ -144,7 +135,6 @@ def find_foreign_content(
 
     Holds stored offsets against the text itself: a fresh tokenization may be wrong in the same way.
     """
-    problems = []
     for d, text in enumerate(texts):
         own = slice(tokens.cu_tokens[d], tokens.cu_tokens[d + 1])
         ids, byte_offsets = tokens.input_ids[own], tokens.byte_offsets[own]
@@ -153,8 +143,7 @@ def find_foreign_content(
             i = unproven[0]
             more = f" (first of {len(unproven)})" if len(unproven) > 1 else ""
             what = f"token {i}, id {ids[i]}, does not stand for bytes {_range(byte_offsets[i])}"
-            problems.append((d, f"{what} of the text{more}"))
-    return problems
+            yield d, f"{what} of the text{more}"
 
 
 def _stack_tokens(documents: Sequence[Tokens]) -> TokenBatch:

@@ -15,17 +15,7 @@ from schemas.sidecar import ShardLosses
 def contradicting_entries(
     losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
-    """Return what is wrong with a sidecar's entries, each on its own.
-
-    Args:
-        losses: the sidecar.
-        rule: what its score manifest says is stored.
-        at: its path.
-
-    Example:
-        >>> contradicting_entries(losses, rule, at=record.file)
-        []
-    """
+    """Return what is wrong with a sidecar's entries, each on its own or by its rule."""
     entries = losses.entries
     if (entries and entries.rule) != rule:
         return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
@@ -46,10 +36,6 @@ def contradicting_places(
         entries: of a shard.
         has_loss: bool [M], which of its tokens have something before them.
         starts: int64 [D + 1], where each document's tokens start.
-
-    Example:
-        >>> contradicting_places(losses.entries, ~np.isnan(losses.losses), losses.starts)
-        []
     """
     expected = np.ones(len(entries.counts), np.bool_)  # what follows a document always has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -70,13 +56,8 @@ def compare_entries(
     """Return which entries differ by more than rounding and other batches explain, "" for none.
 
     An entry agrees if the token has nearly the same log-probability again. One that isn't among
-    the others' is as likely as their last one, or not needed to reach the mass that is stored.
-
-    Args:
-        again: computed now.
-        stored: earlier; of the same documents.
-        documents: that are compared.
-        tolerance: nats, beyond the rounding of both.
+    the others' is as likely as their last one, or not needed to reach the mass that is stored. The
+    tolerance is in nats, beyond the rounding of both.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
     for document in documents:

@@ -47,13 +47,7 @@ class Finding:
 
 
 class Findings:
-    """What checks have found so far, and what they could not check.
-
-    Attributes:
-        shard: the tar that is checked; "" for the dataset as a whole.
-        found: every broken rule, in the order of finding.
-        notes: what could not be checked, and why.
-    """
+    """What checks have found so far, and what they could not check, of a shard or all ("")."""
 
     def __init__(self, shard: str = "") -> None:
         """Begin without findings."""

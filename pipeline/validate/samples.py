@@ -49,17 +49,10 @@ def check_samples(
     *,
     tokenizers: Mapping[Side, Tokenizer] | None = None,
 ) -> AlignmentStatistics:
-    """Check every rule that a sample's content must keep.
+    """Check every rule that the content of a shard's samples must keep.
 
-    Args:
-        samples: payloads of one shard, as the tar holds them.
-        index: the shard's index.
-        manifest: says how large the vocabularies are.
-        findings: takes what is found.
-        tokenizers: tokenize kept text again; None leaves that out.
-
-    Returns:
-        Statistics of the samples whose offsets and spans are sound.
+    With tokenizers kept text is tokenized again. The statistics that are returned are those of the
+    samples whose offsets and spans are sound.
     """
     decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
     entries = [entry for entry in decoded if _agrees(entry, index, manifest, findings)]

@@ -38,12 +38,7 @@ class FileDigest(NamedTuple):
 
 
 class TarReader:
-    """One pass over a shard's tar.
-
-    Attributes:
-        position: bytes read so far.
-        digest: size and hash of the whole file, known once `windows` is exhausted.
-    """
+    """One pass over a shard's tar; its digest is known once `windows` is exhausted."""
 
     digest: FileDigest
 

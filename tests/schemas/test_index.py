@@ -1,5 +1,4 @@
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,12 +89,6 @@ def test_round_trip(index: ShardIndex) -> None:
     assert encode_index(index) == encode_index(decode_index(encode_index(index)))
 
 
-def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "x.index.parquet"
-    path.write_bytes(encode_index(ONE))
-    assert_same_index(decode_index(str(path)), ONE)
-
-
 def test_names_can_be_left_out() -> None:
     found = decode_index(encode_index(ONE), with_names=False)
     assert (list(found.key), list(found.document_id)) == ([], [])
@@ -168,10 +161,6 @@ class TestDamage:
         for size in range(0, len(data), 7):
             with pytest.raises(DamagedShardError, match=r"shard index is unreadable.*restore it"):
                 decode_index(data[:size])
-
-    def test_a_missing_file(self) -> None:
-        with pytest.raises(DamagedShardError, match="unreadable"):
-            decode_index("missing.index.parquet")
 
     @pytest.mark.parametrize("version", [b"1", b"3", b"\xff", None])
     def test_another_version(self, version: bytes | None) -> None:

@@ -32,11 +32,8 @@ _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 def read_csv(data: BinaryIO, *, max_cell: int, head: bytes | None = None) -> Iterator[CsvRow]:
     """Yield the header of a file and its rows; of a bad one, why it can't be used.
 
-    Args:
-        data: the file's uncompressed bytes.
-        max_cell: longest cell and line in characters.
-        head: the start of a TSV file, None for CSV. If most of its cells that begin with a quote
-            are not closed by one, quotes are text.
+    Cells and lines have `max_cell` characters at most. `head` is the start of a TSV file, None for
+    CSV. If most of its cells that begin with a quote are not closed by one, quotes are text.
 
     Raises:
         DamageError: the file can't be read on.
@@ -166,11 +163,7 @@ class _Rows:
         return row if row and len(row) == self._width else None, taken
 
     def _pass_open_cell(self, lines: list[str], why: str) -> UnusableError:
-        """Go behind the row of a cell that isn't closed, or is too long.
-
-        Raises:
-            DamageError: the file ends in it.
-        """
+        """Go behind the row of a cell that is open or too long; refuse a file that ends in it."""
         refused, line = UnusableError(Reason.TOO_LARGE, why), lines[-1]
         while why.startswith(_LONG):
             self._lines.give_back(['"' + line])  # within the cell, as before

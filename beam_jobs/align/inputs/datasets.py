@@ -61,14 +61,10 @@ class StoredDataset(Dataset):
 
 @dataclass(frozen=True)
 class InputDataset:
-    """A dataset that is read as input.
+    """A dataset that is read as input: its newest generation, and shards of which any are read.
 
-    Attributes:
-        dataset: its newest generation.
-        where: which documents are read, "" for all that are not removed.
-        scores: digest of the losses that it chooses by, "" for none.
-        files: its shards of which any are.
-        num_documents: that are read.
+    Without a condition all documents are that are not removed. `scores` is the digest of the losses
+    that it chooses by.
     """
 
     dataset: StoredDataset
@@ -182,10 +178,6 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
 
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     """Yield a part's documents in the order of their shard.
-
-    Args:
-        part: of a dataset's shard.
-        rules: their limit, and the metadata to read, as far as the dataset has it.
 
     Raises:
         InputChangedError: the dataset was made anew since the job was planned.

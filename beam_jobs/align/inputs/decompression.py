@@ -47,10 +47,8 @@ class DamageError(ValueError):
 def decompress(file: BinaryIO, compression: str) -> BinaryIO:
     """Return a buffered stream of a file's uncompressed bytes.
 
-    Args:
-        file: the file as stored.
-        compression: "none", "gzip", "zstd", "bzip2" or "xz"; several members or frames in a row are
-            one stream, and so are zeros behind them, with which xz and tapes fill up.
+    Several members or frames in a row are one stream, and so are zeros behind them, with which xz
+    and tapes fill up.
     """
     if compression == "none":
         return file

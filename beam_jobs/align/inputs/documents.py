@@ -65,16 +65,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document"):
-    """A usable document and its place.
-
-    Attributes:
-        source: the input file.
-        position: where in it.
-        document_id: its id.
-        text: its UTF-8 bytes.
-        metadata: a value of each of `ReadingRules.metadata`.
-        line: as a dead letter's.
-    """
+    """A usable document and its place, with a value of each of `ReadingRules.metadata`."""
 
     source: str
     position: int
@@ -94,12 +85,7 @@ Outcome = PlacedDocument | DeadLetter
 
 
 class UnusableError(ValueError):
-    """A document can't be used.
-
-    Attributes:
-        reason: a code.
-        detail: for people.
-    """
+    """A document can't be used; says why by a code, and for people."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         """Hold what its dead letter will say."""
@@ -108,13 +94,7 @@ class UnusableError(ValueError):
 
 
 def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> UnusableError:
-    """Return what there is to say if a file can't be read on.
-
-    Args:
-        error: why.
-        num_bytes: of the file as stored.
-        num_read: those before the damage, None if it is unknown.
-    """
+    """Return what there is to say if a file can't be read on behind so many of its bytes."""
     left = 0 if num_read is None else num_bytes - num_read
     lost = f"up to {left} of {num_bytes} bytes" if left else "the rest of the file"
     return UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {error}")

@@ -100,10 +100,7 @@ def publish_inputs(run_folder: str, output: str) -> None:
 
 
 def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
-    """Check that a finished dataset was made from these files.
-
-    Returns:
-        A remark for people where only times differ, else "".
+    """Check that a finished dataset was made from these files; return a remark if times differ.
 
     Raises:
         InputError: files have changed since, at the same names and sizes.

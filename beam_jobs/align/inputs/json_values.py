@@ -54,10 +54,8 @@ class JsonValue(NamedTuple):
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
     """Return whether a JSON file is to be read value by value instead of line by line.
 
-    Args:
-        head: its first bytes, up to `HEAD_BYTES` of them.
-        may_be_pretty: whether an object may go over several lines, as in a `.json` file; in a
-            `.jsonl` file a first line that is cut is a bad line.
+    Its head is up to `HEAD_BYTES` long. An object may go over several lines in a `.json` file; in a
+    `.jsonl` file a first line that is cut is a bad line.
 
     Example:
         >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)
@@ -100,12 +98,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
-    """Return the values of a line that isn't JSON: objects without a newline, or torn ones.
-
-    Args:
-        line: the line.
-        error: what is wrong with it as one value.
-    """
+    """Return the values of a line that isn't one: objects without a newline, or torn ones."""
     values: list[JsonValue] = []
     if line.startswith(b"{"):
         try:
@@ -210,19 +203,11 @@ class _Window:
     def _skip_broken(
         self, position: int, *, ends_here: bool = False, may_go_on: bool = True
     ) -> JsonValue | None:
-        """Go from a value that isn't JSON to where the next one begins.
+        """Go from a value that isn't JSON to where the next one begins; return what was passed.
 
-        Args:
-            position: of the value.
-            ends_here: brackets and quotes say that it does, so the next one must begin in it.
-            may_go_on: whether there may be more of it than was read.
-
-        Returns:
-            What was passed over; None if the value may be JSON as far as it is known, or if it is
-            one value that isn't.
-
-        Raises:
-            DamageError: none does.
+        None if it may be JSON as far as it is known, or is one value that isn't. Where it
+        `ends_here`, by its brackets and quotes, the next one must begin in it. It `may_go_on`
+        beyond what was read.
         """
         start = position - self._dropped
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
@@ -243,11 +228,7 @@ class _Window:
         return JsonValue(position, self.position - position, None, UnusableError(reason, where))
 
     def _seek_opening(self, start: int, end: int | None, where: str) -> bool:
-        """Go on to an opening, to `end` or behind the last value; return if others may be passed.
-
-        Raises:
-            DamageError: the file ends, and others may be passed.
-        """
+        """Go to an opening, to `end` or behind the last value; return if others may be passed."""
         may_hold_more = False
         stop = None if end is None else end + len(self._opening) - 1
         while (found := self._find_opening(start, stop)) < 0 and end is None:

@@ -8,6 +8,7 @@ exact, and nothing is read twice.
 import json
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import cache
 from hashlib import sha256
 from itertools import accumulate
 from typing import Any
@@ -27,50 +28,36 @@ def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
 
 
 def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return dead letters as the dataset lists them: lines counted from the start of their files.
+    """Return dead letters as the dataset lists them: lines counted from the start of files."""
+    stems: dict[str, list[str]] = {}
+    for name in sorted(storage.list_folder(run_folder)):
+        stems.setdefault(name.rpartition("-")[0] + "-", []).append(name)
 
-    Args:
-        letters: as buckets wrote them, with lines counted from the start of their parts.
-        run_folder: where readers left their counts.
-    """
-    counts = _Counts(run_folder)
-    return [_name_line(letter, counts) for letter in letters]
-
-
-def _name_line(letter: dict[str, Any], counts: "_Counts") -> dict[str, Any]:
-    source, position, detail = letter["source"], letter["position"], letter["detail"]
-    line = counts.resolve(source, position, letter.get("line"))
-    if letter.get("first_line") is not None:
-        first, _, first_position = detail.removeprefix(DUPLICATE_OF).rpartition("#")
-        first_line = counts.resolve(first, int(first_position), letter["first_line"])
-        detail = f"{DUPLICATE_OF}{first} line {first_line}"
-    rest = {name: letter[name] for name in ("document_id", "reason")}
-    return {"source": source, "position": position, "line": line, **rest, "detail": detail}
-
-
-class _Counts:
-    """Where the parts of cut files start, and how many lines are before each."""
-
-    def __init__(self, run_folder: str) -> None:
-        self._folder = run_folder
-        names = sorted(name for name in storage.list_folder(run_folder) if name.startswith(_PREFIX))
-        self._names: dict[str, list[str]] = {}
-        for name in names:
-            self._names.setdefault(name.rpartition("-")[0] + "-", []).append(name)
-        self._parts: dict[str, tuple[list[int], list[int]]] = {}
-
-    def resolve(self, source: str, position: int, line: int | None) -> int | None:
-        if line is None or _stem(source) not in self._names:
-            return line
-        if source not in self._parts:
-            self._parts[source] = self._read(self._names[_stem(source)])
-        starts, before = self._parts[source]
-        return line + before[bisect_right(starts, position) - 1]
-
-    def _read(self, names: list[str]) -> tuple[list[int], list[int]]:
+    @cache
+    def parts(source: str) -> tuple[list[int], list[int]]:
+        """Return where a cut file's parts start, and how many lines are before each."""
+        names = stems.get(_stem(source), [])
         starts = [int(name.rpartition("-")[2].removesuffix(".json")) for name in names]
-        paths = [storage.join(self._folder, name) for name in names]
-        return starts, [0, *accumulate(json.loads(storage.read_bytes(path)) for path in paths)]
+        counts = (storage.read_bytes(storage.join(run_folder, name)) for name in names)
+        return starts, [0, *accumulate(map(json.loads, counts))]
+
+    def in_file(source: str, position: int, line: int | None) -> int | None:
+        if line is None:
+            return None
+        starts, before = parts(source)
+        return line + before[max(0, bisect_right(starts, position) - 1)]
+
+    def name_line(letter: dict[str, Any]) -> dict[str, Any]:
+        source, position, detail = letter["source"], letter["position"], letter["detail"]
+        line = in_file(source, position, letter.get("line"))
+        if letter.get("first_line") is not None:
+            first, _, first_position = detail.removeprefix(DUPLICATE_OF).rpartition("#")
+            first_line = in_file(first, int(first_position), letter["first_line"])
+            detail = f"{DUPLICATE_OF}{first} line {first_line}"
+        rest = {name: letter[name] for name in ("document_id", "reason")}
+        return {"source": source, "position": position, "line": line, **rest, "detail": detail}
+
+    return list(map(name_line, letters))
 
 
 def _stem(source: str) -> str:

@@ -6,6 +6,7 @@ normaliser changed the text). Who reads such a dataset must know what is lost be
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import apache_beam as beam
 
@@ -15,9 +16,8 @@ from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.errors import InputError
-from beam_jobs.running.progress import worker_progress
-from beam_jobs.runs import read_commit, require_shared
-from beam_jobs.transforms import Gather, Spread
+from beam_jobs.running.transforms import Gather, Spread, worker_step
+from beam_jobs.runs import read_commit
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.records import Count, read_record, write_record
 
@@ -33,72 +33,46 @@ class LostTextsError(InputError):
 
 @dataclass(frozen=True)
 class LostTexts:
-    """Documents whose text can't be had.
-
-    Attributes:
-        count: how many.
-        first: ids of the first of them, in the order of their ids.
-    """
+    """How many documents' texts can't be had, and the first of their ids, in order."""
 
     count: Count
     first: tuple[str, ...]
-
-
-class CountTask(beam.DoFn):
-    """Task -> `LostTexts` of it, as JSON."""
-
-    def __init__(self, rules: ReadingRules, run_folder: str) -> None:
-        """Hold what counts as a document, and where the run's files are."""
-        self._rules, self._run_folder = rules, run_folder
-
-    def start_bundle(self) -> None:
-        """Check that this worker's files will be found."""
-        require_shared(self._run_folder)
-
-    def process(self, element: str) -> Iterator[str]:
-        """Yield what a task's documents lack."""
-        outcomes = (o for part in decode_task(element) for o in read_part(part, self._rules))
-        lost = [
-            str(outcome.document_id)
-            for outcome in show_progress(outcomes, self._run_folder)
-            if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST
-        ]
-        yield write_record(LostTexts(len(lost), tuple(sorted(lost)[:_MOST_NAMED])))
-
-    def finish_bundle(self) -> None:
-        """Show the last counts."""
-        worker_progress(self._run_folder).flush()
-
-
-class WriteCount(beam.DoFn):
-    """(0, what each task lacks) -> the path of their sum, which the launcher reads."""
-
-    def __init__(self, run_folder: str) -> None:
-        """Hold where the run's files are."""
-        self._run_folder = run_folder
-
-    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Write the sum."""
-        parts = [read_record(part, LostTexts) for part in element[1]]
-        first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
-        whole = LostTexts(sum(part.count for part in parts), tuple(first))
-        path = storage.join(self._run_folder, LOST_TEXTS_FILE)
-        storage.write_atomically(path, write_record(whole).encode(), scratch=self._run_folder)
-        yield path
 
 
 def count_lost_texts(
     pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
 ) -> None:
     """Describe the job that reads all documents once and counts those without a text."""
+    count = partial(_count, rules=rules, run_folder=run_folder)
     _ = (
         pipeline
         | "Tasks" >> beam.Create(tasks)
         | "SpreadTasks" >> Spread()
-        | "CountTask" >> beam.ParDo(CountTask(rules, run_folder)).with_output_types(str)
+        | "CountTask" >> worker_step(count, run_folder, str)
         | "GatherCounts" >> Gather()
-        | "WriteCount" >> beam.ParDo(WriteCount(run_folder)).with_output_types(str)
+        | "WriteCount" >> beam.Map(_write_sum, run_folder).with_output_types(str)
     )
+
+
+def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
+    """Yield the `LostTexts` of a task, as JSON."""
+    outcomes = (o for part in decode_task(task) for o in read_part(part, rules))
+    lost = [
+        str(outcome.document_id)
+        for outcome in show_progress(outcomes, run_folder)
+        if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST
+    ]
+    yield write_record(LostTexts(len(lost), tuple(sorted(lost)[:_MOST_NAMED])))
+
+
+def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
+    """Write the sum of what tasks lack, which the launcher reads; return its path."""
+    parts = [read_record(part, LostTexts) for part in counts[1]]
+    first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
+    whole = LostTexts(sum(part.count for part in parts), tuple(first))
+    path = storage.join(run_folder, LOST_TEXTS_FILE)
+    storage.write_atomically(path, write_record(whole).encode(), scratch=run_folder)
+    return path
 
 
 def read_lost_texts(run_folder: str) -> LostTexts | None:

@@ -47,13 +47,10 @@ def parse_metadata(text: str) -> tuple[MetadataField, ...]:
 
 
 def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
-    """Return a value as its column holds it.
+    """Return a value as its column holds it, or as it is where the type is unknown.
 
-    Args:
-        field: the field; where its type is unknown any value is returned as it is.
-        value: None and NaN, which is how pandas writes a missing number, are missing.
-        is_text: whether the file knows only text, as CSV does: it is read as what the column
-            holds, and an empty cell is missing.
+    None and NaN, which is how pandas writes a missing number, are missing. Files that know only
+    text, as CSV does, are read as what the column holds, and an empty cell is missing.
 
     Raises:
         UnusableError: it does not fit.
@@ -78,10 +75,6 @@ def settle_columns(
     fields: Sequence[MetadataField], documents: Sequence[Sequence[Any]]
 ) -> tuple[MetadataField, ...]:
     """Return the fields with their types, those unsaid as the first documents' values have them.
-
-    Args:
-        fields: what was asked for.
-        documents: for each of the first documents, its value of each field.
 
     Raises:
         InputError: a field without a value among them, or with values of several types.

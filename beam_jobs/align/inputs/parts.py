@@ -73,12 +73,8 @@ class InputFile:
 class InputPart:
     """[start, end) of a file, in bytes of JSON lines, row groups or a shard's documents.
 
-    A part of JSON lines owns the lines that begin in its range.
-
-    Attributes:
-        file: the file, as it was when the job was planned.
-        start: of the range.
-        end: of the range; None if the rest of the file belongs to it.
+    A part of JSON lines owns the lines that begin in its range. The rest of the file belongs to one
+    without an end.
     """
 
     file: InputFile

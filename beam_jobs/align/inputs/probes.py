@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from beam_jobs.align.inputs.documents import (
-    DeadLetter,
-    Outcome,
-    PlacedDocument,
-    ReadingRules,
-    Reason,
-)
+from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.metadata import settle_columns
 from beam_jobs.align.inputs.sampling import SampledPart
 from beam_jobs.errors import InputError
@@ -28,9 +22,23 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
         InputError: none of them has the text field, or the id field that was asked for.
     """
     outcomes = [outcome for sampled in sample for outcome in sampled.outcomes]
-    _require_text_field(outcomes, '" and "'.join(rules.text_fields))
-    with_fields = [each for each in sample if each.part.file.format != "text"]
-    _require_id_field([d for each in with_fields for d in each.documents], rules.id_field)
+    missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
+    if missing and len(missing) == len(outcomes):
+        fields = '" and "'.join(rules.text_fields)
+        raise InputError(
+            f'none of the first {len(missing)} documents has a field "{fields}" (the '
+            f"first one is {missing[0].source}#{missing[0].position}); name it with --text-field"
+        )
+    field = rules.id_field
+    usable = [d for each in sample if each.part.file.format != "text" for d in each.documents]
+    if not usable or field in ("", "id"):  # the default need not be there
+        return
+    if all(document.document_id == f"{document.source}#{document.position}" for document in usable):
+        raise InputError(
+            f'--id-field {field}: none of the first {len(usable)} documents has a field "{field}" '
+            f"(the first one is {usable[0].source}#{usable[0].position}); name one that they have, "
+            "or leave the option out and documents are named by their place"
+        )
 
 
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:
@@ -58,24 +66,3 @@ def start_of(text: bytes, most: int) -> bytes:
         b'n'
     """
     return text if len(text) <= most else text[:most].decode(errors="ignore").encode()
-
-
-def _require_text_field(outcomes: Sequence[Outcome], field: str) -> None:
-    missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
-    if missing and len(missing) == len(outcomes):
-        raise InputError(
-            f'none of the first {len(missing)} documents has a field "{field}" (the '
-            f"first one is {missing[0].source}#{missing[0].position}); name it with --text-field"
-        )
-
-
-def _require_id_field(usable: Sequence[PlacedDocument], field: str) -> None:
-    """Check a field that was asked for; "id", the default, need not be there."""
-    if not usable or field in ("", "id"):
-        return
-    if all(document.document_id == f"{document.source}#{document.position}" for document in usable):
-        raise InputError(
-            f'--id-field {field}: none of the first {len(usable)} documents has a field "{field}" '
-            f"(the first one is {usable[0].source}#{usable[0].position}); name one that they have, "
-            "or leave the option out and documents are named by their place"
-        )

@@ -48,11 +48,7 @@ def read_part(
     can't be read; what came before it is kept, and so are a table's later row groups. Failures of
     the storage itself (a lost connection, a missing file) are raised, so that the runner tries
     again, and so is a file that was cut or written to since the job was planned.
-
-    Args:
-        part: where they are.
-        rules: what counts as one.
-        count_lines: told in the end how many lines begin in a part of JSON lines.
+    `count_lines` is told in the end how many lines begin in a part of JSON lines.
 
     Raises:
         InputChangedError: at the end, for what was read of a changing file is of no use.
@@ -76,12 +72,7 @@ def read_part(
 
 
 def show_progress[Each](records: Iterable[Each], run_folder: str) -> Iterator[Each]:
-    """Hand records on, and show now and then how many documents and how much text they were.
-
-    Args:
-        records: documents and dead letters; whatever else is among them is not counted.
-        run_folder: the run's, where progress is kept.
-    """
+    """Hand records on, and show now and then how many documents and how much text they hold."""
     progress = worker_progress(run_folder)
     num_documents = num_bytes = 0
     for record in records:

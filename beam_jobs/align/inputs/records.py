@@ -29,15 +29,9 @@ def place_record(
     line: int | None = None,
     is_text: bool = False,
 ) -> Outcome:
-    """Return the document that a record holds.
+    """Return the document that a line of JSON or a table's row holds.
 
-    Args:
-        record: what a line of JSON or a table's row is.
-        rules: what counts as a document.
-        source: the input file.
-        position: where in it.
-        line: where in a file of lines.
-        is_text: whether the file knows only text, as CSV does.
+    `is_text` says that the file knows only text, as CSV does.
 
     Example:
         >>> record = {"text": "Two: 2"}

@@ -29,10 +29,7 @@ def spool_standard_input(
 ) -> Iterator[tuple[str, ...]]:
     """Put the path of a copy in the place of `-`; the copy goes when the job has ended.
 
-    Args:
-        patterns: the input, `-` among it or not.
-        output: the dataset's folder, where the copy is kept.
-        format: what the documents are, None to go by the first bytes and else take JSON lines.
+    It lies in the dataset's folder. Without a format its first bytes say what it is.
 
     Raises:
         InputError: standard input is a terminal, empty, or named twice.

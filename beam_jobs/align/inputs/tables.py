@@ -48,17 +48,16 @@ def read_rows(
 ) -> Iterator[tuple[int, Row]]:
     """Yield (row number, row) for the rows of a part; of damage, where it is and what.
 
-    Args:
-        part: of a table.
-        fields: what is needed; columns that are not there are left out, and of a nested field its
-            whole column is read.
-        max_cell_bytes: longest cell of a CSV file.
+    Columns that are not there are left out, and of a nested field its whole column is read.
     """
     position = 0
     try:
         with storage.open_to_read(part.file.path) as opened:
             rows = TABLES[part.file.format].rows
-            for position, row in rows(opened, part, fields, max_cell_bytes):
+            for row in rows(opened, part, fields, max_cell_bytes):
+                if isinstance(row, int):
+                    position = row
+                    continue
                 yield position, row
                 position += 1
     except DamageError as error:
@@ -68,9 +67,7 @@ def read_rows(
 def count_rows(part: InputPart) -> tuple[int, int | None]:
     """Count a part's rows, or those at the start of a file that doesn't say how many it has.
 
-    Returns:
-        The number of rows, and how many uncompressed bytes they take; None: they are all. A file
-        that can't be read has none.
+    Also return how many uncompressed bytes they take; None: they are all, or it can't be read.
     """
     try:
         with storage.open_to_read(part.file.path) as opened, _as_damage():
@@ -81,11 +78,7 @@ def count_rows(part: InputPart) -> tuple[int, int | None]:
 
 @contextmanager
 def _as_damage(tell: Callable[[], int] = int) -> Iterator[None]:
-    """Raise what says that a table is damaged as one error; failures of the storage stay.
-
-    Args:
-        tell: how many bytes came before, by default none.
-    """
+    """Raise what says that a table is damaged as one error; failures of the storage stay."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError) as error:  # a column's name need not be UTF-8
@@ -130,26 +123,26 @@ def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile,
 
 def _parquet_rows(
     opened: BinaryIO, part: InputPart, fields: Sequence[str], _: int
-) -> Iterator[tuple[int, Row]]:
-    """Yield rows and their numbers; damage costs what is left of its row group."""
+) -> Iterator[Row | int]:
+    """Yield rows, a number before each row group; damage costs what is left of its group."""
     with _as_damage():
         table, groups, end = _open_row_groups(opened, part)
     columns = _parquet_columns(table, fields)
     for group in groups:
         position, end, why = end, end + table.metadata.row_group(group).num_rows, "it is cut"
+        yield position
         try:
             with _as_damage():
                 for batch in table.iter_batches(
                     _ROWS_PER_BATCH, row_groups=[group], columns=columns
                 ):
-                    for row in _rows_of(batch):
-                        yield position, row
-                        position += 1
+                    yield from _rows_of(batch)
+                    position += len(batch)
         except DamageError as error:
             why = str(error)
         if position < end:
             lost = f"rows {position} to {end - 1}, {end - position} of row group {group},"
-            yield position, UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {why}")
+            yield UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {why}")
 
 
 def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
@@ -163,16 +156,9 @@ def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
     return [name for name in names if name.split(".")[0] in present or name in present]
 
 
-def _arrow_rows(
-    opened: BinaryIO, _: InputPart, fields: Sequence[str], __: int
-) -> Iterator[tuple[int, Row]]:
-    yield from enumerate(_rows_of_arrow(opened, fields))
-
-
-def _rows_of_arrow(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
+def _arrow_rows(opened: BinaryIO, _: InputPart, fields: Sequence[str], __: int) -> Iterator[Row]:
     with _as_damage():
-        is_stream, is_ended = _arrow_kind(opened)
-        table = _open_arrow(opened)
+        table, is_whole = _open_arrow(opened)
         roots = {field.split(".")[0] for field in fields} | set(fields)
         columns = [name for name in table.schema.names if name in roots]
     with _as_damage(opened.tell):
@@ -181,16 +167,16 @@ def _rows_of_arrow(opened: BinaryIO, fields: Sequence[str]) -> Iterator[Row]:
             _require_sound(chosen)
             for start in range(0, len(chosen), _ROWS_PER_BATCH):
                 yield from _rows_of(chosen.slice(start, _ROWS_PER_BATCH))
-    if is_stream and not is_ended:  # Arrow takes the end of the file for the end of the stream
+    if not is_whole:  # Arrow takes the end of the file for the end of the stream
         raise DamageError("the stream has no end mark: the file is cut", num_read=opened.tell())
 
 
 def _arrow_shape(opened: BinaryIO, _: InputFile) -> Shape:
-    return _open_arrow(opened).schema.names, ()
+    return _open_arrow(opened)[0].schema.names, ()
 
 
 def _arrow_count(opened: BinaryIO, _: InputPart) -> tuple[int, int | None]:
-    batches = _arrow_batches(_open_arrow(opened))
+    batches = _arrow_batches(_open_arrow(opened)[0])
     return _count_until(opened, (batch.num_rows for batch in batches))
 
 
@@ -202,14 +188,8 @@ def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
 
 def _csv_rows(
     opened: BinaryIO, part: InputPart, fields: Sequence[str], max_cell_bytes: int
-) -> Iterator[tuple[int, Row]]:
-    yield from enumerate(_rows_of_csv(opened, part.file, fields, max_cell_bytes))
-
-
-def _rows_of_csv(
-    opened: BinaryIO, file: InputFile, fields: Sequence[str], max_cell_bytes: int
 ) -> Iterator[Row]:
-    rows = _read_csv(opened, file, max_cell_bytes)
+    rows = _read_csv(opened, part.file, max_cell_bytes)
     header = next(rows, [])
     if isinstance(header, UnusableError):
         raise DamageError(f"the header can't be read: {header.detail}")
@@ -248,32 +228,24 @@ def _read_csv(opened: BinaryIO, file: InputFile, max_cell_bytes: int) -> Iterato
     return read_csv(decompress(opened, file.compression), max_cell=max_cell_bytes, head=head)
 
 
-def _arrow_kind(opened: BinaryIO) -> tuple[bool, bool]:
-    """Return whether a file is a stream, and whether it ends with the mark of one."""
-    is_stream = opened.read(len(_ARROW_FILE)) != _ARROW_FILE
+def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
+    """Return a file or a stream, and whether it ends with the mark of one, if it is one."""
+    start = opened.read(len(_ARROW_FILE))
+    if start.startswith(_FEATHER_1):
+        raise DamageError(
+            "it is Feather 1: read it with pandas, write it as parquet or Feather 2", num_read=0
+        )
     size = opened.seek(0, io.SEEK_END)
     opened.seek(max(0, size - len(_END_OF_STREAM)))
     is_ended = opened.read() == _END_OF_STREAM
     opened.seek(0)
-    return is_stream, is_ended
-
-
-def _open_arrow(opened: BinaryIO) -> Any:
-    if opened.read(len(_FEATHER_1)) == _FEATHER_1:
-        raise DamageError(
-            "it is Feather 1: read it with pandas, write it as parquet or Feather 2", num_read=0
-        )
-    opened.seek(0)
-    is_stream, _ = _arrow_kind(opened)
-    return pa.ipc.open_stream(opened) if is_stream else pa.ipc.open_file(opened)
+    if start == _ARROW_FILE:
+        return pa.ipc.open_file(opened), True
+    return pa.ipc.open_stream(opened), is_ended
 
 
 def _require_sound(batch: pa.RecordBatch) -> None:
-    """Check that offsets stay within their buffers, for nothing else does; bad UTF-8 is not damage.
-
-    Raises:
-        ArrowInvalid: they don't.
-    """
+    """Check that offsets stay within their buffers, for nothing else does; bad UTF-8 may pass."""
     for column in batch.columns:
         if pa.types.is_string(column.type):
             column = column.cast(pa.binary())
@@ -315,12 +287,13 @@ class TableFormat(NamedTuple):
 
     Attributes:
         shape: of a file.
-        rows: of a part, with their numbers; given the fields, and the longest cell.
+        rows: of a part, given the fields and the longest cell; a number goes before a row whose
+            number isn't the next.
         num_rows: as `count_rows`.
     """
 
     shape: Callable[[BinaryIO, InputFile], Shape]
-    rows: Callable[[BinaryIO, InputPart, Sequence[str], int], Iterator[tuple[int, Row]]]
+    rows: Callable[[BinaryIO, InputPart, Sequence[str], int], Iterator[Row | int]]
     num_rows: Callable[[BinaryIO, InputPart], tuple[int, int | None]]
 
 

@@ -16,13 +16,7 @@ TAKEN_IDS = "taken_ids"
 
 
 class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """An id that is taken.
-
-    Attributes:
-        source: the shard that holds its document, removed or not.
-        position: the document's place in the shard's index.
-        document_id: the id.
-    """
+    """An id whose document, removed or not, is at a place in the index of a shard."""
 
     source: str
     position: int

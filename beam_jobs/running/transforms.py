@@ -1,9 +1,13 @@
-"""Transforms that both jobs use."""
+"""Transforms and steps that both jobs use."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
+from typing import Any
 
 import apache_beam as beam
+
+from beam_jobs.running.progress import worker_progress
+from beam_jobs.runs import require_shared
 
 _Strings = beam.PCollection[str]
 _Gathered = beam.PCollection[tuple[int, Iterable[str]]]
@@ -37,6 +41,26 @@ class Spread(beam.PTransform[_Strings, _Strings]):
             | "DropKey" >> beam.FlatMap(_values).with_output_types(str)
         )
         return spread
+
+
+def worker_step(work: Callable[[Any], Iterator[Any]], run_folder: str, kind: Any) -> beam.ParDo:
+    """Return a step by a function that yields elements of a type and shows its progress."""
+    step: beam.ParDo = beam.ParDo(_WorkerStep(work, run_folder)).with_output_types(kind)
+    return step
+
+
+class _WorkerStep(beam.DoFn):
+    def __init__(self, work: Callable[[Any], Iterator[Any]], run_folder: str) -> None:
+        self._work, self._run_folder = work, run_folder
+
+    def start_bundle(self) -> None:
+        require_shared(self._run_folder)
+
+    def process(self, element: Any) -> Iterator[Any]:
+        yield from self._work(element)
+
+    def finish_bundle(self) -> None:
+        worker_progress(self._run_folder).flush()
 
 
 def _with_one_key(value: str) -> tuple[int, str]:
