@@ -26,6 +26,7 @@ from pipeline.tokenization.definition import (
     disarm_control_tokens,
     keeps_ascii,
     model_pieces,
+    pre_tokenizer_steps,
     puts_space_first,
     read_conventions,
     spells_spaces,
@@ -116,7 +117,8 @@ class HuggingFaceReference:
             name for name, token_id in self.named_tokens.items() if token_id not in hidden
         ]
         # Such a space amid a text would pass for one put before it: lengths can't tell them apart.
-        divided = bool(self.added_strings) and puts_space_first(self.definition)
+        divided = bool(self.added_strings) or len([*pre_tokenizer_steps(self.definition)]) > 1
+        divided &= puts_space_first(self.definition)
         loses_ascii = min(self.lost_bytes, default=255) < 128
         self.keeps_ascii = keeps_ascii(self.definition) and not (divided or loses_ascii)
         if not proven:
@@ -177,8 +179,9 @@ class HuggingFaceReference:
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         surfaces = [b""] * len(ids)
         if self._spells_spaces and self.definition["model"].get("type") == "Unigram":
-            # Other models give the unknown token's name.
-            surfaces = [token.replace(SPACE_PIECE, " ").encode() for token in encoding.tokens]
+            # Other models give the unknown token's name. A blank could be the space put first.
+            tokens = (token.replace(SPACE_PIECE, " ") for token in encoding.tokens)
+            surfaces = [token.encode() if token.strip(" ") else b"" for token in tokens]
         return Report(ids, byte_positions(text)[characters], surfaces)
 
     def _require_usable(self, file: TokenizerFile) -> None:

@@ -239,7 +239,7 @@ def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
 
 
 def puts_space_first(definition: Definition) -> bool:
-    """Return whether a space may be put before a text, and before what follows an added token."""
+    """Return whether a space may be put before a text, what follows an added token, and splits."""
     steps = [
         *_steps(definition.get("normalizer"), "normalizers"),
         *_steps(definition.get("pre_tokenizer"), "pretokenizers"),

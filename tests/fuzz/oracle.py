@@ -50,7 +50,9 @@ class Oracle:
         for token in definition["added_tokens"]:
             number, content = token["id"], token["content"]
             self.added[number] = content
-            if content.startswith(" ") or token["lstrip"] or token["rstrip"]:
+            form = library.normalizer.normalize_str(content) if library.normalizer else content
+            blank = content.startswith(" ") or not form.strip(" ▁")
+            if blank or token["lstrip"] or token["rstrip"]:
                 self.contents[number] = b""  # how much white space, nobody says
             if content == model.get("unk_token"):
                 self.unknown.add(number)

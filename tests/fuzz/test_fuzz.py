@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from pipeline.batches import TokenBatch
 from tests.fuzz import bits, files
@@ -21,7 +22,7 @@ from tests.fuzz.rounds import Target, hunt, replay, shrink_fault
 from tests.fuzz.texts import make_text
 from tests.fuzz.tokenizers import write_fresh
 from tests.support.datasets import build_dataset, make_texts
-from tests.support.tokenizer_zoo import load, source
+from tests.support.tokenizer_zoo import definition, load, source, write_definition
 
 TRIGGER = "\u0301("
 
@@ -67,6 +68,21 @@ def test_a_sound_tokenizer_passes_what_is_drawn() -> None:
     assert [kind for kind, *_ in told] == ["trying"]
     assert oracle.counts["texts"] == len(told[0][1]) > 0
     assert oracle.counts["ranges of tokens that spell the text"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "text"),
+    [("strip_accents", "\u0301", "e\u0301"), ("xlm_roberta_like", "\n\n", "\n\n x")],
+)
+def test_what_an_added_token_left_blank_by_the_normaliser_covers_nobody_says(
+    tmp_path: Path, name: str, added: str, text: str
+) -> None:
+    library = tokenizers.Tokenizer.from_str(json.dumps(definition(name)))
+    library.add_tokens([tokenizers.AddedToken(added, normalized=added.isspace())])
+    path = write_definition(json.loads(library.to_str()), tmp_path)
+    oracle = Target("fresh", str(path), "honoured", fast=False).load()
+    assert oracle.find_faults([text]) == {}
+    assert oracle.counts["ranges proven by content"] == 1
 
 
 def test_a_failure_is_a_file_and_a_command(

@@ -162,6 +162,14 @@ def test_white_space_left_out_and_a_space_put_before_what_is_new() -> None:
     assert batch.input_ids.tolist() == library_ids(body, text)
 
 
+def test_an_added_token_that_becomes_a_space_is_no_dummy_prefix() -> None:
+    """`▁x` gets a space of its own, and what is left of the white space is the added token's."""
+    body = with_added(definition("xlm_roberta_like"), AddedToken("\n\n"))
+    batch = load_body(body).tokenize_batch([b"\n\n x"])
+    assert batch.input_ids.tolist() == library_ids(body, "\n\n x")
+    assert batch.byte_offsets.tolist()[0] == [0, 3]
+
+
 def test_a_space_put_behind_an_added_token_amid_a_rewritten_character_is_refused() -> None:
     """`½` becomes `1⁄2`, and ` ⁄2` behind the added token: not what the text's bytes hold."""
     change = {"normalizer": {"type": "NFKD"}}

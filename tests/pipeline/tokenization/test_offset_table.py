@@ -68,6 +68,18 @@ def test_a_space_put_behind_an_added_token_is_no_dummy_prefix(
         assert tokenizer.tokenize_batch([text.encode()]).byte_offsets.tolist() == expected
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_space_put_before_each_piece_is_no_dummy_prefix(tmp_path: Path, fast: bool) -> None:
+    body = definition("gpt2_like")
+    splits = [{"type": "Digits", "individual_digits": True}, body["pre_tokenizer"]]
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": splits}
+    write_definition(body | {"pre_tokenizer": pre_tokenizer, "added_tokens": []}, tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path), fast=fast)
+    batch = tokenizer.tokenize_batch([b" Z9"])
+    assert batch.byte_offsets.tolist() == [[0, 1], [1, 2], [2, 2], [2, 3]]
+    assert not tokenizer.find_unproven(batch.input_ids, batch.byte_offsets, b" Z9")
+
+
 def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
     reference = library("qwen_like")
     reference.enable_padding(length=12, pad_id=0, pad_token="x")
