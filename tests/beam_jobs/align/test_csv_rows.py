@@ -100,6 +100,12 @@ def test_a_quote_that_begins_the_next_row_closes_no_cell_of_tsv() -> None:
     assert read(text, is_tsv=True) == (rows, 0)
 
 
+def test_a_stray_quote_rows_later_closes_no_cell_of_tsv() -> None:
+    rows = [["d0", '" 0'], ["d1", "text 1"], ["d2", '" 2'], ["d3", 'text 3"'], ["d4", "text 4"]]
+    text = "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
+    assert read(text, is_tsv=True) == (rows, 0)
+
+
 def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
     rows = [[f"d{n}", f"a\ttab {n}\nand a line"] for n in range(40)]
     lines = [f'{name}\t"{text}"\n' for name, text in rows]
