@@ -52,11 +52,11 @@ def test_every_run_has_arguments_that_work(commands):
         runs.append(read_options(argv))
     assert steps == [6, 6] + 8 * [3]
     (eight_or_two,) = {int(line[-1]) for line in commands if "table" in line}
-    assert [run.teacher.world_size for run in runs if run.teacher.name] == [
+    assert [run.teacher.world_size for run in runs if run.teaching.teacher] == [
         0,
         eight_or_two // 2,
     ]
-    assert {run.rule.selector for run in runs} == {"full", "random", "teacher"}
+    assert {run.kind.selector for run in runs} == {"full", "random", "teacher"}
 
 
 def test_it_predicts_before_it_measures(commands):
