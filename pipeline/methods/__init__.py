@@ -31,18 +31,16 @@ def kind_of(method: Method) -> MethodKind:
         >>> kind_of(Method("full")).needs
         'nothing'
     """
-    if "." in method.name:
-        return _foreign(method.name)
-    if method.name not in METHODS:
+    if "." not in method.name and method.name not in METHODS:
         raise ValueError(
             f"method={method.name}: choose one of {', '.join(METHODS)}, or name your own "
             "package.module"
         )
-    kind = METHODS[method.name]
+    kind = METHODS.get(method.name) or _foreign(method.name)
     given = [each.name for each in fields(method) if getattr(method, each.name) != each.default]
     for option in given:
         readers = [other.name for other in METHODS.values() if option in other.options]
-        if readers and kind.name not in readers:
+        if readers and option not in kind.options:
             raise ValueError(
                 f"{option}={getattr(method, option)} is for method={' and '.join(readers)}: leave "
                 f"it out with {kind.name}"

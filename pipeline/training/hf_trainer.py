@@ -32,7 +32,7 @@ from pipeline.guidance import LossResult, metric_values
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.methods.method import Method
 from pipeline.models.exported_tokenizer import ExportedTokenizer
-from pipeline.models.running_teacher import open_model
+from pipeline.models.running_teacher import open_model, require_model_room
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import heldout_bytes, open_heldout
@@ -93,9 +93,11 @@ class GuidedTrainer(Trainer):
         self.rows = _open_rows(args, data, config)
         config.kind.require_context(self.rows.rules.student)
         sets = open_heldout(config, self.rows)
-        for rows in (self.rows, *sets.values()):
-            own, device = language_model(model), next(model.parameters()).device
-            open_model(own, rows.opened, rows.rules, side="student", device=device)
+        own, device = language_model(model), next(model.parameters()).device
+        open_model(own, self.rows.opened, self.rows.rules, side="student", device=device)
+        source = str(own.config.name_or_path) or "model"
+        for rows in sets.values():
+            require_model_room(own, rows.opened, rows.rules, source, side="student")
         super().__init__(
             model=model,
             args=args,

@@ -63,6 +63,8 @@ def test_options_of_a_method_are_checked() -> None:
 
 def test_a_method_of_ones_own_is_named_as_a_module() -> None:
     assert kind_of(Method("tests.support.own_method")).name == "weighed"
+    with pytest.raises(ValueError, match=r"temperature=2\.0 is for .*: leave it out with weighed"):
+        kind_of(Method("tests.support.own_method", temperature=2.0))
     with pytest.raises(
         ValueError, match=r"method=json\.decoder: that module's KINDS must hold one"
     ):
