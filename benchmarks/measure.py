@@ -25,6 +25,10 @@ class Times:
         """Return a contender's median wall time."""
         return statistics.median(self.wall[name])
 
+    def cpu_seconds(self, name: str) -> float:
+        """Return a contender's median CPU time."""
+        return statistics.median(self.cpu[name])
+
     def ratio(self, name: str, other: str) -> float:
         """Return the median over rounds of one contender's wall time by another's."""
         return _median_ratio(self.wall[name], self.wall[other])
@@ -64,9 +68,9 @@ def measure(contenders: Mapping[str, Contender], rounds: int) -> Times:
     """Run the contenders in turn, `rounds` times.
 
     Args:
-        contenders: each prepares itself, outside the clock, and returns what is timed. gigatoken
-            remembers the words that it has seen, so a text must meet a new tokenizer each round:
-            real corpora are read once.
+        contenders: each prepares itself, outside the clock, and returns what is timed. A fast
+            encoder remembers the words that it has seen, so a text must meet a new tokenizer each
+            round: real corpora are read once.
         rounds: how often.
 
     Example:

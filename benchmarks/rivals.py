@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-import gigatoken
+import fastokens
 import numpy as np
+import orjson
 import sentencepiece
 import tokenizers
 from corpus import read_documents
+
+from pipeline.tokenization.conversion import convert_sentencepiece
 
 Ranges = Sequence[tuple[int, int]]
 Encoder = Callable[[str], tuple[list[int], Ranges]]
@@ -75,20 +78,20 @@ def load_encoder(path: Path) -> Encoder:
     return encode_pieces
 
 
-def load_limit(path: Path) -> gigatoken.Tokenizer:
-    """Return gigatoken's own tokenizer of a file."""
-    if path.suffix == ".json":
-        return gigatoken.Tokenizer.from_json(path.read_text("utf-8"))
-    return gigatoken.Tokenizer.from_sentencepiece(path.read_bytes())
+def load_limit(path: Path) -> fastokens.Tokenizer:
+    """Return the fast library's own tokenizer of a file, with an empty cache of words."""
+    data = path.read_bytes()
+    json_file = path.suffix == ".json"
+    read = orjson.loads(data) if json_file else convert_sentencepiece(data, source=str(path))
+    encoding = orjson.dumps(read | {"decoder": None, "post_processor": None})
+    return fastokens.Tokenizer.from_json_str(encoding.decode())
 
 
-def encode_only(
-    batches: Sequence[Sequence[bytes]], student: gigatoken.Tokenizer, teacher: gigatoken.Tokenizer
-) -> None:
-    """Encode texts that are already in memory with both tokenizers and drop the ids."""
+def encode_only(batches: Sequence[Sequence[str]], *tokenizers: fastokens.Tokenizer) -> None:
+    """Encode texts that are already in memory with each tokenizer and drop the ids."""
     for texts in batches:
-        student.encode_batch(list(texts), parallel=False)
-        teacher.encode_batch(list(texts), parallel=False)
+        for tokenizer in tokenizers:
+            tokenizer.encode_batch_flat(texts)
 
 
 def _npy(values: Sequence[int] | Ranges) -> bytes:

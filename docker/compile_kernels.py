@@ -16,7 +16,6 @@ from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.dataset.writing import ShardWriter
 from pipeline.tokenization import load_tokenizer
-from pipeline.tokenization.sweep import DifferingCharacters
 
 TEXTS = ("The quick brown fox", " e\u0301 数学 🤗", "▁▁\n")
 
@@ -35,8 +34,6 @@ def main() -> None:
                 writer = ShardWriter(io.BytesIO(), keep_text=keep_text)
                 writer.add(align_batch(documents, tokenizer, tokenizer))
                 writer.close()
-    # The made-up tokenizer has no character on which encoders differ.
-    DifferingCharacters(((0xE9, 0xEA),)).in_texts(["é".encode()])
 
 
 def byte_level_tokenizer() -> dict[str, Any]:

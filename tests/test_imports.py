@@ -110,21 +110,21 @@ OWNERS = {
     "apache_beam": "beam_jobs/*",
     "megatron": "megatron_plugin/upstream.py",
     "tokenizers": "pipeline/tokenization/*.py",
-    "gigatoken": "pipeline/tokenization/*.py",
+    "fastokens": "pipeline/tokenization/*.py",
     "sentencepiece": "pipeline/tokenization/*.py",
 }
 # Loads what it exports as users will, and compares ids.
 TOKENIZER_PROOF = "pipeline/models/exported_tokenizer.py"
 SCHEMA_LIBRARIES = {"msgspec", "numpy", "orjson", "pyarrow", "safetensors"}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-_TOKENIZERS = "tokenizers gigatoken sentencepiece"
+_TOKENIZERS = "tokenizers fastokens sentencepiece"
 _FRAMEWORKS = "torch transformers apache_beam megatron"
 # What must not be loaded where some modules are imported, one after another.
 LOADS_NO = {
     "vocag vocag.command": f"{_FRAMEWORKS} {_TOKENIZERS} numpy pipeline schemas",
     "pipeline.command_line.options pipeline.command_line.command": f"{_FRAMEWORKS} {_TOKENIZERS}"
     " numpy schemas",
-    "schemas.document schemas.index schemas.manifest schemas.errors": "tokenizers gigatoken numba"
+    "schemas.document schemas.index schemas.manifest schemas.errors": "tokenizers fastokens numba"
     " pipeline",
     "pipeline.dataset.reading pipeline.scoring.contexts pipeline.packing.plan"
     " pipeline.packing.saved_plans": f"{_TOKENIZERS} torch",
@@ -293,7 +293,7 @@ def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
         ("pipeline/x.py", "from transformers import AutoTokenizer"),
         ("pipeline/x.py", "import pickle"),
         ("pipeline/training/x.py", "from vocag import load_tokenizer"),
-        ("pipeline/guidance/baselines/x.py", "from gigatoken import Tokenizer"),
+        ("pipeline/guidance/baselines/x.py", "from fastokens import Tokenizer"),
         ("megatron_plugin/x.py", "import apache_beam"),
         ("megatron_plugin/teacher/x.py", "from megatron.core import parallel_state"),
         ("pipeline/dataset/reading.py", "from pipeline.dataset.encoding import encode_batch"),
@@ -309,7 +309,7 @@ def test_violations_are_found(path: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("pipeline/tokenization/backends.py", "import tokenizers, gigatoken, sentencepiece"),
+        ("pipeline/tokenization/backends.py", "import tokenizers, fastokens, sentencepiece"),
         ("beam_jobs/x.py", "import apache_beam\nfrom pipeline.dataset.writing import ShardWriter"),
         ("megatron_plugin/upstream.py", "from megatron.core import parallel_state"),
         ("pipeline/x.py", "import torch\nfrom transformers import AutoModelForCausalLM"),

@@ -13,7 +13,7 @@ import pytest
 
 PARTS = ("schemas", "vocag", "pipeline", "beam_jobs", "megatron_plugin")
 DATA = (
-    *("schemas/manifest.schema.json", "pipeline/tokenization/known_sweeps.json"),
+    *("schemas/manifest.schema.json", "pipeline/tokenization/known_splits.json"),
     *("pipeline/evaluation/math500.txt", "vocag/py.typed"),
 )
 _BUILD = "from setuptools import build_meta as b; print(b.build_{}({!r}))"

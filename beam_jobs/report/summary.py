@@ -24,7 +24,7 @@ _SHOWN_UNREAD = 5
 _SHOWN_TOKENS = 56
 """Student tokens that the report opens with: as high as the numbers next to them."""
 
-_LIBRARIES = ("vocag", "apache-beam", "gigatoken", "tokenizers", "sentencepiece", "numpy", "numba",
+_LIBRARIES = ("vocag", "apache-beam", "fastokens", "tokenizers", "sentencepiece", "numpy", "numba",
               "pyarrow", "safetensors")  # fmt: skip
 
 

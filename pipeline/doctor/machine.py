@@ -52,14 +52,13 @@ def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
 
 
 def describe_fast_path() -> dict[str, Any]:
-    """Return whether gigatoken encodes as the reference does here, tried on 256 byte tokens."""
+    """Return whether fastokens encodes as the reference does here, tried on 256 byte tokens."""
     try:
         from pipeline.tokenization import load_tokenizer
         from pipeline.tokenization.rank_models import BYTES
-        from pipeline.tokenization.sweep import DifferingCharacters
     except ImportError as error:
         return {"works": False, "problem": str(error)}
-    reason = load_tokenizer(BYTES.name, differing=DifferingCharacters(())).slow_reason
+    reason = load_tokenizer(BYTES.name).slow_reason
     return {"works": reason is None} | ({"problem": reason} if reason else {})
 
 

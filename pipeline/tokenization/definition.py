@@ -90,6 +90,48 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
     return definition | {"model": model, "added_tokens": added}, control
 
 
+def without_gaps(model: Definition) -> Definition:
+    """Return a model that has a piece for each id below its largest, and no empty piece.
+
+    What is filled in, or renamed, is drawn at random at every load: no text spells it.
+    """
+    vocab = model["vocab"]
+    if not isinstance(vocab, dict) or (
+        len(vocab) > max(vocab.values(), default=0) and "" not in vocab
+    ):
+        return model
+    missing = set(range(max(vocab.values()))).difference(vocab.values())
+    named = {piece or token_hex(16): token_id for piece, token_id in vocab.items()}
+    return model | {"vocab": named | {token_hex(16): token_id for token_id in missing}}
+
+
+def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> Definition:
+    """Return a definition that does by other steps what a `Metaspace` alone does.
+
+    They put a space before what is behind an added token, too, as its scheme "always" does: with
+    "first" nothing is changed if texts may hold such a token (`added_strings`).
+    """
+    step = definition.get("pre_tokenizer") or {}
+    default = "always" if step.get("add_prefix_space", True) else "never"
+    scheme = step.get("prepend_scheme", default)
+    if step.get("type") != "Metaspace" or step.get("replacement", SPACE_PIECE) != SPACE_PIECE:
+        return definition
+    if scheme == "first" and added_strings:
+        return definition
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_PIECE}
+    first = {
+        "type": "Replace",
+        "pattern": {"Regex": rf"\A(?!{SPACE_PIECE})"},
+        "content": SPACE_PIECE,
+    }
+    steps = [*normalizer_steps(definition), spaces, *([] if scheme == "never" else [first])]
+    words = {"type": "Split", "pattern": {"String": SPACE_PIECE}, "behavior": "MergedWithNext"}
+    return definition | {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": words | {"invert": False} if step.get("split", True) else None,
+    }
+
+
 def _parts_of(merge: str | Sequence[str]) -> set[str]:
     """Return the pieces that a merge joins, and what it makes of them."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
@@ -126,8 +168,7 @@ def content_normalizer(definition: Definition) -> Definition:
 
     The `ByteLevel` normaliser is a spelling: it writes bytes as printable characters.
     """
-    steps = _steps(definition.get("normalizer"), "normalizers")
-    rewriting = [step for step in steps if step["type"] != "ByteLevel"]
+    rewriting = [step for step in normalizer_steps(definition) if step["type"] != "ByteLevel"]
     normalizer = {"type": "Sequence", "normalizers": rewriting} if rewriting else None
     model = {"type": "BPE", "vocab": {}, "merges": []}
     return {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
@@ -143,6 +184,11 @@ def is_byte_level(definition: Definition) -> bool:
     return '"ByteLevel"' in _parts(definition)
 
 
+def normalizer_steps(definition: Definition) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps that rewrite a text, nested ones in order."""
+    return _steps(definition.get("normalizer"), "normalizers")
+
+
 def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
     """Yield copies of the steps that split a text, nested ones in order."""
     for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
@@ -154,10 +200,8 @@ def keeps_ascii(definition: Definition) -> bool:
 
     Only steps known to do so count; a space put before a word is not a loss.
     """
-    normalizers = _steps(definition.get("normalizer"), "normalizers")
-    pre_tokenizers = _steps(definition.get("pre_tokenizer"), "pretokenizers")
-    return all(map(_normalizer_keeps_ascii, normalizers)) and all(
-        map(_pre_tokenizer_keeps_text, pre_tokenizers)
+    return all(map(_normalizer_keeps_ascii, normalizer_steps(definition))) and all(
+        map(_pre_tokenizer_keeps_text, pre_tokenizer_steps(definition))
     )
 
 
@@ -240,10 +284,7 @@ def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
 
 def puts_space_first(definition: Definition) -> bool:
     """Return whether a space may be put before a text, what follows an added token, and splits."""
-    steps = [
-        *_steps(definition.get("normalizer"), "normalizers"),
-        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
-    ]
+    steps = [*normalizer_steps(definition), *pre_tokenizer_steps(definition)]
     return any(
         step["type"] == "Prepend"
         or step.get("add_prefix_space", False)

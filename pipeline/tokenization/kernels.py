@@ -13,7 +13,6 @@ from pipeline.batches import Ranges
 from pipeline.compiled import compiled
 
 SPACE = np.uint8(0x20)
-NOT_ASCII = np.uint64(0x8080808080808080)
 WORD = np.uint64(8)
 """Bytes that `_load_word` reads, wherever it starts: so many follow the last one of a text."""
 UNKNOWN = -2
@@ -121,35 +120,6 @@ def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
     for b in range(8):
         word |= np.uint64(data[place + np.uintp(b)]) << np.uint64(8 * b)
     return word
-
-
-@compiled
-def holds_marked_character(text: NDArray[np.uint8], marked: NDArray[np.bool_]) -> bool:
-    """Return whether a text holds one of the characters that are marked.
-
-    Args:
-        text: uint8, valid UTF-8.
-        marked: bool [0x110000], by code point; ASCII is not looked at.
-    """
-    ahead = np.uintp(8)
-    end = np.uintp(len(text))
-    place = np.uintp(0)
-    while place < end:
-        if place + ahead <= end and not _load_word(text, place) & NOT_ASCII:
-            place += ahead
-            continue
-        lead = text[place]
-        place += np.uintp(1)
-        if lead < 0xC0:  # ASCII: what follows a lead byte is read with it
-            continue
-        following = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
-        code_point = np.uint32(lead & (0x3F >> following))
-        for _ in range(following):
-            code_point = code_point << 6 | np.uint32(text[place] & 0x3F)
-            place += np.uintp(1)
-        if marked[code_point]:
-            return True
-    return False
 
 
 def flatten_bytes(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -1,16 +1,14 @@
 """Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
 
-Tokenizing costs twenty times the alignment, so this is where the speed is. `gigatoken` encodes 8
-to 100 times faster than the reference libraries but gives no offsets; for a tokenizer that spells
-its text none are needed, because each token id stands for known bytes, and offsets are a running
-sum. The fast path is exact or it is not taken:
+Tokenizing costs twenty times the alignment, so this is where the speed is. `fastokens` encodes 5 to
+100 times faster than the reference libraries but gives no offsets; for a tokenizer that spells its
+text none are needed, because each token id stands for known bytes, and offsets are a running sum.
+The fast path is exact or it is not taken:
 
-- At load, `gigatoken` and the reference encode the hard cases of `PROBES` (and, with
-  `Tokenizer.check_fast_path`, the first documents of a job), and a copy of the tokenizer whose ids
-  show every split is encoded on ASCII texts; one difference disables it.
-- Once for each tokenizer and version of the libraries, both encode every character in context, and
-  split it off its neighbours (`pipeline.tokenization.comparison`): documents that hold one of those
-  that differ go through the reference.
+- At load, `fastokens` and the reference encode the hard cases of `PROBES` (and, with
+  `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
+- Once for each way to split texts and version of the libraries, both split every character off its
+  neighbours, with a copy whose ids show each split (`pipeline.tokenization.splits`); so does one.
 - For every document the tokens' lengths must add up to the text, and if it is not pure ASCII
   their bytes must spell it, or what the reference's normaliser makes of it; else the document goes
   through the reference (`pipeline.tokenization.reference`).
@@ -34,13 +32,12 @@ from pipeline.batches import (
     splice_documents,
     without_failures,
 )
-from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference, why_slow
-from pipeline.tokenization.comparison import differing_characters, splits_ascii_alike
+from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.probes import probes_of, require_usable
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
-from pipeline.tokenization.sweep import DifferingCharacters
+from pipeline.tokenization.splits import why_unlike
 from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 
@@ -77,7 +74,6 @@ class Tokenizer:
         *,
         fast: bool,
         proven: bool,
-        differing: DifferingCharacters | None,
     ) -> None:
         """Use `load_tokenizer`."""
         self.file = file
@@ -100,28 +96,15 @@ class Tokenizer:
         self._vocabulary = self._reference_path.vocabulary
         self._fast: FastEncoder | None = None
         self.slow_reason = self._load_fast(fast)
-        self._differing: DifferingCharacters | None = DifferingCharacters(())
-        if not proven:  # probes are tried whatever characters they hold
+        if not proven:
             require_usable(file.source, self._reference_path)
-            self._check_ascii_splits()
             self.check_fast_path(probes_of(self._reference.added_strings))
-        self._differing = differing
+            self._check_splits()
 
     @property
     def fast(self) -> bool:
         """Whether the fast path is taken."""
         return self._fast is not None
-
-    @property
-    def differing(self) -> DifferingCharacters:
-        """Characters whose documents take the reference; found when first asked for, in seconds."""
-        if self._fast is None:
-            return DifferingCharacters(())
-        if self._differing is None:
-            self._differing = differing_characters(
-                self.file, self.special_strings, self._reference, self._fast
-            )
-        return self._differing
 
     @property
     def around_text(self) -> ConventionRecord:
@@ -269,12 +252,11 @@ class Tokenizer:
         difference = self._find_difference(self._fast, decodable)
         self.num_reference_documents = counted
         if difference is not None:
-            self._disable_fast(f"gigatoken's {difference}")
+            self._disable_fast(f"fastokens: {difference}")
 
-    def _check_ascii_splits(self) -> None:
-        definition = self.file.definition
-        if self._fast is not None and definition and not splits_ascii_alike(definition):
-            self._disable_fast("gigatoken splits ASCII texts differently from the reference")
+    def _check_splits(self) -> None:
+        if self._fast is not None and (difference := why_unlike(self._fast.definition)):
+            self._disable_fast(f"fastokens: {difference}")
 
     def _disable_fast(self, reason: str) -> None:
         self._fast = None
@@ -285,7 +267,7 @@ class Tokenizer:
         """Compare both paths, and the encoders themselves: a document may hide a difference.
 
         A text with an id that stands for no bytes always goes to the reference, so encoders may
-        differ there (gigatoken reads `<s>` in a text as a SentencePiece model's control token).
+        differ there.
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
         if self._fast is None:  # it has failed on one, and said so
@@ -293,8 +275,8 @@ class Tokenizer:
         for name in ("cu_tokens", "input_ids", "byte_offsets"):
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
                 return f"{name} differ from the reference's on {len(texts)} probe texts"
-        input_ids, cu_tokens = encoder.encode_batch(texts)
-        for d in np.flatnonzero(~self._differing_in(texts)).tolist():
+        input_ids, cu_tokens, unsure = encoder.encode_batch([text.decode() for text in texts])
+        for d in np.flatnonzero(~unsure).tolist():
             ids = input_ids[cu_tokens[d] : cu_tokens[d + 1]]
             expected = slow.input_ids[slow.cu_tokens[d] : slow.cu_tokens[d + 1]]
             if not np.array_equal(ids, expected) and self._vocabulary.all_known(ids):
@@ -304,31 +286,31 @@ class Tokenizer:
     def _tokenize_either(
         self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
     ) -> TokenBatch:
-        """Tokenize texts that are known to be UTF-8: gigatoken crashes the process on others."""
+        """Tokenize texts that are known to be UTF-8."""
         encoder = self._fast
         if encoder is None:
             return reference(texts)
         try:
-            input_ids, cu_tokens = encoder.encode_batch(texts)
+            encoded = encoder.encode_batch([text.decode() for text in texts])
         except LibraryError as error:  # after a panic nothing says what state it is in
             logger.warning("%s: %s", self.source, error)
-            self._disable_fast("gigatoken failed on a text")
+            self._disable_fast("fastokens failed on a text")
             return reference(texts)
+        input_ids, cu_tokens, unsure = encoded
         byte_offsets, tiles = self._reference_path.lay_out(input_ids, cu_tokens, texts)
-        differing = self._differing_in(texts)
-        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, tiles & ~differing)
+        batch = TokenBatch(input_ids, byte_offsets, cu_tokens, tiles & ~unsure)
         left = np.array(
             [
                 document
                 for document in np.flatnonzero(~batch.tiles).tolist()
-                if differing[document] or not self._carry_back(batch, document, texts[document])
+                if unsure[document] or not self._carry_back(batch, document, texts[document])
             ],
             np.int64,
         )
         if len(left) == 0:
             return batch
         if len(left) == len(texts):  # a long document's arrays are not kept next to its next ones
-            del batch, input_ids, byte_offsets
+            del batch, input_ids, byte_offsets, encoded
             return reference(texts)
         return splice_documents(batch, left, reference([texts[d] for d in left]))
 
@@ -347,12 +329,6 @@ class Tokenizer:
         batch.tiles[document] = tiles_text(batch.byte_offsets[own], len(text))
         return True
 
-    def _differing_in(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
-        """Return which texts hold a character on which the encoders differ, bool [D]."""
-        if all(text.isascii() for text in texts):
-            return np.zeros(len(texts), np.bool_)
-        return self.differing.in_texts(texts)
-
     def _load_fast(self, wanted: bool) -> str | None:
         if not wanted:
             return "switched off"
@@ -361,8 +337,7 @@ class Tokenizer:
         try:
             self._fast = FastEncoder(self.file, self._reference)
         except LibraryError as error:
-            logger.debug("%s: %s", self.source, error)
-            return why_slow(self._reference)
+            return str(error)
         return None
 
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
@@ -383,7 +358,6 @@ def load_tokenizer(
     special_strings: SpecialStrings = "plain",
     fast: bool = True,
     proven: bool = False,
-    differing: DifferingCharacters | None = None,
 ) -> Tokenizer:
     """Load a tokenizer and prove its fast path on the hard cases.
 
@@ -394,7 +368,6 @@ def load_tokenizer(
         fast: False never takes the fast path.
         proven: nothing is tried, because the same bytes were loaded with the same options and
             libraries before, as a job's launcher does for its workers.
-        differing: characters whose documents take the reference, if they are known.
 
     Raises:
         TokenizerError: not found, or a tokenizer that can't give offsets.
@@ -403,6 +376,4 @@ def load_tokenizer(
         raise TokenizerError(
             f'special_strings "{special_strings}" is unknown; use "plain" or "honoured"'
         )
-    return Tokenizer(
-        find_tokenizer(source), special_strings, fast=fast, proven=proven, differing=differing
-    )
+    return Tokenizer(find_tokenizer(source), special_strings, fast=fast, proven=proven)

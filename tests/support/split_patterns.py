@@ -1,4 +1,4 @@
-"""The patterns that gigatoken knows, by the models that brought them; none is GPT-2's own."""
+"""Patterns of well-known models, by those that brought them; none is GPT-2's own."""
 
 import unicodedata
 from functools import cache
@@ -31,9 +31,6 @@ SPLIT_PATTERNS: dict[str, tuple[str, ...]] = {
     ),
     "deepseek": _DEEPSEEK,
 }
-
-SPLIT_OTHERWISE = LLAMA_3.pattern.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
-r"""cl100k's without `\s+$`; gigatoken (0.10) splits by it as if that were there."""
 
 
 @cache

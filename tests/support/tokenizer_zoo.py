@@ -56,7 +56,7 @@ KNOWN = {
     "deepseek": PACKAGED["deepseek"],
     **{path.name: path for path in sorted(SHARED.glob("*")) if SHARED.is_dir()},
 }
-"""Real tokenizers whose sweeps are shipped (`tests/support/sweep_known.py`)."""
+"""Real tokenizers whose splits are known (`tests/support/compare_splits.py`)."""
 
 SENTENCES = (
     "Probability, Uncertainty and the law of large numbers.",
@@ -361,7 +361,8 @@ SHARED_NAMES = ("qwen2_5", "llama2", "mistral", "deepseek_llm", "smollm2")
 DEEPSEEK = pytest.param("deepseek", marks=pytest.mark.slow)
 EVERY = [*SMALL, "mistral_v1", DEEPSEEK, *map(shared, SHARED_NAMES)]
 FAST = [
-    *("qwen_like", "gpt2_like", "llama_like", "bytes", "sentencepiece_bpe", "mistral_v1"),
+    *("qwen_like", "gpt2_like", "byte_incomplete", "llama_like", "bytes"),
+    *("sentencepiece_bpe", "mistral_v1"),
     DEEPSEEK,
-    *map(shared, ("qwen2_5", "llama2", "mistral")),
+    *map(shared, ("qwen2_5", "llama2", "mistral", "smollm2", "deepseek_llm", "chatglm3")),
 ]

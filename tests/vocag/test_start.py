@@ -19,7 +19,7 @@ SUBCOMMANDS = (
     *("figures alignment", "figures kept"),
 )
 LARGE = {
-    *("apache_beam", "awkward", "duckdb", "fsspec", "gigatoken", "huggingface_hub", "lm_eval"),
+    *("apache_beam", "duckdb", "fsspec", "fastokens", "huggingface_hub", "lm_eval"),
     *("matplotlib", "megatron", "numba", "numpy", "pyarrow", "scipy", "sentencepiece", "sympy"),
     *("tokenizers", "torch", "tqdm", "transformers"),
 }

@@ -26,7 +26,7 @@ RUN = RunSummary(
     input_bytes=8_388_608,
     num_input_files=3,
     student=SideSummary("<s> (1) before a text"),
-    teacher=SideSummary("nothing before a text", "gigatoken can't read it"),
+    teacher=SideSummary("nothing before a text", "fastokens can't read it"),
     reused_buckets=5,
     versions={"tokenizers": "0.23.3"},
 )
@@ -65,7 +65,7 @@ def test_the_summary_says_once_what_a_slow_tokenizer_costs(manifest: Manifest, s
     lines = summarise(told, run, output="o", report="r").splitlines()
     assert [line for line in lines if "reference path" in line] == [
         f"  reference path  {source} encodes 8 to 100 times slower, with the same ids: "
-        "gigatoken can't read it"
+        "fastokens can't read it"
     ]
 
 
@@ -87,7 +87,7 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         manifest.teacher.sha256,
         f"{manifest.teacher.vocab_size} ids",
         "taken: proven exact on the probe texts",
-        "not taken: gigatoken can't read it",
+        "not taken: fastokens can't read it",
         "<s> (1) before a text",
         "DirectRunner",
         "2 min 5 s",

@@ -7,12 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gigatoken
+import fastokens
 import pytest
 import tokenizers
 
 from pipeline.tokenization import Tokenizer, TokenizerError, load_tokenizer
-from pipeline.tokenization.sweep import DifferingCharacters
 from tests.support.tokenizer_zoo import definition, write_definition
 
 PLAIN = [b"plain words", "café".encode()]
@@ -41,13 +40,13 @@ class Broken:
     """A library's tokenizer, whatever it is asked for."""
 
     def __init__(self, error: BaseException) -> None:
-        self.encode_batch = self.normalize_str = raising(error)
+        self.encode_batch = self.encode_batch_flat = self.normalize_str = raising(error)
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_panic_fails_its_document_and_no_other(tmp_path: Path, fast: bool) -> None:
     path = str(that_panics(tmp_path))
-    tokenizer = load_tokenizer(path, fast=fast, differing=DifferingCharacters(()))
+    tokenizer = load_tokenizer(path, fast=fast)
     batch = tokenizer.tokenize_batch([PLAIN[0], b"ab   ", PLAIN[1], b"ab   "])
     reason = "the tokenizers library fails (PanicException): AddedVocabulary bad split"
     assert batch.failures == {1: reason, 3: reason}
@@ -91,21 +90,17 @@ def test_a_panic_of_the_fast_path_ends_it_and_loses_nothing(
     assert batch.input_ids.tolist() == expected.input_ids.tolist()
     assert not batch.failures
     assert not tokenizer.fast
-    assert tokenizer.slow_reason == "gigatoken failed on a text"
-    reason = "the gigatoken library fails (PanicException): index out of range"
+    assert tokenizer.slow_reason == "fastokens failed on a text"
+    reason = "the fastokens library fails (PanicException): index out of range"
     assert caplog.text.count(reason) == 1
 
 
-def test_a_panic_while_loading_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_panic_while_loading_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(write_definition(definition("gpt2_like"), tmp_path))
     panic = raising(PanicException("bad merges"))
-    monkeypatch.setattr(gigatoken, "Tokenizer", SimpleNamespace(from_json=panic))
-    with caplog.at_level(logging.DEBUG, "pipeline.tokenization.tokenizer"):
-        reason = load_tokenizer(path).slow_reason
-    assert reason == "gigatoken doesn't know the steps that divide its texts"
-    assert caplog.text.count("bad merges") == 1
+    monkeypatch.setattr(fastokens, "Tokenizer", SimpleNamespace(from_json_str=panic))
+    reason = load_tokenizer(path).slow_reason
+    assert reason == "the fastokens library fails (PanicException): bad merges"
     monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_str=panic))
     with pytest.raises(TokenizerError, match=r"does not load: .*PanicException.*bad merges"):
         load_tokenizer(path)

@@ -107,7 +107,7 @@ class TestFastPath:
         tokenizer = load_tokenizer(str(source("mistral_v1")))
         tokenize(tokenizer, "plain", "café 🤗", "数学")
         assert tokenizer.num_reference_documents == 0
-        batch = tokenize(tokenizer, "plain", "a </s>", "数学")  # gigatoken's id spells nothing
+        batch = tokenize(tokenizer, "plain", "a <0x0A>", "数学")  # a byte's name
         assert tokenizer.num_reference_documents == 1
         assert batch.tiles.tolist() == [True, True, True]
 
@@ -133,7 +133,7 @@ class TestFastPath:
         assert tokenizer._fast is not None
         encode = tokenizer._fast.encode_batch
 
-        def encode_stripped(texts: Sequence[bytes]) -> tuple[Any, Any]:
+        def encode_stripped(texts: Sequence[str]) -> Any:
             return encode([text.strip() for text in texts])
 
         monkeypatch.setattr(tokenizer._fast, "encode_batch", encode_stripped)
@@ -167,13 +167,10 @@ class TestFastPath:
         [
             ("word_pieces", "do not spell the text"),
             ("llama_like", "switched off"),
-            ("unigram", "^gigatoken has no Unigram models$"),
-            ("byte_incomplete", "^gigatoken needs a token for each byte, and 4 have none$"),
-            ("sentencepiece_unigram", "^gigatoken reads no SentencePiece model but BPE$"),
-            ("sentencepiece_nfkc", "gigatoken's input_ids differ .* on probe text 10 of"),
-            shared("deepseek_llm", "and 13 have none"),
-            shared("smollm2", "and 21 have none"),
-            shared("chatglm3", "^gigatoken doesn't know the steps that divide its texts$"),
+            ("unigram", "fastokens library fails .*unsupported model type: Unigram"),
+            ("sentencepiece_unigram", "fastokens library fails .*unsupported normalizer"),
+            ("sentencepiece_nfkc", "fastokens library fails .*unsupported normalizer type: Precom"),
+            shared("falcon", "unsupported pre-tokenizer type: Punctuation"),
         ],
     )
     def test_says_why_it_is_not_taken(self, name: str, reason: str) -> None:
@@ -250,7 +247,6 @@ class TestBatches:
 
     @pytest.mark.parametrize("name", FAST)
     def test_what_is_not_utf8_fails_alone(self, name: str) -> None:
-        """gigatoken would end the process (SIGBUS) on these."""
         tokenizer = load(name)
         lone_surrogate = "\ud800".encode("utf-8", "surrogatepass")
         data = [b"Hi", b"\xff\xfe", b"\xf0\x9f\xa4", lone_surrogate, "é".encode(), b"ab\xc0\x80"]

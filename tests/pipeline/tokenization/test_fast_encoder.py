@@ -1,0 +1,113 @@
+"""What the fast encoder is given, so that it does what the tokenizer's file says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+
+from pipeline.tokenization import Tokenizer, load_tokenizer
+from tests.support.text_strategies import texts
+from tests.support.tokenizer_zoo import definition, load, needs_shared, source, write_definition
+
+
+def both(path: Path) -> tuple[Tokenizer, Tokenizer]:
+    return load_tokenizer(str(path)), load_tokenizer(str(path), fast=False)
+
+
+def metaspace(**step: Any) -> dict[str, Any]:
+    steps = {"type": "Metaspace", "replacement": "▁", **step}
+    return definition("llama_like") | {"normalizer": None, "pre_tokenizer": steps}
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, Tokenizer]]:
+    steps = {
+        "always": metaspace(prepend_scheme="always", split=False),
+        "first": metaspace(prepend_scheme="first", split=False),
+        "never": metaspace(prepend_scheme="never", split=True),
+        "words": metaspace(add_prefix_space=True),
+    }
+    return {
+        name: both(write_definition(body, tmp_path_factory.mktemp(name)))
+        for name, body in steps.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["always", "first", "never", "words"])
+@given(text=texts(30))
+@example(text="")
+@example(text=" a  b")
+@example(text="a\n▁b\n c ")
+@settings(max_examples=80, deadline=None)
+def test_metaspace_by_other_steps(
+    spaced: dict[str, tuple[Tokenizer, Tokenizer]], name: str, text: str
+) -> None:
+    fast, slow = spaced[name]
+    assert fast.fast
+    found, expected = (each.tokenize_batch([text.encode()]) for each in (fast, slow))
+    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    assert found.byte_offsets.tolist() == expected.byte_offsets.tolist()
+
+
+def test_ids_with_gaps_and_an_empty_piece(tmp_path: Path) -> None:
+    body = definition("gpt2_like")
+    vocab = {**body["model"]["vocab"], "": 500, "zqx": 502}
+    changed = body | {"model": body["model"] | {"vocab": vocab}, "added_tokens": []}
+    fast, slow = both(write_definition(changed, tmp_path))
+    assert fast.fast
+    text = b"the zqx theorem"
+    assert (
+        fast.tokenize_batch([text]).input_ids.tolist()
+        == slow.tokenize_batch([text]).input_ids.tolist()
+    )
+
+
+def test_the_name_of_a_byte_is_no_byte() -> None:
+    tokenizer = load_tokenizer(str(source("llama_like")))
+    batch = tokenizer.tokenize_batch([b"a <0x0A> b", b"plain"])
+    assert tokenizer.num_reference_documents == 1
+    expected = load("llama_like", fast=False).tokenize_batch([b"a <0x0A> b", b"plain"])
+    assert batch.input_ids.tolist() == expected.input_ids.tolist()
+
+
+def test_what_the_vocabulary_lacks_is_left_to_the_reference() -> None:
+    tokenizer = load_tokenizer(str(source("byte_incomplete")))
+    assert tokenizer.fast
+    texts = [b"plain", "x\u039ey".encode(), b"more", "\u039e".encode()]
+    batch = tokenizer.tokenize_batch(texts)
+    assert tokenizer.num_reference_documents == 2
+    expected = load("byte_incomplete", fast=False).tokenize_batch(texts)
+    assert batch.input_ids.tolist() == expected.input_ids.tolist()
+    assert batch.byte_offsets.tolist() == expected.byte_offsets.tolist()
+
+
+def test_user_defined_pieces_of_sentencepiece() -> None:
+    name = "mistral_instruct_tokenizer_241114.model.v7"
+    tokenizer = load_tokenizer(str(source(name)))
+    assert tokenizer.fast
+    texts = [b"plain text", b"[/REF] x[/REF]y"]
+    batch = tokenizer.tokenize_batch(texts)
+    assert tokenizer.num_reference_documents == 1
+    expected = load(name, fast=False).tokenize_batch(texts)
+    assert batch.input_ids.tolist() == expected.input_ids.tolist()
+
+
+@needs_shared
+@pytest.mark.slow
+def test_real_tokenizers_take_the_fast_path() -> None:
+    """SmolLM2 and DeepSeek-LLM, among others, took 10 to 100 times as long before."""
+    for name in ("smollm2", "deepseek_llm", "chatglm3", "whisper_tiny", "gemma1", "gpt_neox"):
+        assert load_tokenizer(str(source(name))).slow_reason is None, name
+
+
+@pytest.mark.slow
+def test_long_runs_are_read_as_the_reference_does() -> None:
+    """A library that divides long texts among threads may cut a run."""
+    tokenizer = load("deepseek")
+    for piece in ("a", " ", "\n", "é", "字", "=", "1", " \n"):
+        text = ("x = 3\n" + piece * (300_000 // len(piece.encode())) + "end").encode()
+        assert tokenizer._fast is not None
+        ids, _, _ = tokenizer._fast.encode_batch([text.decode()])
+        (expected,) = tokenizer._reference.encode_batch([text.decode()])
+        assert ids.tolist() == expected.ids.tolist(), piece
