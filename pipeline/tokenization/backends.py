@@ -323,9 +323,10 @@ class SentencePieceReference:
 Reference = HuggingFaceReference | SentencePieceReference
 
 
-FOLDED = "\u017f"
-"""A long s. For the reference it ends a contraction that a pattern spells with s, for `fastokens`
-(0.3) it doesn't."""
+UNLIKE = "\u017f\u180e"
+"""Characters of which it is known that `fastokens` (0.3) splits texts elsewhere than the reference:
+a long s, which for the reference ends a contraction that a pattern spells with s, and a separator
+that is white space for one of its engines (PCRE2)."""
 
 
 class FastEncoder:
@@ -352,7 +353,7 @@ class FastEncoder:
             user_defined = [token_id for token_id in own if token_id not in control.values()]
         # SentencePiece puts a space before such a piece, a tokenizer.json behind it.
         self._unsure_ids = np.isin(np.arange(reference.vocab_size), user_defined)
-        self._unsure = [FOLDED]
+        self._unsure = [*UNLIKE]
         if self.definition["model"].get("byte_fallback"):  # it reads a byte's name as the byte
             self._unsure.append("<0x")
         # It refuses decoders that it doesn't know; nothing is decoded.

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from pipeline.remote.user_cache import cache_folder, keep
-from pipeline.tokenization.backends import FOLDED, FastEncoder, HuggingFaceReference
+from pipeline.tokenization.backends import UNLIKE, FastEncoder, HuggingFaceReference
 from pipeline.tokenization.contents import write_byte_level
 from pipeline.tokenization.definition import (
     Definition,
@@ -97,7 +97,7 @@ def find_difference(definition: Definition) -> str | None:
         return f"the text {ASCII_TEXTS[found]!r} is split elsewhere than by the reference"
     start = time.monotonic()
     logger.info("comparing encoders on every character, once for this way to split texts")
-    characters = [c for c in map(chr, chain(*_tried())) if c != FOLDED]
+    characters = [c for c in map(chr, chain(*_tried())) if c not in UNLIKE]
     groups = list(batched(characters, _GROUP))
     texts = ["".join(CONTEXT.replace("{0}", character) for character in group) for group in groups]
     found = _first_unlike(_copy(definition, _context_parts()), texts)

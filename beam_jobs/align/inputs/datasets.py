@@ -27,7 +27,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import find_generation, folder_of, read_sample
 from pipeline.dataset.selection import Kept, require_documents, select_documents
 from pipeline.dataset.tokenizers import find_text
-from pipeline.tokenization.sweep import library_versions
+from pipeline.tokenization.splits import library_versions
 from schemas.document import decode_document
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex

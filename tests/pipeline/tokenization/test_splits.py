@@ -17,7 +17,7 @@ from tests.support.split_patterns import SPLIT_PATTERNS, byte_level, edge_charac
 from tests.support.tokenizer_zoo import load, shared, write_definition
 
 IDEOGRAPH = "\U000323b0"  # of Unicode 17
-HOSTILE = [f"<b>{IDEOGRAPH}<u>old</u></b>", "\u0c5c’ll be", f"{IDEOGRAPH}(a) b", "a'ſs 'ſ's"]
+HOSTILE = [f"<b>{IDEOGRAPH}<u>old</u></b>", "\u0c5c’ll be", "a'ſs 'ſ's", "a \u180e b"]
 ENDING_IN_MERGES = ["{0}<u", "{0}(a", "{0}'s", "{0}’ll", "  {0}", "{0}34"]
 """What the comparison doesn't try."""
 
@@ -120,7 +120,8 @@ def encoder_of(change: Callable[[dict[str, Any]], None]) -> type[FastEncoder]:
 
 def alone(steps: list[dict[str, Any]]) -> None:
     """Take one letter, which two libraries may class otherwise, out of the letters."""
-    steps[0]["pattern"]["Regex"] = "\u1c89|" + steps[0]["pattern"]["Regex"]
+    pattern = steps[0]["pattern"]
+    pattern["Regex"] = pattern["Regex"].replace(r"\p{L}+", "(?:(?!\u1c89)\\p{L})+")
 
 
 @pytest.mark.parametrize(
