@@ -14,7 +14,7 @@ from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
 
 REAL = (
     *(name for name in zoo.SHARED_NAMES if (zoo.SHARED / name).is_dir()),
-    *(*zoo.PACKAGED, "tekken_240911"),
+    *(*zoo.PACKAGED, "tekken_240911", "mistral_instruct_tokenizer_241114.model.v7"),
 )
 SMALL = (*zoo.SMALL, *zoo.NORMALIZING)
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "Replace", "Strip")
