@@ -1,6 +1,7 @@
 """`vocag align`, or `python -m beam_jobs.align`. Help needs neither Beam nor the job."""
 
 import sys
+import time
 from collections.abc import Sequence
 
 from beam_jobs.align.options import parse_options
@@ -11,6 +12,7 @@ from pipeline.command_line import command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status, see `exit_status`."""
+    started = time.monotonic()
 
     def work() -> None:
         options = parse_options(arguments)
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if loss:
                 raise TooManyDeadLettersError(loss)
         else:
-            align(options)
+            align(options, started=started)
 
     return exit_status("align", work)
 

@@ -25,8 +25,12 @@ from pipeline.command_line.options import option_names
 from schemas.manifest import MANIFEST_FILE, Manifest
 
 
-def align(options: AlignOptions) -> Manifest:
+def align(options: AlignOptions, *, started: float | None = None) -> Manifest:
     """Make the dataset that is asked for, unless it is finished already; return its manifest.
+
+    Args:
+        options: what to make, and from what.
+        started: when the command started, by `time.monotonic`; now, if not given.
 
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.
@@ -39,7 +43,7 @@ def align(options: AlignOptions) -> Manifest:
         >>> align(options).totals["num_documents"]  # doctest: +SKIP
         1000
     """
-    started = time.monotonic()
+    started = time.monotonic() if started is None else started
     options, beam_options = _settle(options)
     for place in (*options.input, options.output):
         storage.require_answer(place)

@@ -62,16 +62,17 @@ def make_dataset(attempt: Attempt) -> Manifest:
             is written all the same, unless that is every document.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
-    manifest = attempt.find_made()
+    manifest, began = attempt.find_made(), time.monotonic()
     if manifest is None:
-        manifest = _run(attempt)
+        manifest, began = _run(attempt)
         if options.append and manifest.configuration != attempt.configuration:
             return manifest  # nothing new
-    run = _describe_run(attempt, manifest)
+    run = _describe_run(attempt, manifest, began)
+    options.run.say(summarise(manifest, run, output=output))  # charts take seconds
     report = write_report(manifest, run, output=output, scratch=run_folder)
     publish_inputs(run_folder, output)
     close_run(output, run_folder, manifest)
-    options.run.say(summarise(manifest, run, output=output, report=report))
+    options.run.say(f"report: {report}\nnext:   vocag validate {output}")
     require_few_left_out(manifest, max_share=options.max_dead_letters, output=output)
     return manifest
 
@@ -83,8 +84,8 @@ def run_job(attempt: Attempt, build: Callable[[beam.Pipeline], None], *, disk_by
     run_pipeline(build, *place, run=run, stage=stage, disk_bytes=disk_bytes)
 
 
-def _run(attempt: Attempt) -> Manifest:
-    """Run the job to its end, and return what it made."""
+def _run(attempt: Attempt) -> tuple[Manifest, float]:
+    """Run the job to its end, and return what it made, and when it began with the documents."""
     opened, options, output = attempt.opened, attempt.options, attempt.output
     run_folder = attempt.run_folder
     before = read_newest(output) if options.append else None
@@ -112,8 +113,9 @@ def _run(attempt: Attempt) -> Manifest:
         keep_manifest(output, before, scratch=run_folder)
         tasks = [*plan_taken_ids(before, output), *tasks]
     job = _make_job(attempt, rules, generation)
+    began = time.monotonic()
     run_job(attempt, partial(build_pipeline, tasks=tasks, job=job), disk_bytes=disk)
-    return _read_result(attempt, job)
+    return _read_result(attempt, job), began
 
 
 def _count_lost_texts(
@@ -196,7 +198,7 @@ def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
     )
 
 
-def _describe_run(attempt: Attempt, manifest: Manifest) -> RunSummary:
+def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSummary:
     told = read_left_file(storage.join(attempt.run_folder, SUMMARY_FILE))
     sides = {
         side: SideSummary(
@@ -208,6 +210,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest) -> RunSummary:
     return RunSummary(
         runner=describe_runner(attempt.beam_options),
         elapsed_seconds=time.monotonic() - attempt.started,
+        start_up_seconds=began - attempt.started,
         input_bytes=attempt.configuration["input_bytes"],
         num_input_files=attempt.configuration["input_files"],
         **sides,

@@ -64,17 +64,24 @@ class SideSummary:
 class RunSummary:
     """What only the run that made the dataset knows.
 
-    The seconds are wall time, start to manifest, the bytes those of the input files as stored.
+    The seconds are wall time, start to manifest and start to first document, the bytes those of the
+    input files as stored.
     """
 
     runner: str
     elapsed_seconds: float
+    start_up_seconds: float
     input_bytes: int
     num_input_files: int
     student: SideSummary
     teacher: SideSummary
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def aligning_seconds(self) -> float:
+        """Seconds of reading, tokenizing, aligning and writing; never 0."""
+        return max(self.elapsed_seconds - self.start_up_seconds, 1e-9)
 
 
 def render_report(
@@ -134,7 +141,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
     student, teacher = totals["num_student_tokens"], totals["num_teacher_tokens"]
     text = totals["num_text_bytes"]
     stored = sum(shard.num_bytes + shard.index_num_bytes for shard in manifest.shards)
-    speed = added["num_student_tokens"] / max(run.elapsed_seconds, 1e-9)
+    speed = added["num_student_tokens"] / run.aligning_seconds
     unmapped, left_out = student - statistics.num_mapped, manifest.dead_letters.count
     seen, shards = added["num_documents"] + left_out, format_plural(len(manifest.shards), "shard")
     if manifest.removed:
@@ -226,6 +233,7 @@ def _run_tables(manifest: Manifest, run: RunSummary) -> Element:
     facts = {
         "Runner": run.runner,
         "Wall time": format_duration(run.elapsed_seconds),
+        "Start-up": format_duration(run.start_up_seconds),
         "Input": f"{format_plural(run.num_input_files, 'file')}, {format_bytes(run.input_bytes)}",
         "Parts reused from an earlier run": format_count(run.reused_buckets),
         **dict(sorted(run.versions.items())),

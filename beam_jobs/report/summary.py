@@ -61,15 +61,18 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
         storage.write_atomically(path, card.encode(), scratch=scratch)
 
 
-def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) -> str:
-    """Return the lines that end a run."""
+def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
+    """Return the lines that end a run; where its report is comes later."""
     totals = totals_of(manifest.newest_shards)
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
-    speed = student_tokens / max(run.elapsed_seconds, 1e-9)
+    speed = student_tokens / run.aligning_seconds
     lines = [
         f"aligned {format_plural(documents, 'document')} "
-        f"({format_bytes(totals['num_text_bytes'])}) in {format_duration(run.elapsed_seconds)}: "
-        f"{format_short(speed)} student tokens/s",
+        f"({format_bytes(totals['num_text_bytes'])}) in {format_duration(run.elapsed_seconds)}",
+        f"  start-up        {format_duration(run.start_up_seconds)}: imports, tokenizers, a first "
+        "look at the input",
+        f"  aligning        {format_duration(run.aligning_seconds)}: {format_short(speed)} student "
+        "tokens/s, read, tokenized twice, written",
         f"  student tokens  {format_count(student_tokens)}",
         f"  teacher tokens  {format_count(totals['num_teacher_tokens'])}",
         f"  student text    {run.student.convention}",
@@ -90,7 +93,6 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str, report: str) 
         whole = format_count(manifest.totals["num_documents"])
         told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
         lines.append(f"  generation      {told}")
-    lines += [f"report: {report}", f"next:   vocag validate {output}"]
     return "\n".join(lines)
 
 

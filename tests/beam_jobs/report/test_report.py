@@ -14,15 +14,16 @@ from beam_jobs.report.summary import summarise
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.charts import NOT_DRAWN
-from pipeline.drawing.formatting import format_count
+from pipeline.drawing.formatting import format_bytes, format_count, format_plural, format_short
 from pipeline.explore.preview import load_previews
-from schemas.manifest import DeadLetterRecord, Manifest
+from schemas.manifest import DeadLetterRecord, Manifest, totals_of
 from tests.support.datasets import build_dataset
 
 HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x00\ud800"
 RUN = RunSummary(
     runner="DirectRunner",
     elapsed_seconds=125.0,
+    start_up_seconds=5.0,
     input_bytes=8_388_608,
     num_input_files=3,
     student=SideSummary("<s> (1) before a text"),
@@ -62,7 +63,14 @@ def test_the_summary_says_once_what_a_slow_tokenizer_costs(manifest: Manifest, s
     source = manifest.student.source if same else "google/gemma"
     told = replace(manifest, teacher=replace(manifest.teacher, source=source))
     run = replace(RUN, student=RUN.teacher) if same else RUN
-    lines = summarise(told, run, output="o", report="r").splitlines()
+    lines = summarise(told, run, output="o").splitlines()
+    speed = format_short(totals_of(manifest.newest_shards)["num_student_tokens"] / 120)
+    assert lines[:3] == [
+        f"aligned {format_plural(manifest.totals['num_documents'], 'document')} "
+        f"({format_bytes(manifest.totals['num_text_bytes'])}) in 2 min 5 s",
+        "  start-up        5.0 s: imports, tokenizers, a first look at the input",
+        f"  aligning        2 min 0 s: {speed} student tokens/s, read, tokenized twice, written",
+    ]
     assert [line for line in lines if "reference path" in line] == [
         f"  reference path  {source} encodes 8 to 100 times slower, with the same ids: "
         "fastokens can't read it"
