@@ -106,6 +106,11 @@ def test_a_stray_quote_rows_later_closes_no_cell_of_tsv() -> None:
     assert read(text, is_tsv=True) == (rows, 0)
 
 
+def test_a_quoted_cell_of_two_that_is_damaged_costs_itself() -> None:
+    text = 'id\ttext\nd0\tplain\nd1\t""" 1"\nd2\t""" 2"\x1a'
+    assert read(text, is_tsv=True) == ([["d0", "plain"], ["d1", '" 1']], 1)
+
+
 def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
     rows = [[f"d{n}", f"a\ttab {n}\nand a line"] for n in range(40)]
     lines = [f'{name}\t"{text}"\n' for name, text in rows]
