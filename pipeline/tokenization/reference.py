@@ -96,8 +96,10 @@ class ReferencePath:
     ) -> list[int]:
         """Return the tokens of a text whose bytes do not hold what the tokens stand for."""
         contents = self.contents.of(input_ids)
-        if b"".join(contents) == text:
-            bounds = np.cumsum([0, *map(len, contents)])
+        spelled = b"".join(contents)
+        if spelled in (text, b" " + text):  # a space put first covers no byte
+            bounds = np.cumsum([0, *map(len, contents)]) + len(text) - len(spelled)
+            bounds = np.maximum(bounds, 0)
             if np.array_equal(byte_offsets, np.stack([bounds[:-1], bounds[1:]], axis=1)):
                 return []
         return find_unproven(

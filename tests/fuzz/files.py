@@ -114,8 +114,6 @@ def try_file(trial: Trial) -> Fault | None:
     """Return what is wrong with what is read of a file, None for nothing."""
     data, spans = write_file(trial)
     data, untouched = damage(trial, data, spans)
-    if trial.has_no_quotes and not trial.is_stored and data.endswith(b'"'):
-        return None  # cut right behind a quote: a quoted cell may end there as well
     with tempfile.TemporaryDirectory(prefix="vocag-fuzz-") as folder:
         path = Path(folder, f"a.{trial.kind}{trial.suffix}")
         path.write_bytes(data)
@@ -216,6 +214,8 @@ def damage(trial: Trial, data: bytes, spans: list[Span]) -> tuple[bytes, set[int
         return _edit(trial, compress(data), lambda *_: None), untouched
     edited: list[Span] = []
     data = _edit(trial, data, lambda start, stop: edited.append((start, stop)))
+    if trial.has_no_quotes and data.endswith(b'"'):
+        untouched.clear()  # cut right behind a quote: a quoted cell may end there as well
     for start, stop in edited:
         if spans and start < spans[0][0]:
             untouched.clear()  # a header, or a mark at the start
