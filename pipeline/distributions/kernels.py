@@ -71,10 +71,12 @@ class Entries(NamedTuple):
     Attributes:
         ids: int32 [places, K], -1 behind the last.
         probs: float32 [places, K].
+        draws: how many of the K, the last, are draws; any of them may be -1.
     """
 
     ids: NDArray[np.int32]
     probs: NDArray[np.float32]
+    draws: int
 
 
 @compiled
@@ -262,7 +264,7 @@ def _map_boundary(
     """Write what the teacher expects behind its place `state` for the label at `place`."""
     count, total = 0, np.float32(0)
     ids, probs = out.ids[place], out.probs[place]
-    for entry in range(expected.ids.shape[1]):
+    for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
             break
@@ -273,6 +275,19 @@ def _map_boundary(
         total += mass
     # Quantised log-probabilities may add up to a little more than 1.
     _finish(ids, probs, count, max(total, np.float32(1)), scratch)
+    _map_draws(mapped, expected, state, out, place)
+
+
+@compiled
+def _map_draws(
+    mapped: NDArray[np.int32], expected: Entries, state: int, out: Entries, place: int
+) -> None:
+    """Write the draws, each for itself: added to entries, they could not be told from them."""
+    for entry in range(expected.ids.shape[1] - expected.draws, expected.ids.shape[1]):
+        teacher_id = expected.ids[state, entry]
+        if 0 <= teacher_id < len(mapped) and mapped[teacher_id] >= 0:
+            out.ids[place, entry] = mapped[teacher_id]
+            out.probs[place, entry] = expected.probs[state, entry]
 
 
 @compiled
@@ -287,14 +302,15 @@ def _map_inside(
 ) -> None:
     """Write what the teacher expects behind `state`, given that it begins with some bytes.
 
-    `prefix` names them: a teacher token and how many of its bytes.
+    `prefix` names them: a teacher token and how many of its bytes. Draws aren't counted: what they
+    say is right on average, a quotient of it isn't.
     """
     width = prefix[1]
     at = tables.teacher_starts[prefix[0]]
     given = tables.teacher_bytes[at : at + width]
     count, extending, ending = 0, np.float32(0), np.float32(0)
     ids, probs = out.ids[place], out.probs[place]
-    for entry in range(expected.ids.shape[1]):
+    for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
             break

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.distributions.draws import give_masses
 from pipeline.distributions.kernels import FREE, Entries, RowFields, map_places
 from pipeline.distributions.vocabulary_map import VocabularyMap
 
@@ -36,6 +37,8 @@ def map_row(
     vocabulary_map: VocabularyMap,
     next_token_ids: NDArray[np.int32],
     next_token_probs: NDArray[np.float32],
+    *,
+    draws: int = 0,
 ) -> None:
     """Write the distribution of each label of a row.
 
@@ -48,10 +51,12 @@ def map_row(
         next_token_ids: int32 [S, K], written: distinct student ids by falling mass for the label at
             each place, -1 behind the last; -1 alone if there is no distribution.
         next_token_probs: float32 [S, K], written: their mass; at most 1 in all.
+        draws: how many of the K, the last, are draws (`pipeline.distributions.draws`): written
+            into the same columns, -1 where there is none.
     """
     fields = RowFields(*(np.asarray(row[name]) for name in RowFields._fields))
-    expected = Entries(ids, np.exp(log_probs))
-    out = Entries(next_token_ids, next_token_probs)
+    expected = Entries(ids, np.exp(log_probs), draws)
+    out = Entries(next_token_ids, next_token_probs, draws)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     # Made anew: a map is shared by threads, and a row costs fifty times as much.
     scratch = np.full(len(tables.student_starts) - 1, FREE, np.uint8)
@@ -63,6 +68,9 @@ def map_batch(
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
     vocabulary_map: VocabularyMap,
+    *,
+    losses: NDArray[np.float32] | None = None,
+    draws: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return the distributions of a batch's labels, for a teacher that runs with the student.
 
@@ -71,6 +79,8 @@ def map_batch(
         ids: int32 [B, T, K], as in `map_row`.
         log_probs: float32 [B, T, K].
         vocabulary_map: of the rows' tokenizers.
+        losses: float32 [B, T], nats, of the teacher's tokens, for draws.
+        draws: as in `map_row`; what `give_masses` writes is written here.
 
     Returns:
         `next_token_ids` int32 [B, S, K] and `next_token_probs` float32 [B, S, K].
@@ -83,5 +93,8 @@ def map_batch(
     out = np.empty(shape, np.int32), np.empty(shape, np.float32)
     for number in range(len(ids)):
         row = {name: values[number] for name, values in fields.items()}
-        map_row(row, ids[number], log_probs[number], vocabulary_map, out[0][number], out[1][number])
+        if losses is not None and draws:
+            give_masses(RowFields(**row), losses[number], ids[number], log_probs[number], draws)
+        given = ids[number], log_probs[number], vocabulary_map, out[0][number], out[1][number]
+        map_row(row, *given, draws=draws)
     return out

@@ -29,6 +29,7 @@ def _loss(given: MicroBatchLoss) -> LossResult:
         chosen=chosen,
         temperature=method.temperature,
         reverse=method.reverse_kl,
+        draws=known.draws,
     )
 
 

@@ -22,7 +22,8 @@ class Rows(Mapping[str, torch.Tensor]):
             rows are read with `Teaching.stored_losses`.
         next_token_ids: int32 [B, seq_length, top_k], the student's tokens that the teacher expects
             in place of each label, by falling mass, -1 behind the last; only where rows are read
-            with `StreamConfig.with_distributions`.
+            with `StreamConfig.with_distributions`. The last `layout.draws` of them are draws, of
+            which some may be -1 and several the same.
         next_token_probs: float32 [B, seq_length, top_k], their mass; what is left of 1 is other
             tokens'.
         source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.

@@ -43,6 +43,7 @@ class RowLayout:
         max_segments: the most segments in a row.
         with_losses: whether rows hold stored losses of their teacher tokens.
         top_k: entries of a label's distribution, 0 where rows hold none.
+        draws: how many of them, the last, are draws.
         sources: names of a mixture's datasets; if there are any, a row says which it is from.
     """
 
@@ -52,6 +53,7 @@ class RowLayout:
     with_losses: bool = False
     top_k: int = 0
     sources: tuple[str, ...] = ()
+    draws: int = 0
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
+from pipeline.distributions.draws import give_masses
 from pipeline.distributions.kernels import RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
@@ -83,7 +84,8 @@ class NextTokens:
         assert rule is not None  # `open_teachers` was asked for some
         self._teachers = teachers
         self._map = vocabulary_map(dataset, rules)
-        shape = (rules.teacher_seq_length, rule.top_k)
+        shape = (rules.teacher_seq_length, rule.width)
+        self._draws = rule.draws
         self._ids = np.empty(shape, np.int32)
         self._log_probs = np.full(shape, -np.inf, np.float32)
 
@@ -109,7 +111,10 @@ class NextTokens:
         """See `RowAnswers`."""
         fields = {name: layout.field(row, name) for name in RowFields._fields}
         out = (layout.field(row, name) for name in ("next_token_ids", "next_token_probs"))
-        map_row(fields, self._ids, self._log_probs, self._map, *out)
+        if self._draws:
+            losses = layout.field(row, "teacher_losses")
+            give_masses(RowFields(**fields), losses, self._ids, self._log_probs, self._draws)
+        map_row(fields, self._ids, self._log_probs, self._map, *out, draws=self._draws)
 
 
 def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:

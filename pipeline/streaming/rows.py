@@ -125,6 +125,7 @@ class AlignedRows(TorchDataset[Rows]):
             with_losses=config.teaching.stored_losses is not None,
             top_k=max(map(_top_k, self.datasets)) if config.with_distributions else 0,
             sources=mixture.names,
+            draws=max(map(_draws, self.datasets)) if config.with_distributions else 0,
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
         self._num_rows = whole_batches(num_rows, config.global_batch_size)
@@ -278,7 +279,12 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows], global_batch_size: 
 def _top_k(rows: DatasetRows) -> int:
     """Return the entries of a label's distribution."""
     rule = rows.teachers_rule.distributions
-    return 0 if rule is None else rule.top_k
+    return 0 if rule is None else rule.width
+
+
+def _draws(rows: DatasetRows) -> int:
+    rule = rows.teachers_rule.distributions
+    return 0 if rule is None else rule.draws
 
 
 def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> None:

@@ -41,7 +41,8 @@ class SeededLosses:
     """Stored losses whose entries at a position are drawn by document and position."""
 
     def __init__(self, vocab_size, top_k=5):
-        self.rule = SimpleNamespace(rules=(1,), distributions=SimpleNamespace(top_k=top_k))
+        stored = SimpleNamespace(top_k=top_k, width=top_k, draws=0)
+        self.rule = SimpleNamespace(rules=(1,), distributions=stored)
         self.vocab_size = vocab_size
 
     def entries(self, document, position):
