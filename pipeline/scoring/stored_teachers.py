@@ -47,7 +47,7 @@ class TeachersRule:
     def distributions(self) -> DistributionRule | None:
         """The rule of the teacher that has the most entries."""
         found = [rule.distributions for rule in self.rules if rule.distributions is not None]
-        return max(found, key=lambda rule: rule.width, default=None)
+        return max(found, key=lambda rule: rule.top_k, default=None)
 
     def without_where(self) -> TeachersRule:
         """Return the rule without the conditions that say which documents were scored."""
@@ -181,8 +181,9 @@ def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching)
     names = " and ".join(teaching.names)
     if teaching.teacher_choice == "mean":
         error = ForeignLossesError(
-            f"{names} hold draws, each worth a share of what one teacher's tokens leave over, and a "
-            "mean has no such rest: choose one teacher for each document, or score without --draws"
+            f"{names} hold draws, each worth a share of what one teacher's tokens leave over, "
+            "and a mean has no such rest: choose one teacher for each document, or score without "
+            "--draws"
         )
         raise hinted(error, "--teacher-choice likelier")
     if len(sizes) > 1:
