@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -70,41 +71,43 @@ def ask_distributions(
         top_k: entries of each.
         draws: of the rest, as `vocag score --draws` stores them, by its default seed.
     """
-    vocab_size, losses = len(tables.tables.teacher_starts) - 1, None
     fields = Rows(batch.buffer.cpu(), batch.layout)
-    if draws:
-        losses, ids, log_probs = _with_draws(states, layer, fields, (top_k, draws), vocab_size)
-    else:
-        ids, log_probs = likeliest_tokens(states, layer, top_k, vocab_size=vocab_size)
-    found = map_batch(
-        fields,
-        ids.cpu().numpy().astype(np.int32),
-        log_probs.float().cpu().numpy(),
-        tables,
-        losses=None if losses is None else losses.float().cpu().numpy(),
-        draws=draws,
+    vocab_size = len(tables.tables.teacher_starts) - 1
+    losses, ids, log_probs = ask_entries(
+        states, layer, fields, top_k=top_k, draws=draws, vocab_size=vocab_size
     )
+    found = map_batch(fields, ids, log_probs, tables, losses=losses, draws=draws)
     mapped_ids, probs = (torch.from_numpy(each).to(states.device) for each in found)
     return LabelDistributions(mapped_ids.long(), probs, draws)
 
 
-def _with_draws(
-    states: Tensor, layer: OutputLayer, rows: Rows, sizes: tuple[int, int], vocab_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses [rows, T], ids and log-probabilities [rows, T, K + 1 + draws] for `map_batch`.
+@torch.no_grad()
+def ask_entries(
+    states: Tensor, layer: OutputLayer, rows: Rows, *, top_k: int, draws: int, vocab_size: int
+) -> tuple[NDArray[np.float32] | None, NDArray[np.int32], NDArray[np.float32]]:
+    """Return what a running teacher says of its own tokens, as `map_batch` takes it.
 
     What is drawn is what `vocag score` draws: its pieces of documents are the rows' segments.
+
+    Args:
+        states: float [rows, T, H].
+        layer: the teacher's output layer.
+        rows: in this machine's memory.
+        top_k: entries of each place.
+        draws: of the rest.
+        vocab_size: tokens of the teacher's tokenizer.
+
+    Returns:
+        With draws the losses, float32 [rows, T], else None; ids and log-probabilities
+        [rows, T, K], with draws [rows, T, K + 1 + draws].
     """
-    (top_k, draws), tokens = sizes, rows["teacher_input_ids"]
-    keys = np.zeros((*tokens.shape, 2), np.int64)
-    for row, bounds in enumerate(rows["teacher_cu_seqlens"].tolist()):
-        for start, stop in pairwise(bounds):
-            if stop > start:
-                keys[row, start:stop] = draw_keys(tokens[row, start:stop].numpy(), seed=0)
+    if not draws:
+        ids, log_probs = likeliest_tokens(states, layer, top_k, vocab_size=vocab_size)
+        return None, ids.cpu().numpy().astype(np.int32), log_probs.float().cpu().numpy()
+    tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.
-    labels = torch.full(tokens.shape, -1)
-    labels[:, :-1] = tokens[:, 1:].long().where(rows.teacher_has_loss[:, 1:], -1)
-    tail = TailDraws(torch.from_numpy(keys).flatten(0, 1).to(states.device), draws)
+    labels = pad(tokens[:, 1:].where(has_loss[:, 1:], -1), (0, 1), value=-1)
+    tail = TailDraws(_keys_of(rows).to(states.device), draws)
     ahead, ids, log_probs = score_with_likeliest(
         states.flatten(0, 1),
         layer,
@@ -113,9 +116,23 @@ def _with_draws(
         vocab_size=vocab_size,
         tail=tail,
     )
-    losses = ahead.new_full(tokens.shape, torch.nan)
-    losses[:, 1:] = ahead.view(tokens.shape)[:, :-1]
-    losses = losses.masked_fill(~rows.teacher_has_loss.to(losses.device), torch.nan)
-    ids = torch.cat([ids, ids.new_full((len(ids), 1), -1), tail.ids], -1)
-    log_probs = pad(log_probs, (0, 1 + draws), value=-torch.inf)
-    return losses, ids.view(*tokens.shape, -1), log_probs.view(*tokens.shape, -1)
+    losses = pad(ahead.view(tokens.shape)[:, :-1], (1, 0)).float().cpu()
+    ids = torch.cat([pad(ids, (0, 1), value=-1), tail.ids], -1).int().cpu()
+    log_probs = pad(log_probs.float(), (0, 1 + draws), value=-torch.inf).cpu()
+    shape = (*tokens.shape, -1)
+    return (
+        losses.masked_fill(~has_loss, torch.nan).numpy(),
+        ids.view(shape).numpy(),
+        log_probs.view(shape).numpy(),
+    )
+
+
+def _keys_of(rows: Rows) -> Tensor:
+    """Return the keys of all places, int64 [rows * T, 2]."""
+    tokens = rows["teacher_input_ids"].numpy()
+    keys = np.zeros((*tokens.shape, 2), np.int64)
+    for row, bounds in enumerate(rows["teacher_cu_seqlens"].tolist()):
+        for start, stop in pairwise(bounds):
+            if stop > start:
+                keys[row, start:stop] = draw_keys(tokens[row, start:stop], seed=0)
+    return torch.from_numpy(keys).flatten(0, 1)
