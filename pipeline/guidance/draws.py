@@ -50,9 +50,9 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
         [[4080391683, 3180947691], [453309473, 4037488632]]
     """
     digest = blake2b(input_ids.astype("<i4").tobytes(), digest_size=8, key=seed.to_bytes(8))
-    keys = np.uint64(int.from_bytes(digest.digest(), "little"))
+    first = np.uint64(int.from_bytes(digest.digest(), "little"))
     # splitmix64: a counter, mixed.
-    keys = keys + _GOLDEN * np.arange(1, len(input_ids) + 1, dtype=np.uint64)
+    keys = first + _GOLDEN * np.arange(1, len(input_ids) + 1, dtype=np.uint64)
     keys = (keys ^ (keys >> np.uint64(30))) * _MIX[0]
     keys = (keys ^ (keys >> np.uint64(27))) * _MIX[1]
     keys ^= keys >> np.uint64(31)

@@ -161,7 +161,7 @@ def _damaged(
 
 
 @compiled
-def _token_at(packed: NDArray[np.uint8], number: int, num_bits: int) -> int:
+def _token_at(packed: NDArray[np.uint8], number: int, num_bits: int) -> np.int64:
     bit = np.int64(number) * num_bits
     token = np.int64(0)
     for byte in range((bit + num_bits - 1) >> 3, (bit >> 3) - 1, -1):

@@ -174,7 +174,7 @@ class Scorer:
             vocab_size=rule.vocab_size,
             tail=tail,
         )
-        return _Found(losses[: len(places)], ids, log_probs, tail and tail.ids)
+        return _Found(losses[: len(places)], ids, log_probs, None if tail is None else tail.ids)
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))
