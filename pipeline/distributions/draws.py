@@ -11,58 +11,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
-from pipeline.distributions.kernels import RowFields
+from pipeline.distributions.kernels import Entries, RowFields
 
 
-def give_masses(
-    row: RowFields,
-    losses: NDArray[np.float32],
-    ids: NDArray[np.int32],
-    log_probs: NDArray[np.float32],
-    draws: int,
-) -> None:
+@compiled
+def give_masses(row: RowFields, losses: NDArray[np.float32], expected: Entries) -> None:
     """Write the text's own next token behind each place's entries, and the draws' probabilities.
 
     Args:
         row: fields of a row.
         losses: float32 [T], nats, of the row's teacher tokens; NaN if there is none.
-        ids: int32 [T, K + 1 + draws], what is expected after the teacher's token at each place: at
-            most K entries, -1 behind them, and the draws in the last columns. The own token is
-            written if it isn't among the entries.
-        log_probs: float32 [T, K + 1 + draws], nats, of the entries; the others' are written.
-        draws: how many columns are draws, 1 or more.
-
-    Example:
-        >>> give_masses(fields, row["teacher_losses"], ids, log_probs, 4)  # doctest: +SKIP
+        expected: after the teacher's token at each place at most K entries, -1 behind them, and
+            the draws in the last columns; there is one column between them. The own token is
+            written if it isn't among the entries. Only entries' probabilities are read.
     """
-    _give_masses(row.teacher_input_ids, row.teacher_cu_seqlens, losses, ids, log_probs, draws)
-
-
-@compiled
-def _give_masses(
-    teacher_ids: NDArray[np.int32],
-    bounds: NDArray[np.int32],
-    losses: NDArray[np.float32],
-    ids: NDArray[np.int32],
-    log_probs: NDArray[np.float32],
-    draws: int,
-) -> None:
-    first = ids.shape[1] - draws
+    ids, probs, draws = expected
+    first, bounds = ids.shape[1] - draws, row.teacher_cu_seqlens
     for segment in range(len(bounds) - 1):
         for place in range(bounds[segment], bounds[segment + 1]):
             if ids[place, 0] < 0:
                 continue
-            own, count, rest = -1, 0, 1.0
+            own, count, rest = np.int32(-1), 0, 1.0
             if place + 1 < bounds[segment + 1] and losses[place + 1] >= 0:
-                own = teacher_ids[place + 1]
+                own = row.teacher_input_ids[place + 1]
             while count < first - 1 and ids[place, count] >= 0:
-                rest -= np.exp(np.float64(log_probs[place, count]))
+                rest -= probs[place, count]
                 if ids[place, count] == own:
-                    own = -1
+                    own = np.int32(-1)
                 count += 1
             if own >= 0:
-                ids[place, count], log_probs[place, count] = own, -losses[place + 1]
-                rest -= np.exp(-np.float64(losses[place + 1]))
-            # Rounded entries may hold more than all.
-            share = np.log(rest / draws) if rest > 0 else -np.inf
-            log_probs[place, first:] = share
+                ids[place, count], probs[place, count] = own, np.exp(-losses[place + 1])
+                rest -= probs[place, count]
+            for draw in range(first, ids.shape[1]):
+                # Rounded entries may hold more than all.
+                probs[place, draw] = max(rest, 0.0) / draws

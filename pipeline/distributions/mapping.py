@@ -39,6 +39,7 @@ def map_row(
     next_token_probs: NDArray[np.float32],
     *,
     draws: int = 0,
+    losses: NDArray[np.float32] | None = None,
 ) -> None:
     """Write the distribution of each label of a row.
 
@@ -53,9 +54,12 @@ def map_row(
         next_token_probs: float32 [S, K], written: their mass; at most 1 in all.
         draws: how many of the K, the last, are draws (`pipeline.distributions.draws`): written
             into the same columns, -1 where there is none.
+        losses: float32 [T], nats, of the row's teacher tokens, NaN where there is none; for draws.
     """
     fields = RowFields(*(np.asarray(row[name]) for name in RowFields._fields))
     expected = Entries(ids, np.exp(log_probs), draws)
+    if losses is not None and draws:
+        give_masses(fields, losses, expected)
     out = Entries(next_token_ids, next_token_probs, draws)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     # Made anew: a map is shared by threads, and a row costs fifty times as much.
@@ -79,8 +83,8 @@ def map_batch(
         ids: int32 [B, T, K], as in `map_row`.
         log_probs: float32 [B, T, K].
         vocabulary_map: of the rows' tokenizers.
-        losses: float32 [B, T], nats, of the teacher's tokens, for draws.
-        draws: as in `map_row`; what `give_masses` writes is written here.
+        losses: float32 [B, T], as in `map_row`; None: draws have the log-probabilities given.
+        draws: as in `map_row`.
 
     Returns:
         `next_token_ids` int32 [B, S, K] and `next_token_probs` float32 [B, S, K].
@@ -93,8 +97,7 @@ def map_batch(
     out = np.empty(shape, np.int32), np.empty(shape, np.float32)
     for number in range(len(ids)):
         row = {name: values[number] for name, values in fields.items()}
-        if losses is not None and draws:
-            give_masses(RowFields(**row), losses[number], ids[number], log_probs[number], draws)
         given = ids[number], log_probs[number], vocabulary_map, out[0][number], out[1][number]
-        map_row(row, *given, draws=draws)
+        own = None if losses is None else losses[number]
+        map_row(row, *given, draws=draws, losses=own)
     return out

@@ -87,8 +87,8 @@ def fill_draws(
     bad, kind = _fill_draws(
         first=(int(entries.position_starts[document]) + start) * rule.draws,
         packed=entries.draw_ids,
-        sizes=(rule.id_bits, rule.vocab_size),
-        ids=ids[:, : rule.top_k],
+        sizes=(rule.id_bits, rule.vocab_size, rule.top_k),
+        ids=ids,
         draws=draws,
     )
     if bad < len(ids):
@@ -173,12 +173,12 @@ def _token_at(packed: NDArray[np.uint8], number: int, num_bits: int) -> np.int64
 def _fill_draws(
     first: int,
     packed: NDArray[np.uint8],
-    sizes: tuple[int, int],
+    sizes: tuple[int, int, int],
     ids: NDArray[np.int32],
     draws: NDArray[np.int32],
 ) -> tuple[int, int]:
     """Unpack positions' draws from number `first` on; return the first bad one, and its fault."""
-    num_bits, vocab_size = sizes
+    num_bits, vocab_size, top_k = sizes
     for row in range(len(draws)):
         for place in range(draws.shape[1]):
             if ids[row, 0] < 0:
@@ -187,9 +187,11 @@ def _fill_draws(
             token = _token_at(packed, first + row * draws.shape[1] + place, num_bits)
             if token >= vocab_size:
                 return row, _ID
-            for entry in range(ids.shape[1]):
-                if ids[row, entry] == token:
-                    return row, _TWICE
+            is_entry = False
+            for entry in range(top_k):
+                is_entry |= ids[row, entry] == token
+            if is_entry:
+                return row, _TWICE
             draws[row, place] = token
     return len(draws), 0
 

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.distributions.draws import give_masses
 from pipeline.distributions.kernels import RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
@@ -111,10 +110,9 @@ class NextTokens:
         """See `RowAnswers`."""
         fields = {name: layout.field(row, name) for name in RowFields._fields}
         out = (layout.field(row, name) for name in ("next_token_ids", "next_token_probs"))
-        if self._draws:
-            losses = layout.field(row, "teacher_losses")
-            give_masses(RowFields(**fields), losses, self._ids, self._log_probs, self._draws)
-        map_row(fields, self._ids, self._log_probs, self._map, *out, draws=self._draws)
+        losses = layout.field(row, "teacher_losses") if self._draws else None
+        own = self._ids, self._log_probs, self._map
+        map_row(fields, *own, *out, draws=self._draws, losses=losses)
 
 
 def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pipeline.distributions.draws import give_masses
-from pipeline.distributions.kernels import RowFields
+from pipeline.distributions.kernels import Entries, RowFields
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.cross_entropy import linear_cross_entropy
@@ -108,15 +108,14 @@ def test_draws_share_what_is_left():
     )
     losses = np.array([np.nan, 2.0, 1.0, 3.0, np.nan], np.float32)
     ids = np.full((5, 5), -1, np.int32)
-    log_probs = np.full((5, 5), -np.inf, np.float32)
+    probs = np.zeros((5, 5), np.float32)
     ids[:, 3:] = [20, 21]
     for place, own in enumerate([{4: 0.5, 3: 0.25}, {6: 0.4}, {1: 0.9, 2: 0.2}, {7: 0.5}, {}]):
         ids[place, : len(own)] = list(own)
-        log_probs[place, : len(own)] = np.log(list(own.values()))
-    give_masses(row, losses, ids, log_probs, 2)
+        probs[place, : len(own)] = list(own.values())
+    give_masses(row, losses, Entries(ids, probs, 2))
     # Another own token behind two entries; an entry that is the own; too much; no own token.
     assert ids[:, :3].tolist() == [[4, 3, 5], [6, -1, -1], [1, 2, 7], [7, -1, -1], [-1, -1, -1]]
-    probs = np.exp(log_probs)
     assert probs[0] == pytest.approx([0.5, 0.25, np.exp(-2), *[(0.25 - np.exp(-2)) / 2] * 2])
     assert probs[1] == pytest.approx([0.4, 0, 0, 0.3, 0.3])
     assert probs[2] == pytest.approx([0.9, 0.2, np.exp(-3), 0, 0])
