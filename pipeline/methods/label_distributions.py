@@ -10,9 +10,10 @@ from torch import Tensor
 
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.likeliest import likeliest_tokens
+from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.streaming import Rows
+from pipeline.streaming.layout import DISTRIBUTION_FIELDS
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,12 @@ class LabelDistributions:
         ids: int64 [rows, seq_length, K], by falling mass; -1 behind the last, and alone if a
             label has no distribution.
         probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
+        moved: float32 [rows, seq_length], `moved_mass` of the rows.
     """
 
     ids: Tensor
     probs: Tensor
+    moved: Tensor
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:
@@ -42,7 +45,8 @@ def read_distributions(batch: Rows) -> LabelDistributions:
             "DATASET --teacher … --top-k 16`, or give a teacher and the vocabulary_map of both "
             "tokenizers"
         )
-    return LabelDistributions(batch["next_token_ids"].long(), batch["next_token_probs"])
+    ids, probs, moved = (batch[name] for name in DISTRIBUTION_FIELDS)
+    return LabelDistributions(ids.long(), probs, moved)
 
 
 @torch.no_grad()
@@ -59,13 +63,19 @@ def ask_distributions(
         top_k: entries of each.
     """
     vocab_size = len(tables.tables.teacher_starts) - 1
-    ids, log_probs = likeliest_tokens(states, layer, top_k, vocab_size=vocab_size)
+    following = batch["teacher_input_ids"].long().roll(-1, 1)
+    scored = score_with_likeliest(
+        states.flatten(0, 1), layer, following.flatten(), top_k, vocab_size=vocab_size
+    )
+    losses, ids, log_probs = (each.unflatten(0, following.shape).cpu() for each in scored)
     fields = Rows(batch.buffer.cpu(), batch.layout)
+    losses = losses.roll(1, 1).masked_fill(~fields.teacher_has_loss, torch.nan)
     found = map_batch(
         fields,
-        ids.cpu().numpy().astype(np.int32),
-        log_probs.float().cpu().numpy(),
+        ids.numpy().astype(np.int32),
+        log_probs.float().numpy(),
         tables,
+        losses.float().numpy(),
     )
-    mapped_ids, probs = (torch.from_numpy(each).to(states.device) for each in found)
-    return LabelDistributions(mapped_ids.long(), probs)
+    mapped_ids, *others = (torch.from_numpy(each).to(states.device) for each in found)
+    return LabelDistributions(mapped_ids.long(), *others)
