@@ -337,8 +337,8 @@ def _give_label(
         probs[slot] -= mass
         if probs[slot] <= 0:
             count = _drop(ids, probs, count, slot, scratch)
-    if scratch[label] == FREE and count == len(ids):
-        count = _drop(ids, probs, count, int(np.argmin(probs)), scratch)
+    if scratch[label] == FREE and count == expected.ids.shape[1]:
+        count = _drop(ids, probs, count, int(np.argmin(probs[:count])), scratch)
     return _add(ids, probs, count, label, mass, scratch)
 
 
