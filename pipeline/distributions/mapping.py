@@ -8,8 +8,8 @@ and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
 The text's own next token, here "a", is the exception: of its mass the label gets what the teacher's
 tokens behind it leave, up to the label's end. If "bc" has a loss of 0.5 nats, "ab" gets
-0.6 exp(-0.5) = 0.36 of it: "ab" 0.66, "a" 0.24, "b" 0.1. By bytes alone a teacher that is certain of
-the text would contradict it. Where the label ends inside a teacher token this is a lower bound.
+0.6 exp(-0.5) = 0.36 of it: "ab" 0.66, "a" 0.24, "b" 0.1. By bytes alone a teacher that is certain
+of the text would contradict it. Where the label ends inside a teacher token it is a lower bound.
 
 "cd" starts inside the teacher's "bc", which its "b" comes before. What the teacher expects after
 "a" is known; of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the
