@@ -118,38 +118,39 @@ def losses_of_row(
     with torch.no_grad():
         places = batch["teacher_position_ids"]
         states = hidden_states(teacher, batch["teacher_input_ids"], position_ids=places)
+    given = states, output_layer(teacher), batch, tables
     hidden, layer = student_states(student, batch), output_layer(student)
     state = boundary_states(batch, tables)
     # A text's first label may be mapped with a space before it, by another table.
     chosen = (state >= 0) & (batch["position_ids"] > 0) & batch["loss_mask"].bool()
     whole = whole_distributions(states[0], output_layer(teacher), tables, state[chosen])
+    _give_labels(whole, batch, chosen, state, stored_distributions(*given, rules[-1])[2], tables)
     own = log_softmax(layer.logits(hidden[chosen]), -1)
     losses = [-(whole * own[:, : whole.shape[1]]).sum()]
     labels = batch["labels"].long()
     losses.append(linear_cross_entropy(hidden, layer, labels, loss_mask=chosen).losses.sum())
     for rule in rules:
-        ids, probs = stored_distributions(states, output_layer(teacher), batch, tables, rule)
+        ids, probs, moved = stored_distributions(*given, rule)
         scores = linear_cross_entropy(hidden, layer, labels, loss_mask=chosen, entry_ids=ids)
-        loss = distilled_loss(
-            scores, ids, probs, loss_mask=chosen, weight=1.0, draws=rule.draws
-        ).loss_sum
-        losses.append(loss)
+        own = {"moved": moved, "loss_mask": chosen, "draws": rule.draws}
+        losses.append(distilled_loss(scores, ids, probs, weight=1.0, **own).loss_sum)
     return losses, int(chosen.sum())
 
 
 def boundary_states(batch: Rows, tables: VocabularyMap) -> Tensor:
     """Return the teacher's place behind which each label at a boundary begins, int64; else -1.
 
-    Read from the mapping itself: what is drawn at a place is given the place's number as its mass.
+    Read from the mapping itself: what an entry leaves over to a draw is the place's number.
     """
     shape = batch["teacher_input_ids"].shape
     numbers = (np.arange(shape[1], dtype=np.float32) + 1) / (2 * shape[1])
     known = int(np.flatnonzero(tables.tables.mapped[0] >= 0)[0])
-    ids = np.full((*shape, 2), known, np.int32)
-    log_probs = np.broadcast_to(np.log(numbers)[:, None], ids.shape).astype(np.float32)
-    found, masses = map_batch(batch, ids, log_probs, tables, draws=1)
-    state = np.rint(masses[..., 1] * 2 * shape[1]).astype(np.int64) - 1
-    return torch.from_numpy(np.where(found[..., 1] >= 0, state, -1))
+    ids = np.broadcast_to(np.int32([known, -1, known]), (*shape, 3)).copy()
+    log_probs = np.broadcast_to(np.log1p(-numbers)[:, None], ids.shape).astype(np.float32)
+    no_losses = np.full(shape, np.float32(np.nan))
+    found, masses, _ = map_batch(batch, ids, log_probs, tables, no_losses, draws=1)
+    state = np.rint(masses[..., 2] * 2 * shape[1]).astype(np.int64) - 1
+    return torch.from_numpy(np.where(found[..., 2] >= 0, state, -1))
 
 
 @torch.no_grad()
@@ -164,23 +165,35 @@ def whole_distributions(
     return probs.new_zeros(len(wanted), size).index_add_(1, to[is_known], probs[:, is_known])
 
 
+def _give_labels(
+    whole: Tensor, batch: Rows, chosen: Tensor, state: Tensor, moved: Tensor, tables: VocabularyMap
+) -> None:
+    """Give labels what the mapping gives them of the mass of the text's own next token."""
+    own = batch["teacher_input_ids"].long().gather(1, state.clamp_min(0) + 1)[chosen]
+    to = torch.from_numpy(tables.tables.mapped[0]).long()[own]
+    mass, places = moved[chosen], torch.arange(len(whole))
+    whole[places, batch["labels"].long()[chosen]] += mass
+    whole[places, to.clamp_min(0)] -= mass.where(to >= 0, 0.0)
+
+
 def stored_distributions(
     states: Tensor,
     layer: torch.nn.Module,
     batch: Rows,
     tables: VocabularyMap,
     rule: DistributionRule,
-) -> tuple[Tensor, Tensor]:
-    """Return the ids and masses of labels as rows hold them, rounded as they are stored."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, masses and moved masses of labels as rows hold them, rounded as stored."""
     losses, ids, log_probs = ask_entries(
         states, layer, batch, top_k=rule.top_k, draws=rule.draws, vocab_size=rule.vocab_size
     )
     codes = to_stored(log_probs[..., : rule.top_k], rule.log_probs)
     codes = codes if codes.dtype == np.uint8 else codes.view(np.uint16)
     log_probs[..., : rule.top_k] = stored_values(rule.log_probs)[0][codes]
-    rounded = None if losses is None else losses.astype(np.float16).astype(np.float32)
-    found, masses = map_batch(batch, ids, log_probs, tables, losses=rounded, draws=rule.draws)
-    return torch.from_numpy(found).long(), torch.from_numpy(masses)
+    losses = losses.astype(np.float16).astype(np.float32)
+    found = map_batch(batch, ids, log_probs, tables, losses, draws=rule.draws)
+    masses, moved = (torch.from_numpy(each) for each in found[1:])
+    return torch.from_numpy(found.ids).long(), masses, moved
 
 
 if __name__ == "__main__":

@@ -8,25 +8,24 @@ is the teacher's distribution on average, and so is what a linear map makes of i
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
 from pipeline.distributions.kernels import Entries, RowFields
 
 
 @compiled
-def give_masses(row: RowFields, losses: NDArray[np.float32], expected: Entries) -> None:
+def give_masses(row: RowFields, expected: Entries) -> None:
     """Write the text's own next token behind each place's entries, and the draws' probabilities.
 
     Args:
         row: fields of a row.
-        losses: float32 [T], nats, of the row's teacher tokens; NaN if there is none.
         expected: after the teacher's token at each place at most K entries, -1 behind them, and
             the draws in the last columns; there is one column between them. The own token is
             written if it isn't among the entries. Only entries' probabilities are read.
     """
     ids, probs, draws = expected
-    first, bounds = ids.shape[1] - draws, row.teacher_cu_seqlens
+    losses, bounds = row.teacher_losses, row.teacher_cu_seqlens
+    first = ids.shape[1] - draws
     for segment in range(len(bounds) - 1):
         for place in range(bounds[segment], bounds[segment + 1]):
             if ids[place, 0] < 0:

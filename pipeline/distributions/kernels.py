@@ -55,6 +55,7 @@ class RowFields(NamedTuple):
         teacher_input_ids: int32 [T].
         cu_seqlens: int32 [segments + 1].
         teacher_cu_seqlens: int32 [segments + 1].
+        teacher_losses: float32 [T], nats, NaN where none is known.
     """
 
     input_ids: NDArray[np.int32]
@@ -63,20 +64,35 @@ class RowFields(NamedTuple):
     teacher_input_ids: NDArray[np.int32]
     cu_seqlens: NDArray[np.int32]
     teacher_cu_seqlens: NDArray[np.int32]
+    teacher_losses: NDArray[np.float32]
 
 
 class Entries(NamedTuple):
-    """Next tokens of each place: of the teacher's places, or of the student's.
+    """What a teacher expects after each of its tokens.
 
     Attributes:
-        ids: int32 [places, K], -1 behind the last.
-        probs: float32 [places, K].
+        ids: int32 [T, K], -1 behind the last.
+        probs: float32 [T, K].
         draws: how many of the K, the last, are draws; any of them may be -1.
     """
 
     ids: NDArray[np.int32]
     probs: NDArray[np.float32]
     draws: int
+
+
+class LabelEntries(NamedTuple):
+    """What that means for each label.
+
+    Attributes:
+        ids: int32 [S, K], the student's, -1 behind the last.
+        probs: float32 [S, K].
+        moved: float32 [S], see `pipeline.streaming`'s `moved_mass`.
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float32]
+    moved: NDArray[np.float32]
 
 
 @compiled
@@ -86,11 +102,10 @@ def map_places(
     tables: Tables,
     edges: Edges,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
 ) -> None:
     """Write the distribution of each label of a row, see `pipeline.distributions.mapping`."""
-    out.ids[:] = NONE
-    out.probs[:] = 0
+    _take_back(out, 0, len(out.ids))
     for segment in range(len(row.cu_seqlens) - 1):
         bounds = (
             row.cu_seqlens[segment],
@@ -110,7 +125,7 @@ def _map_segment(
     tables: Tables,
     edges: Edges,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
 ) -> None:
     """Walk over a segment's student and teacher tokens side by side, byte by byte.
 
@@ -134,7 +149,8 @@ def _map_segment(
         if at == end - 1 and label == edges.student_end and span == stop >= 0:
             last = place
             if row.loss_mask[place] > 0 and t_end > t_start:
-                _map_boundary(tables.mapped[AMID], expected, t_end - 1, scratch, out, place)
+                none = (t_end, t_end)
+                _map_boundary(row, tables.mapped[AMID], expected, none, scratch, out, place)
             break
         here = known and (place < start or (span == token and (offset > 0 or before == NONE)))
         if before >= 0 and span == before < stop:
@@ -156,7 +172,8 @@ def _map_segment(
                 prefix = (row.teacher_input_ids[token], offset)
                 _map_inside(prefix, expected, token - 1, tables, scratch, out, place)
             elif mode != NONE:
-                _map_boundary(tables.mapped[mode], expected, token - 1, scratch, out, place)
+                own = (token, stop)
+                _map_boundary(row, tables.mapped[mode], expected, own, scratch, out, place)
         before = stop if span < stop else NONE
         token, offset = found
     if not confirmed:
@@ -169,10 +186,11 @@ def _is_context(token_id: int, context: tuple[int, int]) -> int:
 
 
 @compiled
-def _take_back(out: Entries, start: int, stop: int) -> None:
+def _take_back(out: LabelEntries, start: int, stop: int) -> None:
     for place in range(start, stop):
         out.ids[place] = NONE
         out.probs[place] = 0
+        out.moved[place] = 0
 
 
 @compiled
@@ -254,15 +272,19 @@ def _advance(
 
 @compiled
 def _map_boundary(
+    row: RowFields,
     mapped: NDArray[np.int32],
     expected: Entries,
-    state: int,
+    own: tuple[int, int],
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
     place: int,
 ) -> None:
-    """Write what the teacher expects behind its place `state` for the label at `place`."""
-    count, total = 0, np.float32(0)
+    """Write what the teacher expects for the label at `place`.
+
+    `own` is the range of the teacher's tokens that overlap the label; empty if it is the end.
+    """
+    count, state = 0, own[0] - 1
     ids, probs = out.ids[place], out.probs[place]
     for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
@@ -272,15 +294,16 @@ def _map_boundary(
             continue
         mass = expected.probs[state, entry]
         count = _add(ids, probs, count, mapped[teacher_id], mass, scratch)
-        total += mass
+    if own[0] < own[1]:
+        count = _give_label(row, mapped, expected, own, count, scratch, out, place)
     # Quantised log-probabilities may add up to a little more than 1.
-    _finish(ids, probs, count, max(total, np.float32(1)), scratch)
+    _finish(ids, probs, count, max(probs[:count].sum(), np.float32(1)), scratch)
     _map_draws(mapped, expected, state, out, place)
 
 
 @compiled
 def _map_draws(
-    mapped: NDArray[np.int32], expected: Entries, state: int, out: Entries, place: int
+    mapped: NDArray[np.int32], expected: Entries, state: int, out: LabelEntries, place: int
 ) -> None:
     """Write the draws, each for itself: added to entries, they could not be told from them."""
     for entry in range(expected.ids.shape[1] - expected.draws, expected.ids.shape[1]):
@@ -291,13 +314,76 @@ def _map_draws(
 
 
 @compiled
+def _give_label(
+    row: RowFields,
+    mapped: NDArray[np.int32],
+    expected: Entries,
+    own: tuple[int, int],
+    count: int,
+    scratch: NDArray[np.uint8],
+    out: LabelEntries,
+    place: int,
+) -> int:
+    """Give the label its part of the mass of the text's own next token; return the entries' count.
+
+    The token is the first of `own`. Of its mass the label gets what the tokens behind it leave,
+    up to the label's end; the mass is known by its loss if it isn't stored. Where there is no
+    room, the label takes the place of the smallest entry, whose mass goes to the residual.
+    """
+    label, first = row.input_ids[place + 1], row.teacher_input_ids[own[0]]
+    to, stored = mapped[first], np.float32(-1)
+    num_exact = expected.ids.shape[1] - expected.draws
+    for entry in range(num_exact):
+        if expected.ids[own[0] - 1, entry] == first:
+            stored = expected.probs[own[0] - 1, entry]
+    is_stored = stored >= 0
+    if is_stored and to == label:
+        return count
+    loss = 0.0
+    for token in range(own[0] + is_stored, own[1]):
+        loss += row.teacher_losses[token]
+    mass = np.exp(-loss) * (stored if is_stored else 1)
+    if not mass > 0:  # a loss isn't known
+        return count
+    ids, probs = out.ids[place], out.probs[place]
+    if to != label:
+        out.moved[place] = mass
+    if is_stored and to >= 0:
+        slot = scratch[to]
+        probs[slot] -= mass
+        if probs[slot] <= 0:
+            count = _drop(ids, probs, count, slot, scratch)
+    if scratch[label] == FREE and count == num_exact:
+        count = _drop(ids, probs, count, int(np.argmin(probs[:count])), scratch)
+    return _add(ids, probs, count, label, mass, scratch)
+
+
+@compiled
+def _drop(
+    ids: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    count: int,
+    slot: int,
+    scratch: NDArray[np.uint8],
+) -> int:
+    """Leave an entry's mass to the residual; return how many entries there are."""
+    scratch[ids[slot]] = FREE
+    last = count - 1
+    if slot < last:
+        ids[slot], probs[slot] = ids[last], probs[last]
+        scratch[ids[slot]] = slot
+    ids[last], probs[last] = NONE, 0
+    return last
+
+
+@compiled
 def _map_inside(
     prefix: tuple[int, int],
     expected: Entries,
     state: int,
     tables: Tables,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
     place: int,
 ) -> None:
     """Write what the teacher expects behind `state`, given that it begins with some bytes.

@@ -97,6 +97,7 @@ def distilled_loss(
     entry_ids: Tensor,
     probs: Tensor,
     *,
+    moved: Tensor,
     loss_mask: Tensor,
     weight: float,
     chosen: Tensor | None = None,
@@ -111,6 +112,7 @@ def distilled_loss(
         entry_ids: int [rows, seq_length, K], -1 behind the last and alone if a label has no
             distribution.
         probs: float [rows, seq_length, K], the teacher's.
+        moved: float [rows, seq_length], `moved_mass` of the rows.
         loss_mask: bool or float [rows, seq_length].
         weight: λ, 0..1.
         chosen: bool [rows, seq_length], the labels whose distribution is learned; None: all that
@@ -127,7 +129,10 @@ def distilled_loss(
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
         `student_loss_untaught` over the others, `taught_fraction` of all; `distribution_fraction`,
-        the share of labels with a distribution, and `mass_held`, what its entries hold on average.
+        the share of labels with a distribution, and `mass_held`, what its entries hold on average;
+        over the labels whose distribution is learned `contradicted_fraction`, the share at which
+        the text's own token by its bytes alone would count for a token other than the label, and
+        `mass_moved`, the mass that is the label's instead, averaged over all of them.
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
@@ -164,7 +169,9 @@ def distilled_loss(
     divergence = divergences.sum()
     taught_loss = torch.where(taught, scores.losses, 0.0).sum()
     untaught_loss = torch.where(mask & ~taught, scores.losses, 0.0).sum()
-    num_labels, num_known, num_taught = torch.stack((mask, known, taught)).flatten(1).sum(-1)
+    gained = torch.where(taught, moved, 0.0)
+    counts = torch.stack((mask, known, taught, gained > 0)).flatten(1).sum(-1)
+    num_labels, num_known, num_taught, num_contradicted = counts
     pairs = {
         "student_loss": (taught_loss + untaught_loss, num_labels),
         "student_loss_taught": (taught_loss, num_taught),
@@ -173,6 +180,8 @@ def distilled_loss(
         "taught_fraction": (num_taught, num_labels),
         "distribution_fraction": (num_known, num_labels),
         "mass_held": (torch.where(known, probs[..., :num_exact].sum(-1), 0.0).sum(), num_known),
+        "contradicted_fraction": (num_contradicted, num_taught),
+        "mass_moved": (gained.sum(), num_taught),
     }
     metrics = {
         name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs

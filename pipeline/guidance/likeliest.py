@@ -4,7 +4,7 @@ As in `pipeline.guidance.cross_entropy` the vocabulary comes in chunks, and no m
 of logits is held. A token's likeliest so far are compared with a chunk only where the chunk holds a
 larger logit, so that most chunks cost little.
 
-Shapes: hidden [..., H]; inside, n tokens, v rows of the vocabulary, K likeliest tokens.
+Shapes: n tokens, v rows of the vocabulary, K likeliest tokens.
 """
 
 from __future__ import annotations
@@ -32,37 +32,6 @@ _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be tol
 
 
 @torch.no_grad()
-def likeliest_tokens(
-    hidden: Tensor, output_layer: OutputLayer, top_k: int, *, vocab_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return what a model finds likeliest to come next, without gradient.
-
-    Args:
-        hidden: float [..., H], the states that enter the output layer.
-        output_layer: with its scale and cap.
-        top_k: K, how many tokens.
-        vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
-            layer in any case. None: all rows.
-
-    Returns:
-        int64 [..., K], token ids, likeliest first, equally likely ones by rising id; and fp32
-        (fp64 for fp64 inputs) [..., K], their log-probabilities, nats.
-
-    Raises:
-        ValueError: more tokens than there are.
-
-    Example:
-        >>> likeliest_tokens(torch.ones(1, 1), OutputLayer(torch.tensor([[0.0], [0.0]])), 1)
-        (tensor([[0]]), tensor([[-0.6931]]))
-    """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    ids, logits, log_normaliser = _walk(flat, output_layer, top_k, vocab_size)
-    log_probs = (logits - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
-    shape = *hidden.shape[:-1], top_k
-    return ids.view(shape), log_probs.view(shape)
-
-
-@torch.no_grad()
 def score_with_likeliest(
     hidden: Tensor,
     output_layer: OutputLayer,
@@ -73,24 +42,31 @@ def score_with_likeliest(
     share: VocabularyShare | None = None,
     tail: TailDraws | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses of labels and, of the same walk, the likeliest tokens; without gradient.
+    """Return losses of labels and, of the same walk, what a model finds likeliest; no gradient.
 
     Args:
-        hidden: float [n, H], as in `likeliest_tokens`.
+        hidden: float [n, H], the states that enter the output layer.
         output_layer: with its scale and cap.
         labels: int64 [n]; -1 if nothing comes, whose loss is any number.
         top_k: K, how many tokens.
-        vocab_size: as in `likeliest_tokens`.
+        vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
+            layer in any case. None: all rows.
         share: which rows of the whole output layer this rank's are, where ranks share them; all
             call, with the same states and labels, and get the same. Rows behind them are padding.
         tail: draws from what is neither among the likeliest nor the label; only where one rank has
             the whole output layer.
 
     Returns:
-        fp32 [n], `-log softmax(logits)[label]` in nats, and what `likeliest_tokens` returns.
+        fp32 (fp64 for fp64 inputs) [n], `-log softmax(logits)[label]` in nats; int64 [n, K], token
+        ids, likeliest first, equally likely ones by rising id; and [n, K], their log-probabilities.
 
     Raises:
         ValueError: more tokens than there are.
+
+    Example:
+        >>> layer = OutputLayer(torch.tensor([[0.0], [0.0]]))
+        >>> score_with_likeliest(torch.ones(1, 1), layer, torch.tensor([1]), 1)
+        (tensor([0.6931]), tensor([[0]]), tensor([[-0.6931]]))
     """
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
     if tail is None:

@@ -24,6 +24,7 @@ def _loss(given: MicroBatchLoss) -> LossResult:
         given.scores,
         known.ids,
         known.probs,
+        moved=known.moved,
         loss_mask=given.loss_mask,
         weight=given.weight,
         chosen=chosen,

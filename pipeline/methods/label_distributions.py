@@ -14,9 +14,10 @@ from torch.nn.functional import pad
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.draws import TailDraws, draw_keys
-from pipeline.guidance.likeliest import likeliest_tokens, score_with_likeliest
+from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.streaming import Rows
+from pipeline.streaming.layout import DISTRIBUTION_FIELDS
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class LabelDistributions:
         ids: int64 [rows, seq_length, K], by falling mass; -1 behind the last, and alone if a
             label has no distribution.
         probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
+        moved: float32 [rows, seq_length], `moved_mass` of the rows.
         draws: how many of the K, the last, are draws: each -1 or a token, in any order.
     """
 
     ids: Tensor
     probs: Tensor
+    moved: Tensor
     draws: int = 0
 
 
@@ -48,8 +51,8 @@ def read_distributions(batch: Rows) -> LabelDistributions:
             "DATASET --teacher … --top-k 16`, or give a teacher and the vocabulary_map of both "
             "tokenizers"
         )
-    ids, probs = batch["next_token_ids"].long(), batch["next_token_probs"]
-    return LabelDistributions(ids, probs, batch.layout.draws)
+    ids, probs, moved = (batch[name] for name in DISTRIBUTION_FIELDS)
+    return LabelDistributions(ids.long(), probs, moved, batch.layout.draws)
 
 
 @torch.no_grad()
@@ -76,15 +79,15 @@ def ask_distributions(
     losses, ids, log_probs = ask_entries(
         states, layer, fields, top_k=top_k, draws=draws, vocab_size=vocab_size
     )
-    found = map_batch(fields, ids, log_probs, tables, losses=losses, draws=draws)
-    mapped_ids, probs = (torch.from_numpy(each).to(states.device) for each in found)
-    return LabelDistributions(mapped_ids.long(), probs, draws)
+    found = map_batch(fields, ids, log_probs, tables, losses, draws=draws)
+    mapped_ids, probs, moved = (torch.from_numpy(each).to(states.device) for each in found)
+    return LabelDistributions(mapped_ids.long(), probs, moved, draws)
 
 
 @torch.no_grad()
 def ask_entries(
     states: Tensor, layer: OutputLayer, rows: Rows, *, top_k: int, draws: int, vocab_size: int
-) -> tuple[NDArray[np.float32] | None, NDArray[np.int32], NDArray[np.float32]]:
+) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """Return what a running teacher says of its own tokens, as `map_batch` takes it.
 
     What is drawn is what `vocag score` draws: its pieces of documents are the rows' segments.
@@ -98,16 +101,13 @@ def ask_entries(
         vocab_size: tokens of the teacher's tokenizer.
 
     Returns:
-        With draws the losses, float32 [rows, T], else None; ids and log-probabilities
+        Losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
         [rows, T, K], with draws [rows, T, K + 1 + draws].
     """
-    if not draws:
-        ids, log_probs = likeliest_tokens(states, layer, top_k, vocab_size=vocab_size)
-        return None, ids.cpu().numpy().astype(np.int32), log_probs.float().cpu().numpy()
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.
     labels = pad(tokens[:, 1:].where(has_loss[:, 1:], -1), (0, 1), value=-1)
-    tail = TailDraws(_keys_of(rows).to(states.device), draws)
+    tail = TailDraws(_keys_of(rows).to(states.device), draws) if draws else None
     ahead, ids, log_probs = score_with_likeliest(
         states.flatten(0, 1),
         layer,
@@ -117,13 +117,14 @@ def ask_entries(
         tail=tail,
     )
     losses = pad(ahead.view(tokens.shape)[:, :-1], (1, 0)).float().cpu()
-    ids = torch.cat([pad(ids, (0, 1), value=-1), tail.ids], -1).int().cpu()
-    log_probs = pad(log_probs.float(), (0, 1 + draws), value=-torch.inf).cpu()
+    if tail is not None:
+        ids = torch.cat([pad(ids, (0, 1), value=-1), tail.ids], -1)
+        log_probs = pad(log_probs, (0, 1 + draws), value=-torch.inf)
     shape = (*tokens.shape, -1)
     return (
         losses.masked_fill(~has_loss, torch.nan).numpy(),
-        ids.view(shape).numpy(),
-        log_probs.view(shape).numpy(),
+        ids.view(shape).int().cpu().numpy(),
+        log_probs.view(shape).float().cpu().numpy(),
     )
 
 

@@ -20,7 +20,10 @@ TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(
 NUM_QUARANTINED = 9
 """Places of the fields in `RowLayout.kernel_starts`."""
 
-FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
+DISTRIBUTION_FIELDS = ("next_token_ids", "next_token_probs", "moved_mass")
+"""Fields of labels' distributions, in the order of `LabelEntries`."""
+
+FLOAT_FIELDS = ("loss_mask", "teacher_losses", *DISTRIBUTION_FIELDS[1:])
 """Fields whose words are float32."""
 
 STUDENT, TEACHER, SEGMENT = range(3)
@@ -77,7 +80,7 @@ class RowLayout:
         shapes |= {"teacher_losses": teacher} if self.with_losses else {}
         if self.top_k:
             entries = (self.seq_length, self.top_k)
-            shapes |= {"next_token_ids": entries, "next_token_probs": entries}
+            shapes |= dict(zip(DISTRIBUTION_FIELDS, (entries, entries, student), strict=True))
         return shapes | ({"source": ()} if self.sources else {})
 
     @cached_property

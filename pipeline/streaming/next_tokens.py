@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.distributions.kernels import RowFields
+from pipeline.distributions.kernels import LabelEntries, RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.stored_teachers import StoredTeachers
-from pipeline.streaming.layout import RowLayout
+from pipeline.streaming.layout import DISTRIBUTION_FIELDS, RowLayout
 
 _maps: dict[object, VocabularyMap] = {}
 """The tables of this process by tokenizers and conventions: a mixture's datasets share them."""
@@ -109,10 +109,8 @@ class NextTokens:
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
         """See `RowAnswers`."""
         fields = {name: layout.field(row, name) for name in RowFields._fields}
-        out = (layout.field(row, name) for name in ("next_token_ids", "next_token_probs"))
-        losses = layout.field(row, "teacher_losses") if self._draws else None
-        own = self._ids, self._log_probs, self._map
-        map_row(fields, *own, *out, draws=self._draws, losses=losses)
+        out = LabelEntries(*(layout.field(row, name) for name in DISTRIBUTION_FIELDS))
+        map_row(fields, self._ids, self._log_probs, self._map, out, draws=self._draws)
 
 
 def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:

@@ -31,8 +31,8 @@ a row of 6 student and 6 teacher tokens:
   text's first token if the convention has none.
 - With `Teaching.stored_losses` a row also holds `teacher_losses`, which `vocag score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
-- With `StreamConfig.with_distributions` a row also holds `next_token_ids` and `next_token_probs`:
-  what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
+- With `StreamConfig.with_distributions` a row also holds `next_token_ids`, `next_token_probs` and
+  `moved_mass`: what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
   `pipeline.distributions.mapping` says.
 - `cu_seqlens` are segment bounds, the padding last as a segment of its own; the array is filled up
   with the row's length, which makes empty segments.

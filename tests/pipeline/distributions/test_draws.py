@@ -46,7 +46,8 @@ def expected_distributions(student, teacher, row, probs):
     s_ids, t_ids = row["input_ids"][1:-1].tolist(), row["teacher_input_ids"][1:].tolist()
     starts = np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
     everything, byte, found, num_boundaries = np.arange(len(teacher)), 0, [], 0
-    for label in [*s_ids, None]:
+    losses = -np.log(probs[range(len(t_ids)), t_ids])
+    for place, label in enumerate([*s_ids, None]):
         token = int(np.searchsorted(starts, byte, side="right")) - 1
         prefix, own = TEXT[starts[token] : byte], probs[token]
         if prefix:
@@ -54,7 +55,11 @@ def expected_distributions(student, teacher, row, probs):
             known = np.array(sorted(exact))
             found.append(naive_inside(student, teacher, prefix, known, own[known]))
         else:
-            found.append(naive_boundary(student, teacher, ({0}, 0), everything, own))
+            first, stop = row["teacher_spans"][place] - 1
+            next_token = None if label is None else (label, t_ids[first], losses[first:stop])
+            found.append(
+                naive_boundary(student, teacher, ({0}, 0), everything, own, own=next_token)
+            )
             num_boundaries += 1
         byte += 0 if label is None else len(student[label])
     return found, num_boundaries
@@ -69,7 +74,7 @@ def test_the_gradient_is_right_on_average(student):
     probs = np.random.default_rng(0).dirichlet(np.ones(12), len(row["teacher_input_ids"]))
     losses, ids, log_probs = drawn_entries(row, probs)
     batch = {name: np.stack([values] * SEEDS) for name, values in row.items()}
-    to, masses = map_batch(batch, ids, log_probs, tables, losses=losses, draws=DRAWS)
+    to, masses, moved = map_batch(batch, ids, log_probs, tables, losses, draws=DRAWS)
 
     torch.manual_seed(0)
     places, mask = len(row["input_ids"]), torch.from_numpy(row["loss_mask"])
@@ -83,7 +88,8 @@ def test_the_gradient_is_right_on_average(student):
     )
     masks = mask.expand(SEEDS, -1)
     entries, given = torch.from_numpy(to), torch.from_numpy(masses)
-    loss = distilled_loss(scores, entries, given, loss_mask=masks, weight=1.0, draws=DRAWS).loss_sum
+    own = {"moved": torch.from_numpy(moved), "loss_mask": masks}
+    loss = distilled_loss(scores, entries, given, weight=1.0, draws=DRAWS, **own).loss_sum
     (found,) = torch.autograd.grad(loss / SEEDS, weight)
 
     whole, num_boundaries = expected_distributions(student, TEACHER, row, probs)
@@ -102,18 +108,19 @@ def test_the_gradient_is_right_on_average(student):
 
 def test_draws_share_what_is_left():
     """The text's own token has its mass unless it is an entry; rounded entries may hold all."""
-    row = RowFields(*(np.empty(0, np.int32),) * 6)._replace(
+    losses = np.array([np.nan, 2.0, 1.0, 3.0, np.nan], np.float32)
+    empty = np.empty(0, np.int32)
+    row = RowFields(empty, empty, empty, empty, empty, empty, losses)._replace(
         teacher_input_ids=np.array([9, 5, 6, 7, 8], np.int32),
         teacher_cu_seqlens=np.array([0, 4, 5, 5], np.int32),
     )
-    losses = np.array([np.nan, 2.0, 1.0, 3.0, np.nan], np.float32)
     ids = np.full((5, 5), -1, np.int32)
     probs = np.zeros((5, 5), np.float32)
     ids[:, 3:] = [20, 21]
     for place, own in enumerate([{4: 0.5, 3: 0.25}, {6: 0.4}, {1: 0.9, 2: 0.2}, {7: 0.5}, {}]):
         ids[place, : len(own)] = list(own)
         probs[place, : len(own)] = list(own.values())
-    give_masses(row, losses, Entries(ids, probs, 2))
+    give_masses(row, Entries(ids, probs, 2))
     # Another own token behind two entries; an entry that is the own; too much; no own token.
     assert ids[:, :3].tolist() == [[4, 3, 5], [6, -1, -1], [1, 2, 7], [7, -1, -1], [-1, -1, -1]]
     assert probs[0] == pytest.approx([0.5, 0.25, np.exp(-2), *[(0.25 - np.exp(-2)) / 2] * 2])
