@@ -22,6 +22,7 @@ from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.distributions import distilled_loss
+from pipeline.guidance.output_layer import OutputLayer
 from pipeline.methods.hf_pass import student_states
 from pipeline.methods.label_distributions import ask_entries
 from pipeline.models.hf_models import hidden_states, load_language_model
@@ -104,7 +105,7 @@ def relative_error(found: list[Tensor], whole: list[Tensor]) -> float:
     pairs = list(zip(found, whole, strict=True))
     squares = (sum(float((a - b).square().sum()) for a, b in pairs),
                sum(float(b.square().sum()) for _, b in pairs))  # fmt: skip
-    return (squares[0] / squares[1]) ** 0.5
+    return float((squares[0] / squares[1]) ** 0.5)
 
 
 def losses_of_row(
@@ -155,7 +156,7 @@ def boundary_states(batch: Rows, tables: VocabularyMap) -> Tensor:
 
 @torch.no_grad()
 def whole_distributions(
-    states: Tensor, layer: torch.nn.Module, tables: VocabularyMap, wanted: Tensor
+    states: Tensor, layer: OutputLayer, tables: VocabularyMap, wanted: Tensor
 ) -> Tensor:
     """Return the whole mapped distributions behind some places, fp32 [n, student's tokens]."""
     probs = layer.logits(states[wanted]).softmax(-1)
@@ -178,7 +179,7 @@ def _give_labels(
 
 def stored_distributions(
     states: Tensor,
-    layer: torch.nn.Module,
+    layer: OutputLayer,
     batch: Rows,
     tables: VocabularyMap,
     rule: DistributionRule,
