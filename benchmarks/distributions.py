@@ -133,8 +133,16 @@ def losses_of_row(
     for rule in rules:
         ids, probs, moved = stored_distributions(*given, rule)
         scores = linear_cross_entropy(hidden, layer, labels, loss_mask=chosen, entry_ids=ids)
-        own = {"moved": moved, "loss_mask": chosen, "draws": rule.draws}
-        losses.append(distilled_loss(scores, ids, probs, weight=1.0, **own).loss_sum)
+        found = distilled_loss(
+            scores,
+            ids,
+            probs,
+            moved=moved,
+            loss_mask=chosen,
+            weight=1.0,
+            draws=rule.draws,
+        )
+        losses.append(found.loss_sum)
     return losses, int(chosen.sum())
 
 
@@ -146,7 +154,7 @@ def boundary_states(batch: Rows, tables: VocabularyMap) -> Tensor:
     shape = batch["teacher_input_ids"].shape
     numbers = (np.arange(shape[1], dtype=np.float32) + 1) / (2 * shape[1])
     known = int(np.flatnonzero(tables.tables.mapped[0] >= 0)[0])
-    ids = np.broadcast_to(np.int32([known, -1, known]), (*shape, 3)).copy()
+    ids = np.broadcast_to(np.array([known, -1, known], np.int32), (*shape, 3)).copy()
     log_probs = np.broadcast_to(np.log1p(-numbers)[:, None], ids.shape).astype(np.float32)
     no_losses = np.full(shape, np.float32(np.nan))
     found, masses, _ = map_batch(batch, ids, log_probs, tables, no_losses, draws=1)
