@@ -95,6 +95,22 @@ class LabelEntries(NamedTuple):
     moved: NDArray[np.float32]
 
 
+class OwnToken(NamedTuple):
+    """The teacher's token with which a text goes on where a label starts.
+
+    Attributes:
+        label: the student's.
+        token_id: the teacher's, -1 if there is none.
+        loss: its loss, nats.
+        loss_behind: the sum over those behind it that overlap the label.
+    """
+
+    label: int
+    token_id: int
+    loss: float
+    loss_behind: float
+
+
 @compiled
 def map_places(
     row: RowFields,
@@ -105,7 +121,9 @@ def map_places(
     out: LabelEntries,
 ) -> None:
     """Write the distribution of each label of a row, see `pipeline.distributions.mapping`."""
-    _take_back(out, 0, len(out.ids))
+    out.ids[:] = NONE
+    out.probs[:] = 0
+    out.moved[:] = 0
     for segment in range(len(row.cu_seqlens) - 1):
         bounds = (
             row.cu_seqlens[segment],
@@ -140,7 +158,7 @@ def _map_segment(
     if t_end > token and row.teacher_input_ids[t_end - 1] == edges.teacher_end:
         t_end -= 1
     offset, before, anchor, known, confirmed = 0, NONE, start, True, False
-    last = end - 1
+    last, losses = end - 1, row.teacher_losses
     for at in range(first, end):
         place, label = at - 1, row.input_ids[at]
         span, stop = NONE, NONE
@@ -149,8 +167,8 @@ def _map_segment(
         if at == end - 1 and label == edges.student_end and span == stop >= 0:
             last = place
             if row.loss_mask[place] > 0 and t_end > t_start:
-                none = (t_end, t_end)
-                _map_boundary(row, tables.mapped[AMID], expected, none, scratch, out, place)
+                none = OwnToken(label, NONE, 0.0, 0.0)
+                _map_boundary(tables.mapped[AMID], expected, t_end - 1, none, scratch, out, place)
             break
         here = known and (place < start or (span == token and (offset > 0 or before == NONE)))
         if before >= 0 and span == before < stop:
@@ -172,8 +190,11 @@ def _map_segment(
                 prefix = (row.teacher_input_ids[token], offset)
                 _map_inside(prefix, expected, token - 1, tables, scratch, out, place)
             elif mode != NONE:
-                own = (token, stop)
-                _map_boundary(row, tables.mapped[mode], expected, own, scratch, out, place)
+                behind = 0.0
+                for other in range(token + 1, stop):
+                    behind += losses[other]
+                own = OwnToken(label, row.teacher_input_ids[token], losses[token], behind)
+                _map_boundary(tables.mapped[mode], expected, token - 1, own, scratch, out, place)
         before = stop if span < stop else NONE
         token, offset = found
     if not confirmed:
@@ -272,32 +293,36 @@ def _advance(
 
 @compiled
 def _map_boundary(
-    row: RowFields,
     mapped: NDArray[np.int32],
     expected: Entries,
-    own: tuple[int, int],
+    state: int,
+    own: OwnToken,
     scratch: NDArray[np.uint8],
     out: LabelEntries,
     place: int,
 ) -> None:
-    """Write what the teacher expects for the label at `place`.
-
-    `own` is the range of the teacher's tokens that overlap the label; empty if it is the end.
-    """
-    count, state = 0, own[0] - 1
+    """Write what the teacher expects behind its place `state` for the label at `place`."""
+    count, total, stored = 0, np.float32(0), np.float32(-1)
     ids, probs = out.ids[place], out.probs[place]
     for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
             break
+        mass = expected.probs[state, entry]
+        if teacher_id == own.token_id:
+            stored = mass
         if teacher_id >= len(mapped) or mapped[teacher_id] < 0:
             continue
-        mass = expected.probs[state, entry]
         count = _add(ids, probs, count, mapped[teacher_id], mass, scratch)
-    if own[0] < own[1]:
-        count = _give_label(row, mapped, expected, own, count, scratch, out, place)
+        total += mass
+    if own.token_id >= 0 and (stored < 0 or mapped[own.token_id] != own.label):
+        room = expected.ids.shape[1] - expected.draws
+        count = _give_label(mapped[own.token_id], stored, own, (count, room), scratch, out, place)
+        total = np.float32(0)
+        for slot in range(count):
+            total += probs[slot]
     # Quantised log-probabilities may add up to a little more than 1.
-    _finish(ids, probs, count, max(probs[:count].sum(), np.float32(1)), scratch)
+    _finish(ids, probs, count, max(total, np.float32(1)), scratch)
     _map_draws(mapped, expected, state, out, place)
 
 
@@ -315,47 +340,39 @@ def _map_draws(
 
 @compiled
 def _give_label(
-    row: RowFields,
-    mapped: NDArray[np.int32],
-    expected: Entries,
-    own: tuple[int, int],
-    count: int,
+    to: int,
+    stored: np.float32,
+    own: OwnToken,
+    counts: tuple[int, int],
     scratch: NDArray[np.uint8],
     out: LabelEntries,
     place: int,
 ) -> int:
     """Give the label its part of the mass of the text's own next token; return the entries' count.
 
-    The token is the first of `own`. Of its mass the label gets what the tokens behind it leave,
-    up to the label's end; the mass is known by its loss if it isn't stored. Where there is no
-    room, the label takes the place of the smallest entry, whose mass goes to the residual.
+    The token's bytes give to `to`; its mass is `stored` or, below 0, none of the entries, and its
+    loss says what it is. Of the mass the label gets what the tokens behind it leave, up to the
+    label's end. `counts` are of the entries and of the room for them: where there is none, the
+    label takes the place of the smallest entry, whose mass goes to the residual.
     """
-    label, first = row.input_ids[place + 1], row.teacher_input_ids[own[0]]
-    to, stored = mapped[first], np.float32(-1)
-    num_exact = expected.ids.shape[1] - expected.draws
-    for entry in range(num_exact):
-        if expected.ids[own[0] - 1, entry] == first:
-            stored = expected.probs[own[0] - 1, entry]
-    is_stored = stored >= 0
-    if is_stored and to == label:
-        return count
-    loss = 0.0
-    for token in range(own[0] + is_stored, own[1]):
-        loss += row.teacher_losses[token]
-    mass = np.exp(-loss) * (stored if is_stored else 1)
+    ids, probs = out.ids[place], out.probs[place]
+    count, room = counts
+    mass = np.exp(-own.loss_behind) * (stored if stored >= 0 else np.exp(-own.loss))
     if not mass > 0:  # a loss isn't known
         return count
-    ids, probs = out.ids[place], out.probs[place]
-    if to != label:
+    if to != own.label:
         out.moved[place] = mass
-    if is_stored and to >= 0:
+    if stored >= 0 and to >= 0:
         slot = scratch[to]
         probs[slot] -= mass
         if probs[slot] <= 0:
             count = _drop(ids, probs, count, slot, scratch)
-    if scratch[label] == FREE and count == num_exact:
-        count = _drop(ids, probs, count, int(np.argmin(probs[:count])), scratch)
-    return _add(ids, probs, count, label, mass, scratch)
+    if scratch[own.label] == FREE and count == room:
+        least = 0
+        for slot in range(1, count):
+            least = slot if probs[slot] < probs[least] else least
+        count = _drop(ids, probs, count, least, scratch)
+    return _add(ids, probs, count, own.label, mass, scratch)
 
 
 @compiled
