@@ -122,7 +122,7 @@ def distributions(options: argparse.Namespace) -> None:
     losses, every = AlignedRows(stored), AlignedRows(replace(stored, with_distributions=True))
 
     def unpacked() -> None:
-        with patch.object(NextTokens, "write", lambda *_: None):
+        with patch.object(NextTokens, "finish", lambda *_: None):
             read_rows(every)
 
     names = ("rows", "with losses", "with entries unpacked", "with distributions")

@@ -165,6 +165,13 @@ class VocagOptions:
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
         if not self.teaching.teacher:
             self._require_no_teacher_options()
+        if self.teaching.draws:
+            error = ArgumentError(
+                f"--vocag-draws {self.teaching.draws}: a teacher that runs next to Megatron "
+                "answers with its likeliest tokens alone, for no rank holds its whole vocabulary; "
+                "store draws by vocag score --draws, and train with --vocag-stored-losses"
+            )
+            raise hinted(error, "leave out --vocag-draws")
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
             error = ArgumentError(
                 "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "

@@ -1,7 +1,7 @@
 """What of a teacher's distributions is stored; no numpy, which options and help do without."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -18,12 +18,32 @@ class DistributionRule:
         top_mass: fewer where the likeliest hold this mass.
         vocab_size: of the dataset's teacher tokenizer; tokens beyond it have no entries.
         log_probs: how log-probabilities are stored; "uint8" code c is -20 (c / 255)² nats.
+        draws: tokens drawn at each position from what is neither among its entries nor the text's
+            own next token; rules without draws name neither this nor the seed.
+        draws_seed: of the draws.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
     top_mass: Annotated[float, Meta(gt=0, le=1)]
     vocab_size: Annotated[int, Meta(ge=1, le=1 << 31)]
     log_probs: Literal["uint8", "float16"]
+    draws: Annotated[int, Meta(ge=0, le=MOST_ENTRIES)] = 0
+    draws_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+    @property
+    def width(self) -> int:
+        """Next tokens of a position once all are known: entries, the text's own, and draws.
+
+        Example:
+            >>> DistributionRule(8, 1.0, 49152, "uint8", draws=4).width
+            13
+        """
+        return self.top_k + (self.draws and self.draws + 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, without those of draws if there are none."""
+        without = () if self.draws else ("draws", "draws_seed")
+        return {name: value for name, value in asdict(self).items() if name not in without}
 
     @property
     def id_bits(self) -> int:
@@ -43,9 +63,15 @@ class DistributionRule:
             'the likeliest 32 tokens up to 0.9 of the mass in uint8'
         """
         mass = f" up to {self.top_mass:g} of the mass" if self.top_mass < 1 else ""
-        return f"the likeliest {self.top_k} tokens{mass} in {self.log_probs}"
+        draws = f" and {self.draws} draws of the rest" if self.draws else ""
+        return f"the likeliest {self.top_k} tokens{mass}{draws} in {self.log_probs}"
 
     @property
     def entry_bytes(self) -> float:
         """Bytes that an entry takes."""
         return self.id_bits / 8 + _BYTES[self.log_probs]
+
+    @property
+    def draws_bytes(self) -> float:
+        """Bytes that a position's draws take."""
+        return self.draws * self.id_bits / 8

@@ -57,6 +57,8 @@ class ShardEntries:
             of each byte and id first.
         log_probs: uint8 or float16 [E], as the rule says; falling within a position.
         position_starts: int64 [D + 1]; document d owns positions as it owns entries.
+        draw_ids: uint8 [ceil(P * draws * id_bits / 8)], packed like ids; each position has as many
+            draws as the rule says, zeros if it has no entries.
     """
 
     rule: DistributionRule
@@ -65,6 +67,7 @@ class ShardEntries:
     ids: NDArray[np.uint8]
     log_probs: NDArray[Any]
     position_starts: NDArray[np.int64]
+    draw_ids: NDArray[np.uint8]
 
     def describe(self) -> EntriesRecord:
         """Return what a score manifest says of them."""
@@ -78,11 +81,13 @@ class ShardEntries:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return what a sidecar holds of them, by name."""
+        draws = {"draw_ids": self.draw_ids} if self.rule.draws else {}
         return {
             "entry_counts": self.counts,
             "entry_starts": self.starts.astype(np.uint64),
             "entry_ids": self.ids,
             "entry_log_probs": self.log_probs,
+            **draws,
         }
 
 
@@ -94,11 +99,13 @@ class TopTokens:
         rule: what is stored.
         ids: int32 [P, K]; -1 if a position has no entry.
         log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
+        draws: int32 [P, draws]; 0 if a position has no entry.
     """
 
     rule: DistributionRule
     ids: NDArray[np.int32]
     log_probs: NDArray[Any]
+    draws: NDArray[np.int32]
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
@@ -109,7 +116,9 @@ class TopTokens:
             rule: what is stored.
         """
         shape = int(position_starts(starts)[-1]), rule.top_k
-        return cls(rule, np.full(shape, -1, np.int32), np.zeros(shape, _DTYPES[rule.log_probs]))
+        draws = np.zeros((shape[0], rule.draws), np.int32)
+        log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
+        return cls(rule, np.full(shape, -1, np.int32), log_probs, draws)
 
     def put(
         self,
@@ -146,6 +155,7 @@ class TopTokens:
             ids=pack_ids(self.ids[is_entry], self.rule.id_bits),
             log_probs=self.log_probs[is_entry],
             position_starts=positions,
+            draw_ids=pack_ids(self.draws.ravel(), self.rule.id_bits),
         )
 
 
@@ -266,7 +276,14 @@ def decode_entries(
             f"{len(log_probs)} entry_log_probs and {len(ids)} bytes of entry_ids, "
             f"{rule.id_bits} bits each, of {entry_starts[-1]} entries"
         )
-    return ShardEntries(rule, counts, entry_starts, ids, log_probs, positions)
+    draws, num_draws = ids[:0], len(counts) * rule.draws
+    if rule.draws:
+        draws = view_vector(data, body, header["draw_ids"], "U8")
+    if len(draws) != -(-num_draws * rule.id_bits // 8):
+        raise ValueError(
+            f"{len(draws)} bytes of draw_ids, {rule.id_bits} bits each, of {num_draws}"
+        )
+    return ShardEntries(rule, counts, entry_starts, ids, log_probs, positions, draws)
 
 
 def _require_counts(

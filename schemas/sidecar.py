@@ -103,6 +103,8 @@ class TeacherRule:
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without what there is none of to name."""
         body = asdict(self)
+        if self.distributions is not None:
+            body["distributions"] = self.distributions.to_json()
         return {name: value for name, value in body.items() if value not in (None, "")}
 
 
@@ -235,7 +237,7 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
         "starts": scores.starts.astype(np.uint32),
     }
     if scores.entries is not None:
-        metadata["distributions"] = asdict(scores.entries.rule)
+        metadata["distributions"] = scores.entries.rule.to_json()
         tensors |= scores.entries.tensors()
     # one key: the library writes several in random order
     return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))

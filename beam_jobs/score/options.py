@@ -35,6 +35,9 @@ examples:
   # what else the teacher would have said, too: 16 tokens a position, or fewer that hold 0.95
   vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 16 --top-mass 0.95
 
+  # a third fewer bytes than 16 tokens, and no bias: 8 tokens, and 4 draws of all others
+  vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 8 --draws 4
+
   # then train without a teacher
   vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B \\
       --seq-length 2048 --student models/student --output runs/guided
@@ -112,6 +115,11 @@ class ScoreOptions:
     def __post_init__(self) -> None:
         """Check what belongs together."""
         own = self.served
+        if self.engine == "openai" and self.top.draws:
+            raise OptionsError(
+                "--draws needs --engine transformers: servers give their likeliest tokens alone, "
+                "and nothing can be drawn from the rest"
+            )
         if self.engine == "transformers":
             if not self.teacher:
                 raise OptionsError("--teacher is required")

@@ -57,7 +57,7 @@ def _sizes(
     if rule is None:
         return _LOSS_BYTES, of_document, of_shard
     num_entries = rule.top_k if entries_per_position is None else entries_per_position
-    of_position = 1 + num_entries * rule.entry_bytes
+    of_position = 1 + num_entries * rule.entry_bytes + rule.draws_bytes
     of_document += _ENTRY_START_BYTES + of_position
     return _LOSS_BYTES + of_position, of_document, of_shard + _ENTRY_HEADER_BYTES
 

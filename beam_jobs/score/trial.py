@@ -40,9 +40,10 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     num_bytes = estimate_disk(folder, shards, rule, per_position)
     distributions = []
     if rule.distributions is not None and per_position is not None:
-        each = 3 + per_position * rule.distributions.entry_bytes
+        stored = rule.distributions
+        each = 3 + per_position * stored.entry_bytes + stored.draws_bytes
         distributions = [
-            f"  distributions   {rule.distributions.describe()}: {per_position:.2f} a position, "
+            f"  distributions   {stored.describe()}: {per_position:.2f} a position, "
             f"{each:.1f} bytes a teacher token with its loss"
         ]
     return "\n".join(

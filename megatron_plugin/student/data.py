@@ -71,6 +71,7 @@ class StudentData:
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)
+            self._options.chosen_method.check_draws(self._training.layout.draws)
         return self._training
 
     def training_batches(

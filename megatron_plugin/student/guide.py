@@ -54,21 +54,20 @@ class Guide:
             return answer.losses
         host = TeacherAnswer(answer.values.cpu())
         sizes = [len(batch.tokens) for batch in batches]
-        asked = zip(
-            batches, host.next_ids.split(sizes), host.next_log_probs.split(sizes), strict=True
-        )
+        told = host.next_ids.int(), host.next_log_probs, host.losses
+        asked = zip(batches, *(each.split(sizes) for each in told), strict=True)
+        tables = self.vocabulary_map()
         mapped = [
-            map_batch(batch.rows, ids.int().numpy(), log_probs.numpy(), self.vocabulary_map())
-            for batch, ids, log_probs in asked
+            map_batch(batch.rows, ids.numpy(), log_probs.numpy(), tables, losses.numpy())
+            for batch, ids, log_probs, losses in asked
         ]
-        ids, probs = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
-        both = (torch.from_numpy(each).flatten(1) for each in (ids, probs))
-        return torch.cat((host.losses, *both), 1)
+        found = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
+        return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)
 
     def num_values(self, batch: MicroBatch) -> int:
         """Return how many values `read_answer` gives for a row."""
-        labels = 2 * self.top_k * batch.rows["labels"].shape[1]
-        return batch.rows["teacher_input_ids"].shape[1] + labels
+        of_label = 2 * self.top_k + bool(self.top_k)
+        return batch.rows["teacher_input_ids"].shape[1] + of_label * batch.rows["labels"].shape[1]
 
     def by_teacher(
         self, batches: list[MicroBatch], values: Tensor, *, waited_seconds: float
@@ -77,8 +76,8 @@ class Guide:
 
         Args:
             batches: as `teacher_rows` took them.
-            values: fp32 [rows of all, teacher_seq_length + 2 * seq_length * top_k], on the device:
-                losses in nats, each label's next tokens, whole numbers, and their probabilities.
+            values: fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
+                next tokens, whole numbers, their probabilities, and its `moved_mass`.
             waited_seconds: how long the student waited for them.
 
         Raises:
@@ -110,9 +109,10 @@ class Guide:
         losses, others = values[:, :places], values[:, places:]
         if not self.top_k:
             return Taught(losses, None, waited_seconds)
-        shape = 2, batch.rows["labels"].shape[1], self.top_k
-        ids, probs = others.unflatten(1, shape).unbind(1)
-        return Taught(losses, LabelDistributions(ids.long(), probs), waited_seconds)
+        labels = batch.rows["labels"].shape[1]
+        entries, moved = others[:, :-labels], others[:, -labels:]
+        ids, probs = entries.unflatten(1, (2, labels, self.top_k)).unbind(1)
+        return Taught(losses, LabelDistributions(ids.long(), probs, moved), waited_seconds)
 
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
         """Return a batch whose losses are NaN where there are none, and whose documents are sound.

@@ -55,6 +55,7 @@ class RowFields(NamedTuple):
         teacher_input_ids: int32 [T].
         cu_seqlens: int32 [segments + 1].
         teacher_cu_seqlens: int32 [segments + 1].
+        teacher_losses: float32 [T], nats, NaN where none is known.
     """
 
     input_ids: NDArray[np.int32]
@@ -63,18 +64,51 @@ class RowFields(NamedTuple):
     teacher_input_ids: NDArray[np.int32]
     cu_seqlens: NDArray[np.int32]
     teacher_cu_seqlens: NDArray[np.int32]
+    teacher_losses: NDArray[np.float32]
 
 
 class Entries(NamedTuple):
-    """Next tokens of each place: of the teacher's places, or of the student's.
+    """What a teacher expects after each of its tokens.
 
     Attributes:
-        ids: int32 [places, K], -1 behind the last.
-        probs: float32 [places, K].
+        ids: int32 [T, K], -1 behind the last.
+        probs: float32 [T, K].
+        draws: how many of the K, the last, are draws; any of them may be -1.
     """
 
     ids: NDArray[np.int32]
     probs: NDArray[np.float32]
+    draws: int
+
+
+class LabelEntries(NamedTuple):
+    """What that means for each label.
+
+    Attributes:
+        ids: int32 [S, K], the student's, -1 behind the last.
+        probs: float32 [S, K].
+        moved: float32 [S], see `pipeline.streaming`'s `moved_mass`.
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float32]
+    moved: NDArray[np.float32]
+
+
+class OwnToken(NamedTuple):
+    """The teacher's token with which a text goes on where a label starts.
+
+    Attributes:
+        label: the student's.
+        token_id: the teacher's, -1 if there is none.
+        loss: its loss, nats.
+        loss_behind: the sum over those behind it that overlap the label.
+    """
+
+    label: int
+    token_id: int
+    loss: float
+    loss_behind: float
 
 
 @compiled
@@ -84,11 +118,12 @@ def map_places(
     tables: Tables,
     edges: Edges,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
 ) -> None:
     """Write the distribution of each label of a row, see `pipeline.distributions.mapping`."""
     out.ids[:] = NONE
     out.probs[:] = 0
+    out.moved[:] = 0
     for segment in range(len(row.cu_seqlens) - 1):
         bounds = (
             row.cu_seqlens[segment],
@@ -108,7 +143,7 @@ def _map_segment(
     tables: Tables,
     edges: Edges,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
 ) -> None:
     """Walk over a segment's student and teacher tokens side by side, byte by byte.
 
@@ -123,7 +158,7 @@ def _map_segment(
     if t_end > token and row.teacher_input_ids[t_end - 1] == edges.teacher_end:
         t_end -= 1
     offset, before, anchor, known, confirmed = 0, NONE, start, True, False
-    last = end - 1
+    last, losses = end - 1, row.teacher_losses
     for at in range(first, end):
         place, label = at - 1, row.input_ids[at]
         span, stop = NONE, NONE
@@ -132,7 +167,8 @@ def _map_segment(
         if at == end - 1 and label == edges.student_end and span == stop >= 0:
             last = place
             if row.loss_mask[place] > 0 and t_end > t_start:
-                _map_boundary(tables.mapped[AMID], expected, t_end - 1, scratch, out, place)
+                none = OwnToken(label, NONE, 0.0, 0.0)
+                _map_boundary(tables.mapped[AMID], expected, t_end - 1, none, scratch, out, place)
             break
         here = known and (place < start or (span == token and (offset > 0 or before == NONE)))
         if before >= 0 and span == before < stop:
@@ -154,7 +190,11 @@ def _map_segment(
                 prefix = (row.teacher_input_ids[token], offset)
                 _map_inside(prefix, expected, token - 1, tables, scratch, out, place)
             elif mode != NONE:
-                _map_boundary(tables.mapped[mode], expected, token - 1, scratch, out, place)
+                behind = 0.0
+                for other in range(token + 1, stop):
+                    behind += losses[other]
+                own = OwnToken(label, row.teacher_input_ids[token], losses[token], behind)
+                _map_boundary(tables.mapped[mode], expected, token - 1, own, scratch, out, place)
         before = stop if span < stop else NONE
         token, offset = found
     if not confirmed:
@@ -167,10 +207,11 @@ def _is_context(token_id: int, context: tuple[int, int]) -> int:
 
 
 @compiled
-def _take_back(out: Entries, start: int, stop: int) -> None:
+def _take_back(out: LabelEntries, start: int, stop: int) -> None:
     for place in range(start, stop):
         out.ids[place] = NONE
         out.probs[place] = 0
+        out.moved[place] = 0
 
 
 @compiled
@@ -255,24 +296,101 @@ def _map_boundary(
     mapped: NDArray[np.int32],
     expected: Entries,
     state: int,
+    own: OwnToken,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
     place: int,
 ) -> None:
     """Write what the teacher expects behind its place `state` for the label at `place`."""
-    count, total = 0, np.float32(0)
+    count, total, stored = 0, np.float32(0), np.float32(-1)
     ids, probs = out.ids[place], out.probs[place]
-    for entry in range(expected.ids.shape[1]):
+    for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
             break
+        mass = expected.probs[state, entry]
+        if teacher_id == own.token_id:
+            stored = mass
         if teacher_id >= len(mapped) or mapped[teacher_id] < 0:
             continue
-        mass = expected.probs[state, entry]
         count = _add(ids, probs, count, mapped[teacher_id], mass, scratch)
         total += mass
+    if own.token_id >= 0 and (stored < 0 or mapped[own.token_id] != own.label):
+        room = expected.ids.shape[1] - expected.draws
+        count = _give_label(mapped[own.token_id], stored, own, (count, room), scratch, out, place)
+        total = np.float32(0)
+        for slot in range(count):
+            total += probs[slot]
     # Quantised log-probabilities may add up to a little more than 1.
     _finish(ids, probs, count, max(total, np.float32(1)), scratch)
+    _map_draws(mapped, expected, state, out, place)
+
+
+@compiled
+def _map_draws(
+    mapped: NDArray[np.int32], expected: Entries, state: int, out: LabelEntries, place: int
+) -> None:
+    """Write the draws, each for itself: added to entries, they could not be told from them."""
+    for entry in range(expected.ids.shape[1] - expected.draws, expected.ids.shape[1]):
+        teacher_id = expected.ids[state, entry]
+        if 0 <= teacher_id < len(mapped) and mapped[teacher_id] >= 0:
+            out.ids[place, entry] = mapped[teacher_id]
+            out.probs[place, entry] = expected.probs[state, entry]
+
+
+@compiled
+def _give_label(
+    to: int,
+    stored: np.float32,
+    own: OwnToken,
+    counts: tuple[int, int],
+    scratch: NDArray[np.uint8],
+    out: LabelEntries,
+    place: int,
+) -> int:
+    """Give the label its part of the mass of the text's own next token; return the entries' count.
+
+    The token's bytes give to `to`; its mass is `stored` or, below 0, none of the entries, and its
+    loss says what it is. Of the mass the label gets what the tokens behind it leave, up to the
+    label's end. `counts` are of the entries and of the room for them: where there is none, the
+    label takes the place of the smallest entry, whose mass goes to the residual.
+    """
+    ids, probs = out.ids[place], out.probs[place]
+    count, room = counts
+    mass = np.exp(-own.loss_behind) * (stored if stored >= 0 else np.exp(-own.loss))
+    if not mass > 0:  # a loss isn't known
+        return count
+    if to != own.label:
+        out.moved[place] = mass
+    if stored >= 0 and to >= 0:
+        slot = scratch[to]
+        probs[slot] -= mass
+        if probs[slot] <= 0:
+            count = _drop(ids, probs, count, slot, scratch)
+    if scratch[own.label] == FREE and count == room:
+        least = 0
+        for slot in range(1, count):
+            least = slot if probs[slot] < probs[least] else least
+        count = _drop(ids, probs, count, least, scratch)
+    return _add(ids, probs, count, own.label, mass, scratch)
+
+
+@compiled
+def _drop(
+    ids: NDArray[np.int32],
+    probs: NDArray[np.float32],
+    count: int,
+    slot: int,
+    scratch: NDArray[np.uint8],
+) -> int:
+    """Leave an entry's mass to the residual; return how many entries there are."""
+    scratch[ids[slot]] = FREE
+    last = count - 1
+    if slot < last:
+        ids[slot], probs[slot] = ids[last], probs[last]
+        scratch[ids[slot]] = slot
+    ids[last], probs[last] = NONE, 0
+    return last
 
 
 @compiled
@@ -282,19 +400,20 @@ def _map_inside(
     state: int,
     tables: Tables,
     scratch: NDArray[np.uint8],
-    out: Entries,
+    out: LabelEntries,
     place: int,
 ) -> None:
     """Write what the teacher expects behind `state`, given that it begins with some bytes.
 
-    `prefix` names them: a teacher token and how many of its bytes.
+    `prefix` names them: a teacher token and how many of its bytes. Draws aren't counted: what they
+    say is right on average, a quotient of it isn't.
     """
     width = prefix[1]
     at = tables.teacher_starts[prefix[0]]
     given = tables.teacher_bytes[at : at + width]
     count, extending, ending = 0, np.float32(0), np.float32(0)
     ids, probs = out.ids[place], out.probs[place]
-    for entry in range(expected.ids.shape[1]):
+    for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
             break

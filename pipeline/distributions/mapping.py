@@ -6,6 +6,11 @@ text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d": the label "a
 A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a", "ab", "b"
 and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
+The text's own next token, here "a", is the exception: of its mass the label gets what the teacher's
+tokens behind it leave, up to the label's end. If "bc" has a loss of 0.5 nats, "ab" gets
+0.6 exp(-0.5) = 0.36 of it: "ab" 0.66, "a" 0.24, "b" 0.1. By bytes alone a teacher that is certain
+of the text would contradict it. Where the label ends inside a teacher token it is a lower bound.
+
 "cd" starts inside the teacher's "bc", which its "b" comes before. What the teacher expects after
 "a" is known; of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the
 student tokens that the rest of their bytes ("c", "cd") begins with, renormalised. "b" itself says
@@ -25,7 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.distributions.kernels import FREE, Entries, RowFields, map_places
+from pipeline.distributions.draws import give_masses
+from pipeline.distributions.kernels import FREE, Entries, LabelEntries, RowFields, map_places
 from pipeline.distributions.vocabulary_map import VocabularyMap
 
 
@@ -34,24 +40,28 @@ def map_row(
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
     vocabulary_map: VocabularyMap,
-    next_token_ids: NDArray[np.int32],
-    next_token_probs: NDArray[np.float32],
+    out: LabelEntries,
+    *,
+    draws: int = 0,
 ) -> None:
     """Write the distribution of each label of a row.
 
     Args:
-        row: fields of a row, as `pipeline.streaming.Rows` names them; tensors or arrays.
+        row: fields of a row, as `pipeline.streaming.Rows` names them, with `teacher_losses`;
+            tensors or arrays.
         ids: int32 [T, K], the teacher's ids that it expects after its token at each place of the
             row, -1 behind the last.
         log_probs: float32 [T, K], nats, theirs.
         vocabulary_map: of the row's tokenizers.
-        next_token_ids: int32 [S, K], written: distinct student ids by falling mass for the label at
-            each place, -1 behind the last; -1 alone if there is no distribution.
-        next_token_probs: float32 [S, K], written: their mass; at most 1 in all.
+        out: written: distinct student ids by falling mass for the label at each place, -1 behind
+            the last; -1 alone if there is no distribution. Their mass is at most 1 in all.
+        draws: how many of the K, the last, are draws (`pipeline.distributions.draws`): written
+            into the same columns, -1 where there is none.
     """
     fields = RowFields(*(np.asarray(row[name]) for name in RowFields._fields))
-    expected = Entries(ids, np.exp(log_probs))
-    out = Entries(next_token_ids, next_token_probs)
+    expected = Entries(ids, np.exp(log_probs), draws)
+    if draws:
+        give_masses(fields, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     # Made anew: a map is shared by threads, and a row costs fifty times as much.
     scratch = np.full(len(tables.student_starts) - 1, FREE, np.uint8)
@@ -63,7 +73,10 @@ def map_batch(
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
     vocabulary_map: VocabularyMap,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    teacher_losses: NDArray[np.float32],
+    *,
+    draws: int = 0,
+) -> LabelEntries:
     """Return the distributions of a batch's labels, for a teacher that runs with the student.
 
     Args:
@@ -71,17 +84,24 @@ def map_batch(
         ids: int32 [B, T, K], as in `map_row`.
         log_probs: float32 [B, T, K].
         vocabulary_map: of the rows' tokenizers.
+        teacher_losses: float32 [B, T], nats, the same teacher's; NaN where there is none.
+        draws: as in `map_row`.
 
     Returns:
-        `next_token_ids` int32 [B, S, K] and `next_token_probs` float32 [B, S, K].
+        Of each row, [B, S, K] and [B, S].
 
     Example:
-        >>> next_ids, probs = map_batch(rows, ids, log_probs, vocabulary_map)  # doctest: +SKIP
+        >>> found = map_batch(rows, ids, log_probs, vocabulary_map, losses)  # doctest: +SKIP
     """
+    rows = {**rows, "teacher_losses": teacher_losses}
     fields = {name: np.asarray(rows[name]) for name in RowFields._fields}
-    shape = (*fields["input_ids"].shape, ids.shape[-1])
-    out = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    places = fields["input_ids"].shape
+    shape = (*places, ids.shape[-1])
+    out = LabelEntries(
+        np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(places, np.float32)
+    )
     for number in range(len(ids)):
         row = {name: values[number] for name, values in fields.items()}
-        map_row(row, ids[number], log_probs[number], vocabulary_map, out[0][number], out[1][number])
+        own = LabelEntries(*(each[number] for each in out))
+        map_row(row, ids[number], log_probs[number], vocabulary_map, own, draws=draws)
     return out

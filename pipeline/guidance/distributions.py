@@ -97,11 +97,13 @@ def distilled_loss(
     entry_ids: Tensor,
     probs: Tensor,
     *,
+    moved: Tensor,
     loss_mask: Tensor,
     weight: float,
     chosen: Tensor | None = None,
     temperature: float = 1.0,
     reverse: bool = False,
+    draws: int = 0,
 ) -> LossResult:
     """Return λ KL + (1 - λ) cross entropy where a distribution is learned, cross entropy elsewhere.
 
@@ -110,27 +112,39 @@ def distilled_loss(
         entry_ids: int [rows, seq_length, K], -1 behind the last and alone if a label has no
             distribution.
         probs: float [rows, seq_length, K], the teacher's.
+        moved: float [rows, seq_length], `moved_mass` of the rows.
         loss_mask: bool or float [rows, seq_length].
         weight: λ, 0..1.
         chosen: bool [rows, seq_length], the labels whose distribution is learned; None: all that
             have one.
         temperature: as in `distribution_divergences`.
         reverse: as there.
+        draws: how many of the K entries, the last, are draws of the rest (see
+            `pipeline.distributions.draws`). The cross entropy with entries and draws over all of
+            the student's tokens then takes the place of the KL: its gradient, the student's
+            distribution less the teacher's, is right on average. `divergence` stays the KL of
+            the other entries and the residual, without a gradient.
 
     Returns:
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
         `student_loss_untaught` over the others, `taught_fraction` of all; `distribution_fraction`,
-        the share of labels with a distribution, and `mass_held`, what its entries hold on average.
+        the share of labels with a distribution, and `mass_held`, what its entries hold on average;
+        over the labels whose distribution is learned `contradicted_fraction`, the share at which
+        the text's own token by its bytes alone would count for a token other than the label, and
+        `mass_moved`, the mass that is the label's instead, averaged over all of them.
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
-        ValueError: shapes disagree, λ or the temperature are impossible.
+        ValueError: shapes disagree, λ or the temperature are impossible, or there are draws and a
+            temperature or `reverse`.
 
     Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2.
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must lie in 0..1, got {weight}: it is the λ of λ KL + (1 - λ) CE")
+    if draws and (temperature != 1 or reverse):
+        raise ValueError("draws are learned by cross entropy, without temperature or reverse")
     assert scores.entry_log_probs is not None
     check_same_shape(scores.losses, loss_mask=loss_mask, chosen=chosen, probs=probs[..., 0])
     mask = loss_mask.bool()
@@ -139,17 +153,25 @@ def distilled_loss(
     # Elsewhere both have nothing but a residual, so the divergence is 0. To look for the places
     # that are taught, the host would wait for the device.
     silent = ~taught.unsqueeze(-1)
+    student = scores.entry_log_probs.masked_fill(silent, -torch.inf).flatten(0, -2)
+    teacher = probs.masked_fill(silent, 0.0).flatten(0, -2)
+    num_exact = probs.shape[-1] - draws
     divergences = distribution_divergences(
-        scores.entry_log_probs.masked_fill(silent, -torch.inf).flatten(0, -2),
-        probs.masked_fill(silent, 0.0).flatten(0, -2),
+        student[:, :num_exact].detach() if draws else student,
+        teacher[:, :num_exact],
         temperature=temperature,
         reverse=reverse,
     ).view(taught.shape)
-    check_finite({"student_losses": (scores.losses, mask), "divergences": (divergences, taught)})
+    learned = divergences
+    if draws:
+        learned = _cross_entropies(student, teacher).view(taught.shape)
+    check_finite({"student_losses": (scores.losses, mask), "divergences": (learned, taught)})
     divergence = divergences.sum()
     taught_loss = torch.where(taught, scores.losses, 0.0).sum()
     untaught_loss = torch.where(mask & ~taught, scores.losses, 0.0).sum()
-    num_labels, num_known, num_taught = torch.stack((mask, known, taught)).flatten(1).sum(-1)
+    gained = torch.where(taught, moved, 0.0)
+    counts = torch.stack((mask, known, taught, gained > 0)).flatten(1).sum(-1)
+    num_labels, num_known, num_taught, num_contradicted = counts
     pairs = {
         "student_loss": (taught_loss + untaught_loss, num_labels),
         "student_loss_taught": (taught_loss, num_taught),
@@ -157,13 +179,20 @@ def distilled_loss(
         "divergence": (divergence, num_taught),
         "taught_fraction": (num_taught, num_labels),
         "distribution_fraction": (num_known, num_labels),
-        "mass_held": (torch.where(known, probs.sum(-1), 0.0).sum(), num_known),
+        "mass_held": (torch.where(known, probs[..., :num_exact].sum(-1), 0.0).sum(), num_known),
+        "contradicted_fraction": (num_contradicted, num_taught),
+        "mass_moved": (gained.sum(), num_taught),
     }
     metrics = {
         name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs
     }
-    loss_sum = weight * divergence + (1 - weight) * taught_loss + untaught_loss
+    loss_sum = weight * learned.sum() + (1 - weight) * taught_loss + untaught_loss
     return LossResult(loss_sum, num_labels, metrics)
+
+
+def _cross_entropies(entry_log_probs: Tensor, probs: Tensor) -> Tensor:
+    """Return the cross entropy with entries over all tokens, [n]; one named twice counts twice."""
+    return -(probs.to(entry_log_probs.dtype) * entry_log_probs.where(probs > 0, 0.0)).sum(-1)
 
 
 def _student_bins(entries: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ As in `pipeline.guidance.cross_entropy` the vocabulary comes in chunks, and no m
 of logits is held. A token's likeliest so far are compared with a chunk only where the chunk holds a
 larger logit, so that most chunks cost little.
 
-Shapes: hidden [..., H]; inside, n tokens, v rows of the vocabulary, K likeliest tokens.
+Shapes: n tokens, v rows of the vocabulary, K likeliest tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.guidance.cross_entropy import wide_products
+from pipeline.guidance.draws import TailDraws
 from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
     OutputLayer,
@@ -31,37 +32,6 @@ _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be tol
 
 
 @torch.no_grad()
-def likeliest_tokens(
-    hidden: Tensor, output_layer: OutputLayer, top_k: int, *, vocab_size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return what a model finds likeliest to come next, without gradient.
-
-    Args:
-        hidden: float [..., H], the states that enter the output layer.
-        output_layer: with its scale and cap.
-        top_k: K, how many tokens.
-        vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
-            layer in any case. None: all rows.
-
-    Returns:
-        int64 [..., K], token ids, likeliest first, equally likely ones by rising id; and fp32
-        (fp64 for fp64 inputs) [..., K], their log-probabilities, nats.
-
-    Raises:
-        ValueError: more tokens than there are.
-
-    Example:
-        >>> likeliest_tokens(torch.ones(1, 1), OutputLayer(torch.tensor([[0.0], [0.0]])), 1)
-        (tensor([[0]]), tensor([[-0.6931]]))
-    """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    ids, logits, log_normaliser = _walk(flat, output_layer, top_k, vocab_size)
-    log_probs = (logits - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
-    shape = *hidden.shape[:-1], top_k
-    return ids.view(shape), log_probs.view(shape)
-
-
-@torch.no_grad()
 def score_with_likeliest(
     hidden: Tensor,
     output_layer: OutputLayer,
@@ -70,26 +40,44 @@ def score_with_likeliest(
     *,
     vocab_size: int | None = None,
     share: VocabularyShare | None = None,
+    tail: TailDraws | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses of labels and, of the same walk, the likeliest tokens; without gradient.
+    """Return losses of labels and, of the same walk, what a model finds likeliest; no gradient.
 
     Args:
-        hidden: float [n, H], as in `likeliest_tokens`.
+        hidden: float [n, H], the states that enter the output layer.
         output_layer: with its scale and cap.
-        labels: int64 [n].
+        labels: int64 [n]; -1 if nothing comes, whose loss is any number.
         top_k: K, how many tokens.
-        vocab_size: as in `likeliest_tokens`.
+        vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
+            layer in any case. None: all rows.
         share: which rows of the whole output layer this rank's are, where ranks share them; all
             call, with the same states and labels, and get the same. Rows behind them are padding.
+        tail: draws from what is neither among the likeliest nor the label; only where one rank has
+            the whole output layer.
 
     Returns:
-        fp32 [n], `-log softmax(logits)[label]` in nats, and what `likeliest_tokens` returns.
+        fp32 (fp64 for fp64 inputs) [n], `-log softmax(logits)[label]` in nats; int64 [n, K], token
+        ids, likeliest first, equally likely ones by rising id; and [n, K], their log-probabilities.
 
     Raises:
         ValueError: more tokens than there are.
+
+    Example:
+        >>> layer = OutputLayer(torch.tensor([[0.0], [0.0]]))
+        >>> score_with_likeliest(torch.ones(1, 1), layer, torch.tensor([1]), 1)
+        (tensor([0.6931]), tensor([[0]]), tensor([[-0.6931]]))
     """
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
-    ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, vocab_size, share)
+    if tail is None:
+        ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, vocab_size, share)
+    else:
+        assert share.group is None
+        ids, logits, log_normaliser = _walk(hidden, output_layer, top_k, vocab_size, tail)
+        excluded = torch.cat([ids, labels.unsqueeze(-1)], -1)
+        with torch.autocast(hidden.device.type, enabled=False):
+            num_ids = min(output_layer.vocab_size, vocab_size or output_layer.vocab_size)
+            tail.draw(hidden, output_layer, excluded, num_ids)
     own = share.own_ids(labels)
     products = (widen(hidden) * widen(output_layer.weight[own.clamp_min(0)])).sum(-1)
     label_products = share.sum(products.where(own >= 0, 0.0))
@@ -127,9 +115,13 @@ def _walk_shared(
 
 
 def _walk(
-    hidden_nh: Tensor, layer: OutputLayer, top_k: int, vocab_size: int | None
+    hidden_nh: Tensor,
+    layer: OutputLayer,
+    top_k: int,
+    vocab_size: int | None,
+    tail: TailDraws | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids [n, K], logits [n, K] and log normalisers [n]."""
+    """Return ids [n, K], logits [n, K] and log normalisers [n]; let `tail` see the chunks."""
     num_rows = layer.vocab_size
     num_ids = min(num_rows, vocab_size or num_rows)
     if not 1 <= top_k <= num_ids:
@@ -138,7 +130,9 @@ def _walk(
         states = widen_once(hidden_nh)
         maximum = widen(hidden_nh).new_full((len(states),), torch.finfo(torch.float32).min)
         total, top = torch.zeros_like(maximum), _RunningTop(maximum, top_k)
-        for chunk in row_chunks(num_rows, rows_at_once(len(states), states.device)):
+        at_once = rows_at_once(len(states), states.device)
+        at_once = at_once if tail is None else tail.whole_blocks(at_once)
+        for chunk in row_chunks(num_rows, at_once):
             products_nv = matmul_wide(states, layer.weight[chunk].T)
             logits_nv = to_logits(products_nv, layer.scale, layer.cap)
             largest = logits_nv.amax(-1)
@@ -148,6 +142,8 @@ def _walk(
             exponents_nv = logits_nv.sub_(new_maximum.unsqueeze(-1)).clamp_min_(MIN_EXPONENT)
             total = torch.exp(maximum - new_maximum) * total + exponents_nv.exp_().sum(-1)
             maximum = new_maximum
+            if tail is not None and chunk.start < num_ids:
+                tail.see(exponents_nv[:, : num_ids - chunk.start], maximum)
         top.tell_apart(hidden_nh, layer, num_ids)
     return top.ids, top.values, maximum + total.log()
 

@@ -24,11 +24,13 @@ def _loss(given: MicroBatchLoss) -> LossResult:
         given.scores,
         known.ids,
         known.probs,
+        moved=known.moved,
         loss_mask=given.loss_mask,
         weight=given.weight,
         chosen=chosen,
         temperature=method.temperature,
         reverse=method.reverse_kl,
+        draws=known.draws,
     )
 
 

@@ -34,6 +34,7 @@ class StudentPass(MicroBatchLoss):
         with_distributions: whether labels' distributions are wanted.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         top_k: next tokens that such a teacher is asked for.
+        draws: draws of the rest that it is asked for.
     """
 
     student: PreTrainedModel
@@ -43,6 +44,7 @@ class StudentPass(MicroBatchLoss):
     with_distributions: bool = False
     vocabulary_map: VocabularyMap | None = None
     top_k: int = 0
+    draws: int = 0
 
     @cached_property
     def scores(self) -> TokenScores:
@@ -68,7 +70,7 @@ class StudentPass(MicroBatchLoss):
             return read_distributions(self.batch)
         layer = output_layer(self.teacher)
         return ask_distributions(
-            self.teacher_states, layer, self.batch, self.vocabulary_map, self.top_k
+            self.teacher_states, layer, self.batch, self.vocabulary_map, self.top_k, self.draws
         )
 
     @property

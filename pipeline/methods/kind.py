@@ -91,6 +91,12 @@ class MethodKind:
                 f"method=distill: leave it out with {self.name}"
             )
             raise hinted(error, "leave out top_k=")
+        if teaching.draws and self.needs != "distributions":
+            error = ValueError(
+                f"draws={teaching.draws} is for methods that learn next tokens, such as "
+                f"method=distill: leave it out with {self.name}"
+            )
+            raise hinted(error, "leave out draws=")
         if self.needs == "nothing":
             return Served("nothing")
         if not (stored or running):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.likeliest import likeliest_tokens
+from pipeline.guidance.draws import TailDraws, draw_keys
+from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.streaming import Rows
+from pipeline.streaming.layout import DISTRIBUTION_FIELDS
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,14 @@ class LabelDistributions:
         ids: int64 [rows, seq_length, K], by falling mass; -1 behind the last, and alone if a
             label has no distribution.
         probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
+        moved: float32 [rows, seq_length], `moved_mass` of the rows.
+        draws: how many of the K, the last, are draws: each -1 or a token, in any order.
     """
 
     ids: Tensor
     probs: Tensor
+    moved: Tensor
+    draws: int = 0
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:
@@ -42,12 +51,18 @@ def read_distributions(batch: Rows) -> LabelDistributions:
             "DATASET --teacher … --top-k 16`, or give a teacher and the vocabulary_map of both "
             "tokenizers"
         )
-    return LabelDistributions(batch["next_token_ids"].long(), batch["next_token_probs"])
+    ids, probs, moved = (batch[name] for name in DISTRIBUTION_FIELDS)
+    return LabelDistributions(ids.long(), probs, moved, batch.layout.draws)
 
 
 @torch.no_grad()
 def ask_distributions(
-    states: Tensor, layer: OutputLayer, batch: Rows, tables: VocabularyMap, top_k: int
+    states: Tensor,
+    layer: OutputLayer,
+    batch: Rows,
+    tables: VocabularyMap,
+    top_k: int,
+    draws: int = 0,
 ) -> LabelDistributions:
     """Return the distributions of a running teacher, as rows would hold them unrounded.
 
@@ -57,15 +72,68 @@ def ask_distributions(
         batch: the same rows.
         tables: of their two tokenizers.
         top_k: entries of each.
+        draws: of the rest, as `vocag score --draws` stores them, by its default seed.
     """
-    vocab_size = len(tables.tables.teacher_starts) - 1
-    ids, log_probs = likeliest_tokens(states, layer, top_k, vocab_size=vocab_size)
     fields = Rows(batch.buffer.cpu(), batch.layout)
-    found = map_batch(
-        fields,
-        ids.cpu().numpy().astype(np.int32),
-        log_probs.float().cpu().numpy(),
-        tables,
+    vocab_size = len(tables.tables.teacher_starts) - 1
+    losses, ids, log_probs = ask_entries(
+        states, layer, fields, top_k=top_k, draws=draws, vocab_size=vocab_size
     )
-    mapped_ids, probs = (torch.from_numpy(each).to(states.device) for each in found)
-    return LabelDistributions(mapped_ids.long(), probs)
+    found = map_batch(fields, ids, log_probs, tables, losses, draws=draws)
+    mapped_ids, probs, moved = (torch.from_numpy(each).to(states.device) for each in found)
+    return LabelDistributions(mapped_ids.long(), probs, moved, draws)
+
+
+@torch.no_grad()
+def ask_entries(
+    states: Tensor, layer: OutputLayer, rows: Rows, *, top_k: int, draws: int, vocab_size: int
+) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+    """Return what a running teacher says of its own tokens, as `map_batch` takes it.
+
+    What is drawn is what `vocag score` draws: its pieces of documents are the rows' segments.
+
+    Args:
+        states: float [rows, T, H].
+        layer: the teacher's output layer.
+        rows: in this machine's memory.
+        top_k: entries of each place.
+        draws: of the rest.
+        vocab_size: tokens of the teacher's tokenizer.
+
+    Returns:
+        Losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
+        [rows, T, K], with draws [rows, T, K + 1 + draws].
+    """
+    tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
+    # A place's own next token; a segment's last place has none.
+    labels = pad(tokens[:, 1:].where(has_loss[:, 1:], -1), (0, 1), value=-1)
+    tail = TailDraws(_keys_of(rows).to(states.device), draws) if draws else None
+    ahead, ids, log_probs = score_with_likeliest(
+        states.flatten(0, 1),
+        layer,
+        labels.flatten().to(states.device),
+        top_k,
+        vocab_size=vocab_size,
+        tail=tail,
+    )
+    losses = pad(ahead.view(tokens.shape)[:, :-1], (1, 0)).float().cpu()
+    if tail is not None:
+        ids = torch.cat([pad(ids, (0, 1), value=-1), tail.ids], -1)
+        log_probs = pad(log_probs, (0, 1 + draws), value=-torch.inf)
+    shape = (*tokens.shape, -1)
+    return (
+        losses.masked_fill(~has_loss, torch.nan).numpy(),
+        ids.view(shape).int().cpu().numpy(),
+        log_probs.view(shape).float().cpu().numpy(),
+    )
+
+
+def _keys_of(rows: Rows) -> Tensor:
+    """Return the keys of all places, int64 [rows * T, 2]."""
+    tokens = rows["teacher_input_ids"].numpy()
+    keys = np.zeros((*tokens.shape, 2), np.int64)
+    for row, bounds in enumerate(rows["teacher_cu_seqlens"].tolist()):
+        for start, stop in pairwise(bounds):
+            if stop > start:
+                keys[row, start:stop] = draw_keys(tokens[row, start:stop], seed=0)
+    return torch.from_numpy(keys).flatten(0, 1)

@@ -63,6 +63,20 @@ class Method:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
+    def check_draws(self, draws: int) -> None:
+        """Check that these options can learn from draws, of which a label has so many.
+
+        Raises:
+            ValueError: they can't.
+        """
+        if draws and (self.temperature != 1 or self.reverse_kl):
+            name = "reverse_kl" if self.reverse_kl else f"temperature={self.temperature}"
+            raise ValueError(
+                f"{name} needs a teacher without draws: draws are right on average, and what isn't "
+                "linear in the teacher's probabilities has another mean; leave it out, or use "
+                "distributions without draws (vocag score --top-k alone)"
+            )
+
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
         """Return the rule by which tokens are chosen; the share is a default."""
         share = keep_fraction if self.keep_fraction is None else self.keep_fraction

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
+from schemas.distribution_rule import DistributionRule
 from schemas.distributions import LARGEST_MASS, ShardEntries, TopTokens, stored_values
 from schemas.errors import DamagedShardError
 
-_ID, _ORDER, _MASS = 1, 2, 3
+_ID, _ORDER, _MASS, _TWICE = 1, 2, 3, 4
 _BLOCK = 1 << 14  # positions checked at once
 
 
@@ -54,15 +55,44 @@ def fill_entries(
         log_probs=log_probs,
     )
     if bad < len(ids):
-        what = {
-            _ID: f"a token id beyond the vocabulary of {rule.vocab_size}",
-            _ORDER: "a log-probability that rises or isn't a number of at most 0",
-            _MASS: "probabilities that add up to more than 1",
-        }[kind]
-        raise DamagedShardError(
-            f"{at}: position {start + bad} of document {document} has {what}: it was altered; "
-            "delete it and run vocag score again"
-        )
+        raise _damaged(kind, rule, document, start + bad, at)
+
+
+def fill_draws(
+    entries: ShardEntries,
+    document: int,
+    start: int,
+    *,
+    ids: NDArray[np.int32],
+    draws: NDArray[np.int32],
+    at: str,
+) -> None:
+    """Fill in what was drawn at the same positions.
+
+    Args:
+        entries: of its shard.
+        document: its number in the shard.
+        start: the first position.
+        ids: int32 [n, K or more], as `fill_entries` has filled them.
+        draws: int32 [n, draws], gets token ids, -1 if a position has no entries.
+        at: the sidecar's path, for errors.
+
+    Raises:
+        DamagedShardError: an id is none, or one of the position's entries.
+
+    Example:
+        >>> fill_draws(shard.entries, 7, 0, ids=ids, draws=draws, at=path)
+    """
+    rule = entries.rule
+    bad, kind = _fill_draws(
+        first=(int(entries.position_starts[document]) + start) * rule.draws,
+        packed=entries.draw_ids,
+        sizes=(rule.id_bits, rule.vocab_size, rule.top_k),
+        ids=ids,
+        draws=draws,
+    )
+    if bad < len(ids):
+        raise _damaged(kind, rule, document, start + bad, at)
 
 
 def copy_entries(
@@ -85,6 +115,10 @@ def copy_entries(
     fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at=at)
     own = slice(*entries.starts[document : document + 2].tolist())
     top.log_probs[positions][ids >= 0] = entries.log_probs[own]
+    if entries.rule.draws:
+        draws = top.draws[positions]
+        fill_draws(entries, document, 0, ids=ids, draws=draws, at=at)
+        draws[draws < 0] = 0
 
 
 def require_sound(entries: ShardEntries, *, at: str) -> None:
@@ -95,10 +129,13 @@ def require_sound(entries: ShardEntries, *, at: str) -> None:
     """
     shape = _BLOCK, entries.rule.top_k
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    draws = np.empty((_BLOCK, entries.rule.draws), np.int32)
     for document, count in enumerate(np.diff(entries.position_starts).tolist()):
         for start in range(0, count, _BLOCK):
             own = ids[: count - start]
             fill_entries(entries, document, start, ids=own, log_probs=log_probs[: len(own)], at=at)
+            if entries.rule.draws:
+                fill_draws(entries, document, start, ids=own, draws=draws[: len(own)], at=at)
             own.sort(axis=1)
             twice = ((own[:, 1:] == own[:, :-1]) & (own[:, 1:] >= 0)).any(axis=1)
             if twice.any():
@@ -106,6 +143,57 @@ def require_sound(entries: ShardEntries, *, at: str) -> None:
                     f"{at}: position {start + int(twice.argmax())} of document {document} has "
                     "a token twice: it was altered; delete it and run vocag score again"
                 )
+
+
+def _damaged(
+    kind: int, rule: DistributionRule, document: int, position: int, at: str
+) -> DamagedShardError:
+    what = {
+        _ID: f"a token id beyond the vocabulary of {rule.vocab_size}",
+        _ORDER: "a log-probability that rises or isn't a number of at most 0",
+        _MASS: "probabilities that add up to more than 1",
+        _TWICE: "drawn a token that is one of its entries",
+    }[kind]
+    return DamagedShardError(
+        f"{at}: position {position} of document {document} has {what}: it was altered; "
+        "delete it and run vocag score again"
+    )
+
+
+@compiled
+def _token_at(packed: NDArray[np.uint8], number: int, num_bits: int) -> np.int64:
+    bit = np.int64(number) * num_bits
+    token = np.int64(0)
+    for byte in range((bit + num_bits - 1) >> 3, (bit >> 3) - 1, -1):
+        token = (token << 8) | packed[byte]
+    return (token >> (bit & 7)) & ((np.int64(1) << num_bits) - 1)
+
+
+@compiled
+def _fill_draws(
+    first: int,
+    packed: NDArray[np.uint8],
+    sizes: tuple[int, int, int],
+    ids: NDArray[np.int32],
+    draws: NDArray[np.int32],
+) -> tuple[int, int]:
+    """Unpack positions' draws from number `first` on; return the first bad one, and its fault."""
+    num_bits, vocab_size, top_k = sizes
+    for row in range(len(draws)):
+        for place in range(draws.shape[1]):
+            if ids[row, 0] < 0:
+                draws[row, place] = -1
+                continue
+            token = _token_at(packed, first + row * draws.shape[1] + place, num_bits)
+            if token >= vocab_size:
+                return row, _ID
+            is_entry = False
+            for entry in range(top_k):
+                is_entry |= ids[row, entry] == token
+            if is_entry:
+                return row, _TWICE
+            draws[row, place] = token
+    return len(draws), 0
 
 
 @compiled
@@ -122,15 +210,10 @@ def _fill(
     """Unpack positions' entries from number `entry` on; return the first bad one, and its fault."""
     num_bits, vocab_size = sizes
     nats, least = values
-    mask = (np.int64(1) << num_bits) - 1
     for row in range(len(counts)):
         mass, last = 0.0, np.float32(0.0)
         for place in range(counts[row]):
-            bit = np.int64(entry) * num_bits
-            token = np.int64(0)
-            for byte in range((bit + num_bits - 1) >> 3, (bit >> 3) - 1, -1):
-                token = (token << 8) | packed[byte]
-            token = (token >> (bit & 7)) & mask
+            token = _token_at(packed, entry, num_bits)
             value = nats[codes[entry]]
             if token >= vocab_size:
                 return row, _ID

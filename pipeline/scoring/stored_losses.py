@@ -30,7 +30,7 @@ from pipeline.dataset.score_files import (
 from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
-from pipeline.scoring.entries import fill_entries
+from pipeline.scoring.entries import fill_draws, fill_entries
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import ShardLosses, TeacherRule
 
@@ -110,8 +110,10 @@ class StoredLosses:
             start: the first position.
             stop: behind the last one.
             ids: int32 [stop - start, K], gets the teacher's token ids, -1 if there is no more;
-                K is the `top_k` of the rule, or more.
-            log_probs: float32 [stop - start, K], gets nats, falling, -inf if there is no more.
+                K is the `width` of the rule, or more. Draws are the last columns; the one before
+                them stays free for the text's own token.
+            log_probs: float32 [stop - start, K], gets nats, falling, -inf if there is no more, and
+                for draws, of which each has an equal share of the rest.
 
         Raises:
             DamagedShardError: the sidecar is missing or is not the score manifest's, or these
@@ -129,6 +131,9 @@ class StoredLosses:
             raise self._not_scored(shard_index, place, f"{end - first} positions", stop)
         path = self.scores.sidecar(self.scores.manifest.sidecars[shard_index]).url
         fill_entries(opened.entries, place, start, ids=ids, log_probs=log_probs, at=path)
+        if num_draws := opened.entries.rule.draws:
+            draws = ids[:, -num_draws:]
+            fill_draws(opened.entries, place, start, ids=ids, draws=draws, at=path)
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch the sidecars of remote shards in the background."""

@@ -11,6 +11,7 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.cache import ShardCache
 from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.plan import RowPlan
@@ -144,7 +145,8 @@ def open_teachers(
         with_distributions: whether entries will be read, too.
 
     Raises:
-        ForeignLossesError: a teacher is named twice. And what `open_stored_losses` raises.
+        ForeignLossesError: a teacher is named twice, or several have draws that can't be read as
+            one's. And what `open_stored_losses` raises.
 
     Example:
         >>> teaching = Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(0.3, 0.7))
@@ -166,7 +168,30 @@ def open_teachers(
         raise ForeignLossesError(
             f"{' and '.join(teaching.names)} name one teacher's scores twice: name each once"
         )
+    if with_distributions and len(parts) > 1:
+        _require_alike([part.rule.distributions for part in parts], teaching)
     return StoredTeachers(parts, teaching.shares)
+
+
+def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching) -> None:
+    """Refuse draws of several teachers, unless one of them alone speaks of each document."""
+    sizes = {(rule.top_k, rule.draws) for rule in rules if rule is not None}
+    if not any(draws for _, draws in sizes):
+        return
+    names = " and ".join(teaching.names)
+    if teaching.teacher_choice == "mean":
+        error = ForeignLossesError(
+            f"{names} hold draws, each worth a share of what one teacher's tokens leave over, "
+            "and a mean has no such rest: choose one teacher for each document, or score without "
+            "--draws"
+        )
+        raise hinted(error, "--teacher-choice likelier")
+    if len(sizes) > 1:
+        raise ForeignLossesError(
+            f"{names} were scored with different --top-k and --draws "
+            f"({' and '.join(f'{k} and {n}' for k, n in sorted(sizes))}): a row holds equally many "
+            "for each document; score them alike"
+        )
 
 
 def _read_entries(

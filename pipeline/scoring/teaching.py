@@ -30,6 +30,8 @@ class Teaching:
             likelier.
         top_k: number of likeliest tokens that a running teacher gives, for methods that learn them
             (default: 16; stored distributions have as many as were stored).
+        draws: number of draws of what its top_k leave out that a running teacher gives, too;
+            distill then follows its whole distribution on average.
 
     Example:
         >>> Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(1, 3)).shares
@@ -41,6 +43,7 @@ class Teaching:
     teacher_weights: tuple[float, ...] = ()
     teacher_choice: TeacherChoice = "mean"
     top_k: int | None = None
+    draws: int = 0
 
     def __post_init__(self) -> None:
         """Check what can be checked without a method.
@@ -67,6 +70,7 @@ class Teaching:
             raise hinted(error, "leave out top_k=")
         if self.top_k is not None and not 1 <= self.top_k <= MOST_ENTRIES:
             raise ValueError(f"top_k={self.top_k} must lie in 1..{MOST_ENTRIES}")
+        self._check_draws()
         self._check_weights()
 
     @property
@@ -82,6 +86,19 @@ class Teaching:
             return ()
         given = self.teacher_weights or (1.0,) * len(self.names)
         return tuple(weight / sum(given) for weight in given)
+
+    def _check_draws(self) -> None:
+        if not self.draws:
+            return
+        if not self.teacher:
+            error = ValueError(
+                f"draws={self.draws} is for a running teacher: stored distributions have as many "
+                "as vocag score --draws gave them; leave it out"
+            )
+            raise hinted(error, "leave out draws=")
+        most = MOST_ENTRIES - 1 - (self.top_k or ONLINE_TOP_K)
+        if not 1 <= self.draws <= most:
+            raise ValueError(f"draws={self.draws} must lie in 1..{most}, what top_k leaves")
 
     def _check_weights(self) -> None:
         weights, count = self.teacher_weights, len(self.names)

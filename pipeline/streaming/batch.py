@@ -22,9 +22,13 @@ class Rows(Mapping[str, torch.Tensor]):
             rows are read with `Teaching.stored_losses`.
         next_token_ids: int32 [B, seq_length, top_k], the student's tokens that the teacher expects
             in place of each label, by falling mass, -1 behind the last; only where rows are read
-            with `StreamConfig.with_distributions`.
+            with `StreamConfig.with_distributions`. The last `layout.draws` of them are draws, of
+            which some may be -1 and several the same.
         next_token_probs: float32 [B, seq_length, top_k], their mass; what is left of 1 is other
             tokens'.
+        moved_mass: float32 [B, seq_length], of the teacher's mass for the text's own next token,
+            what a label has that, by the token's bytes alone, another student token would have; 0
+            elsewhere. With `next_token_ids`.
         source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.
     """
 

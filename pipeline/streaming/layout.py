@@ -20,7 +20,10 @@ TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(
 NUM_QUARANTINED = 9
 """Places of the fields in `RowLayout.kernel_starts`."""
 
-FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
+DISTRIBUTION_FIELDS = ("next_token_ids", "next_token_probs", "moved_mass")
+"""Fields of labels' distributions, in the order of `LabelEntries`."""
+
+FLOAT_FIELDS = ("loss_mask", "teacher_losses", *DISTRIBUTION_FIELDS[1:])
 """Fields whose words are float32."""
 
 STUDENT, TEACHER, SEGMENT = range(3)
@@ -43,6 +46,7 @@ class RowLayout:
         max_segments: the most segments in a row.
         with_losses: whether rows hold stored losses of their teacher tokens.
         top_k: entries of a label's distribution, 0 where rows hold none.
+        draws: how many of them, the last, are draws.
         sources: names of a mixture's datasets; if there are any, a row says which it is from.
     """
 
@@ -52,6 +56,7 @@ class RowLayout:
     with_losses: bool = False
     top_k: int = 0
     sources: tuple[str, ...] = ()
+    draws: int = 0
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -75,7 +80,7 @@ class RowLayout:
         shapes |= {"teacher_losses": teacher} if self.with_losses else {}
         if self.top_k:
             entries = (self.seq_length, self.top_k)
-            shapes |= {"next_token_ids": entries, "next_token_probs": entries}
+            shapes |= dict(zip(DISTRIBUTION_FIELDS, (entries, entries, student), strict=True))
         return shapes | ({"source": ()} if self.sources else {})
 
     @cached_property

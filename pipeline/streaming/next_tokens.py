@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.files import Dataset
-from pipeline.distributions.kernels import RowFields
+from pipeline.distributions.kernels import LabelEntries, RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.stored_teachers import StoredTeachers
-from pipeline.streaming.layout import RowLayout
+from pipeline.streaming.layout import DISTRIBUTION_FIELDS, RowLayout
 
 _maps: dict[object, VocabularyMap] = {}
 """The tables of this process by tokenizers and conventions: a mixture's datasets share them."""
@@ -83,7 +83,8 @@ class NextTokens:
         assert rule is not None  # `open_teachers` was asked for some
         self._teachers = teachers
         self._map = vocabulary_map(dataset, rules)
-        shape = (rules.teacher_seq_length, rule.top_k)
+        shape = (rules.teacher_seq_length, rule.width)
+        self._draws = rule.draws
         self._ids = np.empty(shape, np.int32)
         self._log_probs = np.full(shape, -np.inf, np.float32)
 
@@ -108,8 +109,8 @@ class NextTokens:
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
         """See `RowAnswers`."""
         fields = {name: layout.field(row, name) for name in RowFields._fields}
-        out = (layout.field(row, name) for name in ("next_token_ids", "next_token_probs"))
-        map_row(fields, self._ids, self._log_probs, self._map, *out)
+        out = LabelEntries(*(layout.field(row, name) for name in DISTRIBUTION_FIELDS))
+        map_row(fields, self._ids, self._log_probs, self._map, out, draws=self._draws)
 
 
 def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:

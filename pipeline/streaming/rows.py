@@ -31,8 +31,8 @@ a row of 6 student and 6 teacher tokens:
   text's first token if the convention has none.
 - With `Teaching.stored_losses` a row also holds `teacher_losses`, which `vocag score` has
   stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
-- With `StreamConfig.with_distributions` a row also holds `next_token_ids` and `next_token_probs`:
-  what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
+- With `StreamConfig.with_distributions` a row also holds `next_token_ids`, `next_token_probs` and
+  `moved_mass`: what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
   `pipeline.distributions.mapping` says.
 - `cu_seqlens` are segment bounds, the padding last as a segment of its own; the array is filled up
   with the row's length, which makes empty segments.
@@ -125,6 +125,7 @@ class AlignedRows(TorchDataset[Rows]):
             with_losses=config.teaching.stored_losses is not None,
             top_k=max(map(_top_k, self.datasets)) if config.with_distributions else 0,
             sources=mixture.names,
+            draws=max(map(_draws, self.datasets)) if config.with_distributions else 0,
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
         self._num_rows = whole_batches(num_rows, config.global_batch_size)
@@ -278,7 +279,12 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows], global_batch_size: 
 def _top_k(rows: DatasetRows) -> int:
     """Return the entries of a label's distribution."""
     rule = rows.teachers_rule.distributions
-    return 0 if rule is None else rule.top_k
+    return 0 if rule is None else rule.width
+
+
+def _draws(rows: DatasetRows) -> int:
+    rule = rows.teachers_rule.distributions
+    return 0 if rule is None else rule.draws
 
 
 def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> None:

@@ -93,4 +93,6 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
     method, teaching = values.pop("method"), values.pop("teaching")
     method["top_k"] = teaching.pop("top_k")  # where it was when runs began that still go on
+    if not teaching["draws"]:
+        del teaching["draws"]  # as in runs that began when there were none
     return {**values, **teaching, **{f"method.{name}": value for name, value in method.items()}}

@@ -38,6 +38,7 @@ class GuidedStudent(nn.Module):
             have rows.
         vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
         top_k: next tokens that such a teacher is asked for.
+        draws: draws of the rest that it is asked for.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class GuidedStudent(nn.Module):
         vocab_size: int | None = None,
         vocabulary_map: VocabularyMap | None = None,
         top_k: int = ONLINE_TOP_K,
+        draws: int = 0,
     ) -> None:
         """Wrap a student.
 
@@ -63,6 +65,7 @@ class GuidedStudent(nn.Module):
         self.vocab_size = vocab_size
         self.vocabulary_map = vocabulary_map
         self.top_k = top_k
+        self.draws = draws
         kind_of(self.method)
         language_model(model)
 
@@ -74,7 +77,12 @@ class GuidedStudent(nn.Module):
         rows: AlignedRows,
         group: dist.ProcessGroup | None,
     ) -> GuidedStudent:
-        """Wrap a run's student, with the tables that a running teacher's next tokens need."""
+        """Wrap a run's student, with the tables that a running teacher's next tokens need.
+
+        Raises:
+            ValueError: options that can't learn from draws, and distributions with draws.
+        """
+        config.method.check_draws(rows.layout.draws or config.teaching.draws)
         online = config.served == Served("running", with_distributions=True)
         return cls(
             model,
@@ -83,6 +91,7 @@ class GuidedStudent(nn.Module):
             vocab_size=rows.manifest.student.vocab_size,
             vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if online else None,
             top_k=config.teaching.top_k or ONLINE_TOP_K,
+            draws=config.teaching.draws,
         )
 
     def forward(
@@ -122,6 +131,7 @@ class GuidedStudent(nn.Module):
             with_distributions=kind.needs == "distributions",
             vocabulary_map=self.vocabulary_map,
             top_k=self.top_k,
+            draws=self.draws,
         )
         result = kind.loss(given)
         by_source = losses_by_source(given.scores.losses.detach(), batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scoring.entries import fill_entries, require_sound
+from pipeline.scoring.entries import fill_draws, fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import ShardEntries, largest_error
 from schemas.errors import DamagedShardError
@@ -74,6 +74,37 @@ def compare_entries(
         f"scored again, by up to {worst:.3g} nats beyond their rounding: another teacher gave "
         "them, or they were altered; run vocag score again"
     )
+
+
+def compare_draws(
+    again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
+) -> str:
+    """Return whether more draws are others than other batches explain, "" if not.
+
+    Where log-probabilities are off by the tolerance, in nats, so are those of both choices that a
+    draw makes, of a block and of a token, and of the two that compete in each: of so many draws
+    another one may win. Another seed or teacher changes nearly all.
+    """
+    pairs = [
+        [_draws_of(entries, document) for entries in (again, stored)] for document in documents
+    ]
+    num_draws = sum(one.size for one, _ in pairs)
+    num_others = sum(int(np.count_nonzero(one != other)) for one, other in pairs)
+    if num_others <= min(4 * tolerance, 0.5) * num_draws:
+        return ""
+    return (
+        f"{num_others} of {num_draws} draws of {len(documents)} documents, document "
+        f"{next(n for n, (a, b) in zip(documents, pairs, strict=True) if (a != b).any())} first, "
+        "are others when they are drawn again: another seed or teacher gave them, or they were "
+        "altered; run vocag score again"
+    )
+
+
+def _draws_of(entries: ShardEntries, document: int) -> NDArray[np.int32]:
+    ids, _ = _entries_of(entries, document)
+    draws = np.empty((len(ids), entries.rule.draws), np.int32)
+    fill_draws(entries, document, 0, ids=ids, draws=draws, at="")
+    return draws
 
 
 def _entries_of(

@@ -26,6 +26,7 @@ from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import ShardToScore
 from pipeline.validate.entries import (
+    compare_draws,
     compare_entries,
     contradicting_entries,
     contradicting_places,
@@ -227,7 +228,9 @@ def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tup
     message = _compare_losses(scored.losses, stored, dtype, sampled)
     if not message and scored.top is not None and stored.entries is not None:
         again = scored.top.pack(tokens.starts)
-        message = compare_entries(again, stored.entries, chosen, tolerance=TOLERANCES[dtype])
+        given = again, stored.entries, chosen
+        message = compare_entries(*given, tolerance=TOLERANCES[dtype])
+        message = message or compare_draws(*given, tolerance=TOLERANCES[dtype])
     return sampled, message
 
 

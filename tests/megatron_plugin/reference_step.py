@@ -27,13 +27,13 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
 
     The top fraction is counted over `rows_per_choice`: the micro-batches of all replicas.
     """
-    top_k = method.pop("top_k", None)
+    asked = {"top_k": method.pop("top_k", None), "draws": method.pop("draws", 0)}
     chosen = Method(**method)
     teacher = None if kind_of(chosen).needs == "nothing" else str(inputs.teacher)
     config = TrainConfig(
         data=Reading(str(inputs.data)),
         student=str(inputs.student),
-        teaching=Teaching(teacher, top_k=top_k),
+        teaching=Teaching(teacher, **asked),
         output=inputs.data / "unused",
         method=chosen,
         seq_length=SEQ_LENGTH,

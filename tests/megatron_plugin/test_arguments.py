@@ -156,6 +156,8 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
         ((*TEACHER, "--vocag-weight", "0.5"), "--vocag-weight 0.5 is for --vocag-method alm and"),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "--vocag-top-k 4 is for a running teacher"),
         (("--vocag-method", "distill"), "distill needs a teacher, or --vocag-stored-losses"),
+        ((*TEACHER, "--vocag-method", "distill", "--vocag-draws", "4"), "no rank holds its whole"),
+        ((*STORED_DISTILL, "--vocag-draws", "4"), "^--vocag-draws 4 is for a running teacher"),
     ],
 )
 def test_impossible_options(extra, message):
@@ -178,6 +180,7 @@ def test_impossible_options(extra, message):
             "--vocag-teacher-world-size 2",
         ),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "leave out --vocag-top-k"),
+        ((*TEACHER, "--vocag-method", "distill", "--vocag-draws", "4"), "leave out --vocag-draws"),
     ],
 )
 def test_the_hint_of_impossible_options_makes_them_possible(extra, hint):

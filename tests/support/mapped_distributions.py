@@ -1,5 +1,6 @@
 """Slow, obvious distributions for a student's labels, found by byte offsets alone."""
 
+import math
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -41,7 +42,8 @@ class SeededLosses:
     """Stored losses whose entries at a position are drawn by document and position."""
 
     def __init__(self, vocab_size, top_k=5):
-        self.rule = SimpleNamespace(rules=(1,), distributions=SimpleNamespace(top_k=top_k))
+        stored = SimpleNamespace(top_k=top_k, width=top_k, draws=0)
+        self.rule = SimpleNamespace(rules=(1,), distributions=stored)
         self.vocab_size = vocab_size
 
     def entries(self, document, position):
@@ -53,7 +55,8 @@ class SeededLosses:
         return ids, np.where(ids < 0, 0, probs)
 
     def read(self, document_index, start, stop):
-        return np.zeros(stop - start, np.float16)
+        rng = np.random.default_rng([document_index])
+        return rng.exponential(1.0, stop).astype(np.float16)[start:]
 
     def read_entries(self, document_index, start, stop, *, ids, log_probs):
         for place, position in enumerate(range(start, stop)):
@@ -90,13 +93,15 @@ def readable_entries(student, teacher):
     return own, other
 
 
-def naive_boundary(student, teacher, ends, ids, probs, *, before=""):
+def naive_boundary(student, teacher, ends, ids, probs, *, before="", own=None):
     """Return mass by student id at a boundary, from a teacher's entries.
 
     `ends` is the teacher's end ids and the student's; `before` names the side whose tokens begin
     with a space that isn't in the text ("unspaced": the student's, if the text doesn't either).
+    `own` is the label, the teacher's first token that overlaps it, and the losses of all that do.
     """
     found = {}
+    given = own_mass(ids, probs, own)
     for token, mass in zip(ids.tolist(), probs.tolist(), strict=True):
         if token < 0:
             continue
@@ -106,9 +111,38 @@ def naive_boundary(student, teacher, ends, ids, probs, *, before=""):
         if (before == "student" and text) or (before == "unspaced" and text[:1] not in b" "):
             text = b" " + text
         to = ends[1] if token in ends[0] else longest_prefix(student, text)
-        if to >= 0:
+        if given and token == own[1]:
+            mass -= given
+        if to >= 0 and mass > 0:
             found[to] = found.get(to, 0.0) + mass
-    return found
+    if given:
+        found[own[0]] = found.get(own[0], 0.0) + given
+        if len(found) > len(ids):
+            del found[min((to for to in found if to != own[0]), key=found.__getitem__)]
+    whole = max(1.0, sum(found.values()))
+    return {to: mass / whole for to, mass in found.items()}
+
+
+def own_mass(ids, probs, own):
+    """Return what a label holds of the mass of the text's own next token; 0: nobody knows."""
+    if own is None:
+        return 0.0
+    stored = dict(zip(ids.tolist(), probs.tolist(), strict=True)).get(own[1])
+    losses = own[2].tolist()
+    mass = math.exp(-sum(losses)) if stored is None else stored * math.exp(-sum(losses[1:]))
+    return 0.0 if math.isnan(mass) else mass
+
+
+def own_token(document, token, state, teacher_losses):
+    """Return `own` of `naive_boundary` for a student token of a document, None for its end.
+
+    `state` is the place in the row before that of the first of its teacher tokens.
+    """
+    if token is None:
+        return None
+    start, stop = document.teacher_spans[token].tolist()
+    losses = np.asarray(teacher_losses)[state + 1 : state + 1 + stop - start]
+    return int(document.student.input_ids[token]), int(document.teacher.input_ids[start]), losses
 
 
 def naive_inside(student, teacher, prefix, ids, probs):

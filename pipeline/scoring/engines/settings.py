@@ -19,22 +19,30 @@ class TopSettings:
         top_mass: fewer than --top-k if the likeliest together hold this mass (default: 1).
         top_log_probs: how log-probabilities are stored; uint8 is off by about 0.02 nats at 1 nat,
             float16 by 0.0005.
+        draws: also store N draws at every position from what --top-k leaves out; distill then
+            follows the teacher's whole distribution on average, not its likeliest tokens alone.
+        draws_seed: seed of the draws; another one gives other scores.
     """
 
     top_k: Annotated[int | None, Option("K")] = None
     top_mass: Annotated[float | None, Option("P")] = None
     top_log_probs: Literal["uint8", "float16"] = "uint8"
+    draws: Annotated[int, Option("N")] = 0
+    draws_seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
+            if self.draws or self.draws_seed:
+                raise ValueError("--draws needs --top-k: draws are of what the likeliest leave out")
             return
         if not 1 <= self.top_k <= MOST_ENTRIES:
             raise ValueError(f"--top-k {self.top_k} is not between 1 and {MOST_ENTRIES}")
         if not 0 < (1.0 if self.top_mass is None else self.top_mass) <= 1:
             raise ValueError(f"--top-mass {self.top_mass} is not above 0 and at most 1")
+        self._check_draws()
 
     def rule(self, vocab_size: int) -> DistributionRule | None:
         """Return what is stored of a teacher of this vocabulary, None without --top-k.
@@ -43,8 +51,8 @@ class TopSettings:
             ValueError: the vocabulary has fewer tokens.
 
         Example:
-            >>> TopSettings(16).rule(49152)
-            DistributionRule(top_k=16, top_mass=1.0, vocab_size=49152, log_probs='uint8')
+            >>> TopSettings(16).rule(49152).describe()
+            'the likeliest 16 tokens in uint8'
         """
         if self.top_k is None:
             return None
@@ -53,7 +61,34 @@ class TopSettings:
                 f"--top-k {self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
             )
         mass = 1.0 if self.top_mass is None else self.top_mass
-        return DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs)
+        rule = DistributionRule(
+            self.top_k, mass, vocab_size, self.top_log_probs, self.draws, self.draws_seed
+        )
+        if rule.draws and rule.width > vocab_size:
+            raise ValueError(
+                f"--top-k {self.top_k}, --draws {self.draws} and the text's own token are more "
+                f"than the teacher's vocabulary of {vocab_size} tokens: lower --top-k"
+            )
+        return rule
+
+    def _check_draws(self) -> None:
+        assert self.top_k is not None
+        if not self.draws:
+            if self.draws_seed:
+                raise ValueError(f"--draws-seed {self.draws_seed} needs --draws")
+            return
+        if not 0 < self.draws < MOST_ENTRIES - self.top_k:
+            raise ValueError(
+                f"--draws {self.draws} is not between 1 and {MOST_ENTRIES - 1 - self.top_k}, what "
+                f"--top-k {self.top_k} leaves of {MOST_ENTRIES - 1}"
+            )
+        if self.top_mass is not None:
+            raise ValueError(
+                "--draws stands for all that --top-k leaves out, whatever its mass: leave out "
+                "--top-mass"
+            )
+        if not 0 <= self.draws_seed < 1 << 63:
+            raise ValueError(f"--draws-seed {self.draws_seed} is not between 0 and 2^63 - 1")
 
 
 @dataclass(frozen=True)

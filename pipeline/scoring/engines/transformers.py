@@ -30,6 +30,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.models.devices import find_device
 from pipeline.models.hf_models import load_language_model
@@ -120,6 +121,8 @@ class Scorer:
                 log_probs = found.log_probs.float().cpu().numpy()
                 _require_numbers(log_probs, batch.positions, tokens, names)
                 top.put(batch.positions, found.ids.cpu().numpy(), log_probs)
+                if found.draws is not None:
+                    top.draws[batch.positions] = found.draws.cpu().numpy()
 
         # A batch's results are asked for when the next one is under way, so that the device never
         # waits for this loop.
@@ -158,15 +161,20 @@ class Scorer:
         if rule is None:
             return _Found(linear_cross_entropy(hidden[states], self._layer, labels_n).losses)
         ends = torch.from_numpy(batch.ends).to(self._device, non_blocking=True)
-        labels = torch.cat([labels_n, torch.zeros_like(ends)])  # nothing comes after a document
+        labels = torch.cat([labels_n, torch.full_like(ends, -1)])  # nothing comes after a document
+        states, tail = torch.cat([states, ends]), None
+        if rule.draws:
+            keys = torch.from_numpy(batch.draw_keys(rule.draws_seed)).to(self._device)
+            tail = TailDraws(keys[states], rule.draws)
         losses, ids, log_probs = score_with_likeliest(
-            hidden[torch.cat([states, ends])],
+            hidden[states],
             self._layer,
             labels,
             rule.top_k,
             vocab_size=rule.vocab_size,
+            tail=tail,
         )
-        return _Found(losses[: len(places)], ids, log_probs)
+        return _Found(losses[: len(places)], ids, log_probs, None if tail is None else tail.ids)
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))
@@ -189,6 +197,7 @@ class _Found(NamedTuple):
     losses: Tensor
     ids: Tensor | None = None
     log_probs: Tensor | None = None
+    draws: Tensor | None = None
 
 
 def load_scorer(
@@ -311,6 +320,13 @@ class PieceBatch:
     targets: NDArray[np.int64]
     positions: NDArray[np.int64]
     ends: NDArray[np.int64]
+
+    def draw_keys(self, seed: int) -> NDArray[np.int64]:
+        """Return the keys of what comes after each place, int64 [b * l, 2]."""
+        keys = np.zeros((*self.input_ids.shape, 2), np.int64)
+        for row, length in enumerate(self.lengths.tolist()):
+            keys[row, :length] = draw_keys(self.input_ids[row, :length], seed)
+        return keys.reshape(-1, 2)
 
 
 def make_batch(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dataset.webdataset_documents import decoded_documents
+from pipeline.distributions.kernels import LabelEntries
 from pipeline.distributions.mapping import map_batch, map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.scoring.teaching import Teaching
@@ -22,8 +23,11 @@ from tests.support.mapped_distributions import (
     ByteTokenizer,
     SeededLosses,
     label_places,
+    longest_prefix,
     naive_boundary,
     naive_inside,
+    own_mass,
+    own_token,
     readable_entries,
 )
 
@@ -61,52 +65,151 @@ def one_row(student_ids, teacher_ids, student, teacher):
     }
 
 
+def new_entries(*shape):
+    *places, _ = shape
+    arrays = np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(places, np.float32)
+    return LabelEntries(*arrays)
+
+
 def as_dict(ids, probs):
     assert (np.diff(probs) <= 0).all()
     assert len(set(ids[ids >= 0].tolist())) == (ids >= 0).sum()
     assert not probs[ids < 0].any()
+    assert probs.sum() <= 1 + 1e-6
     return dict(zip(ids[ids >= 0].tolist(), probs[ids >= 0].tolist(), strict=True))
 
 
-@settings(deadline=None, max_examples=200)
-@given(
-    student=byte_vocabularies(),
-    teacher=byte_vocabularies(),
-    text=st.lists(st.sampled_from(b"abc"), min_size=1, max_size=24).map(bytes),
-    seed=st.integers(0, 1000),
-)
-def test_everything_stored_gives_the_exact_sums(student, teacher, text, seed):
+def mapped_labels(student, teacher, text, seed, top_k=None, known=1.0):
+    """Return what a teacher's entries become at each label of a text, and what is true of it.
+
+    All entries with room for one more, or the likeliest `top_k`; losses where they are known. A
+    student's tokens are any of those of equal bytes.
+    """
     rng = np.random.default_rng(seed)
     s_tok, t_tok = ByteTokenizer(student, 0), ByteTokenizer(teacher, 0)
-    found = VocabularyMap.of(s_tok, t_tok, student_convention=ENDED, teacher_convention=ENDED)
+    tables = VocabularyMap.of(s_tok, t_tok, student_convention=ENDED, teacher_convention=ENDED)
     s_ids, t_ids = s_tok.segment(text), t_tok.segment(text)
+    s_ids = [
+        rng.choice([t for t in range(len(student)) if student[t] == student[i]]) for i in s_ids
+    ]
     row = one_row(s_ids, t_ids, student, teacher)
-    num_states, size = len(t_ids) + 1, len(teacher)
-    probs = rng.dirichlet(np.full(size, 0.3), num_states)
-    ids = np.argsort(-probs, axis=1).astype(np.int32)
-    log_probs = np.log(np.maximum(np.take_along_axis(probs, ids, 1), 1e-30)).astype(np.float32)
-    shape = (len(row["input_ids"]), size)
-    out = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    map_row(row, ids, log_probs, found, *out)
-    byte, t_starts = 0, np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
-    everything = np.arange(size)
-    shared = set(t_starts[1:-1]) & set(np.cumsum([len(student[i]) for i in s_ids[:-1]]).tolist())
-    for place, label in enumerate([*s_ids, None]):
-        mapped = as_dict(out[0][place], out[1][place])
-        token = np.searchsorted(t_starts, byte, side="right") - 1
-        prefix = text[t_starts[token] : byte]
-        if not prefix:
-            expected = naive_boundary(student, teacher, ({0}, 0), everything, probs[token])
-            assert sum(expected.values()) == pytest.approx(1)  # every byte is a student token
+    probs = rng.dirichlet(np.full(len(teacher), 0.3), len(t_ids) + 1)
+    ids = np.pad(np.argsort(-probs, axis=1), ((0, 0), (0, 1)), constant_values=-1)[:, :top_k]
+    ids = ids.astype(np.int32)
+    stored = np.where(ids < 0, 0, np.take_along_axis(probs, ids, 1))
+    losses = -np.log(probs[range(len(t_ids)), t_ids])
+    losses[rng.random(len(losses)) >= known] = np.nan
+    row["teacher_losses"] = np.append(np.nan, losses).astype(np.float32)
+    out = new_entries(len(row["input_ids"]), ids.shape[1])
+    with np.errstate(divide="ignore"):
+        map_row(row, ids, np.log(stored).astype(np.float32), tables, out)
+    assert (out.ids[-1] == -1).all()
+    starts = np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
+    s_starts = np.cumsum([0, *(len(student[i]) for i in s_ids)]).tolist()
+    shared = set(starts[1:-1]) & set(s_starts[1:-1])
+    labels = []
+    for place, (byte, label) in enumerate(zip(s_starts, [*s_ids, 0], strict=True)):
+        state = int(np.searchsorted(starts, byte, side="right")) - 1
+        first, stop = row["teacher_spans"][place] - 1
+        labels.append(
+            SimpleNamespace(
+                label=int(label),
+                found=as_dict(out.ids[place], out.probs[place]),
+                moved=float(out.moved[place]),
+                prefix=text[starts[state] : byte],
+                own=tuple(t_ids[first:stop]) if label else (0,),
+                losses=losses[first:stop] if label else np.array([np.nan]),
+                ids=ids[state],
+                stored=stored[state],
+                probs=probs[state:],
+                # Else nothing says that the segment starts on the teacher's token.
+                confirmed=shared or not label,
+            )
+        )
+    return labels
+
+
+LABELS = {
+    "student": byte_vocabularies(),
+    "teacher": byte_vocabularies(),
+    "text": st.lists(st.sampled_from(b"abc"), min_size=1, max_size=24).map(bytes),
+    "seed": st.integers(0, 1000),
+}
+
+
+def continuations(own, probs):
+    """Yield whatever a teacher may write, to where it leaves a text's own tokens or their end."""
+    mass = 1.0
+    for depth, token in enumerate(own):
+        for other in range(probs.shape[1]):
+            if other != token:
+                yield (*own[:depth], other), mass * probs[depth, other]
+        mass *= probs[depth, token]
+    yield own, mass
+
+
+@settings(deadline=None, max_examples=200)
+@given(**LABELS)
+def test_everything_stored_gives_the_exact_sums(student, teacher, text, seed):
+    everything = np.arange(len(teacher))
+    for at in mapped_labels(student, teacher, text, seed):
+        expected = Counter()
+        if not at.prefix:
+            for tokens, mass in continuations(at.own, at.probs):
+                to = longest_prefix(student, teacher[tokens[0]]) if tokens[0] else 0
+                expected[at.label if tokens == at.own else to] += mass
+            assert expected.total() == pytest.approx(1)  # every byte is a student token
         else:
-            expected = naive_inside(student, teacher, prefix, everything, probs[token])
-        if not shared and label is not None:
-            expected = {}  # nothing confirms that the segment starts on the teacher's token
-        expected = {to: mass for to, mass in expected.items() if mass > 1e-20}
-        mapped = {to: mass for to, mass in mapped.items() if mass > 1e-20}
-        assert mapped == pytest.approx(expected, rel=1e-4)
-        byte += 0 if label is None else len(student[label])
-    assert (out[0][-1] == -1).all()
+            expected |= naive_inside(student, teacher, at.prefix, everything, at.probs[0])
+        expected = {to: mass for to, mass in expected.items() if mass > 1e-7 and at.confirmed}
+        found = {to: mass for to, mass in at.found.items() if mass > 1e-7}
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(**LABELS, top_k=st.integers(1, 5), known=st.sampled_from([1.0, 0.5]))
+def test_of_few_entries_the_text_s_own_token_counts_by_its_loss(
+    student, teacher, text, seed, top_k, known
+):
+    for at in mapped_labels(student, teacher, text, seed, top_k, known):
+        own = (at.label, at.own[0], at.losses)
+        given, moved = own_mass(at.ids, at.stored, own), 0.0
+        if not at.confirmed:
+            expected = {}
+        elif at.prefix:
+            expected = naive_inside(student, teacher, at.prefix, at.ids, at.stored)
+        else:
+            to = longest_prefix(student, teacher[at.own[0]]) if at.own[0] else 0
+            expected = naive_boundary(student, teacher, ({0}, 0), at.ids, at.stored, own=own)
+            moved = given if to != at.label else 0.0
+            assert given < 1e-30 or at.label in at.found  # it comes before the smallest
+        assert at.moved == pytest.approx(moved, rel=1e-4)
+        assert at.found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_a_teacher_that_is_certain_of_the_text_gives_its_mass_to_the_label():
+    """Ways to split "abcd", of which the teacher gives each token 0.9 and the rest to "c"."""
+    letters = [b"", b"a", b"b", b"c", b"d"]
+    for case, more, t_more, s_ids, t_ids, expected in (
+        ("longer than t1", [b"ab"], [], [5, 3, 4], [1, 2, 3, 4], {5: 0.81, 1: 0.09, 3: 0.1}),
+        ("reaches into t2", [b"ab"], [b"bc"], [5, 3, 4], [1, 5, 4], {5: 0.81, 1: 0.09, 3: 0.1}),
+        ("inside t1", [b"ab"], [b"ab"], [1, 2, 3, 4], [5, 3, 4], {1: 0.9, 3: 0.1}),
+        ("another of the same bytes", [b"a"], [], [5, 2, 3, 4], [1, 2, 3, 4], {5: 0.9, 3: 0.1}),
+    ):
+        student, teacher = [*letters, *more], [*letters, *t_more]
+        row = one_row(s_ids, t_ids, student, teacher)
+        row["teacher_losses"] = np.full(len(t_ids) + 1, -np.log(0.9), np.float32)
+        ids = np.array([[*pair, -1] for pair in zip([*t_ids, 0], [3] * 5, strict=False)], np.int32)
+        out = new_entries(len(row["input_ids"]), 3)
+        tables = VocabularyMap.of(
+            ByteTokenizer(student, 0),
+            ByteTokenizer(teacher, 0),
+            student_convention=ENDED,
+            teacher_convention=ENDED,
+        )
+        map_row(row, ids, np.float32([[*np.log([0.9, 0.1]), -np.inf]] * len(ids)), tables, out)
+        assert as_dict(out.ids[0], out.probs[0]) == pytest.approx(expected, rel=1e-5), case
+        assert out.moved[0] == pytest.approx(expected[s_ids[0]], rel=1e-5)
 
 
 PAIRS = [
@@ -133,6 +236,7 @@ def zoo(request, tmp_path):
     manifest = build_dataset(tmp_path / "data", texts, student=student, teacher=teacher)
     documents = [sample["document"] for sample in decoded_documents(str(tmp_path / "data"))]
     return SimpleNamespace(
+        name=request.param[0],
         student=student,
         teacher=teacher,
         manifest=manifest,
@@ -164,13 +268,18 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
     plan, order = rows.datasets[0].plan, rows.datasets[0].order
     rng, k = np.random.default_rng(0), 6
     shape = (len(rows), rows.rules.teacher_seq_length, k)
-    ids = rng.integers(0, zoo.teacher.vocab_size, shape, dtype=np.int32)
-    probs = -np.sort(-rng.dirichlet(np.ones(k + 1), shape[:2]), axis=-1)[..., :k]
     batch = rows.__getitems__(range(len(rows)))
-    out_ids, out_probs = map_batch(batch, ids, np.log(probs).astype(np.float32), vocabulary_map)
+    # The text's own next token and any others, all different.
+    coming = np.roll(batch["teacher_input_ids"].numpy(), -1, axis=1)
+    first = np.where(rng.random(shape[:2]) < 0.5, coming, rng.integers(0, 1000, shape[:2]))
+    ids = ((first[..., None] + 37 * np.arange(k)) % zoo.teacher.vocab_size).astype(np.int32)
+    probs = -np.sort(-rng.dirichlet(np.ones(k + 1), shape[:2]), axis=-1)[..., :k]
+    losses = rng.exponential(1.0, shape[:2]).astype(np.float32)
+    log_probs = np.log(probs).astype(np.float32)
+    out_ids, out_probs, moved = map_batch(batch, ids, log_probs, vocabulary_map, losses)
     ends = {zoo.teacher.eos_token_id, rows.rules.teacher.end_token_id} - {None}
     end = rows.rules.student.end_token_id
-    seen, wanted = 0, 0
+    seen, wanted, contradicted = 0, 0, 0
     for position in range(len(rows)):
         written = out_ids[position, :, 0] >= 0
         for at, document, token, state, j, boundary in label_places(
@@ -185,8 +294,14 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
             to = (ends, -1 if end is None else end)
             if boundary:
                 seen += 1
+                own = own_token(document, token, state, losses[position])
+                if token:
+                    differs = longest_prefix(zoo.entries[0], zoo.entries[1][own[1]]) != own[0]
+                    given = own_mass(*entry, own) if differs else 0.0
+                    assert moved[position, at] == pytest.approx(given, rel=1e-4)
+                    contradicted += differs
                 options = [
-                    naive_boundary(*zoo.entries, to, *entry, before=side)
+                    naive_boundary(*zoo.entries, to, *entry, before=side, own=own)
                     for side in ("", *(("student", "teacher", "unspaced") if token == 0 else ()))
                 ]
             else:
@@ -198,6 +313,8 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
             assert any(found == pytest.approx(each, rel=1e-4) for each in options)
         assert not written.any()  # nothing where the offsets say nothing
     assert seen > 0.8 * wanted
+    assert not moved[out_ids[..., 0] < 0].any()
+    assert (contradicted > 50) == (zoo.name not in ("lower_case", "bytes"))
 
 
 @pytest.mark.parametrize("teacher_name", ["qwen_like", "llama_like"])
@@ -218,7 +335,8 @@ def test_a_byte_student_s_distributions_are_marginals(tmp_path, teacher_name):
     vocabulary_map = VocabularyMap.of(student, teacher)
     with np.errstate(divide="ignore"):
         log_probs = np.log(probs).astype(np.float32)
-    out_ids, out_probs = map_batch(batch, ids, log_probs, vocabulary_map)
+    unknown = np.full(ids.shape[:2], np.nan, np.float32)
+    out_ids, out_probs, _ = map_batch(batch, ids, log_probs, vocabulary_map, unknown)
     spelled = [teacher.token_bytes(token) for token in range(size)]
     seen, wanted = Counter(), Counter()
     for position in range(len(rows)):
@@ -272,7 +390,8 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
     for position in range(len(rows)):
         ids, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
         row = rows.datasets[0].order.row_index(0, position)
-        for at, document, _, _, j, boundary in label_places(rows.datasets[0].plan, row, documents):
+        places = label_places(rows.datasets[0].plan, row, documents)
+        for at, document, place, before, j, boundary in places:
             token = j if j >= 0 else None
             if ids[at, 0] < 0 or not boundary:
                 continue
@@ -280,8 +399,9 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
             state = len(document.teacher) if is_end else token
             stored = losses.entries(number[document.document_id], state)
             to = (ends, -1 if end is None else end)
+            own = own_token(document, place, before, batch["teacher_losses"][position])
             assert as_dict(ids[at], probs[at]) == pytest.approx(
-                naive_boundary(*entries, to, *stored), rel=1e-4
+                naive_boundary(*entries, to, *stored, own=own), rel=1e-4
             )
             seen += 1
     assert seen > 0.8 * int(batch["loss_mask"].sum()) - len(rows)

@@ -26,6 +26,7 @@ from tests.support.mapped_distributions import (
     label_places,
     naive_boundary,
     naive_inside,
+    own_token,
     readable_entries,
 )
 from tests.support.scored_data import SEQ_LENGTH
@@ -80,11 +81,12 @@ def test_rows_hold_what_score_has_written(taught: Path) -> None:
         ids, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
         left = ids[:, 0] >= 0
         row = own.order.row_index(0, position)
-        for at, document, token, _, j, boundary in label_places(own.plan, row, documents):
+        for at, document, token, state, j, boundary in label_places(own.plan, row, documents):
             place = len(document.teacher) if token is None else j
             known = stored[numbers[document.document_id]][place]
             if boundary:
-                expected = naive_boundary(*entries, to, *known)
+                text = own_token(document, token, state, batch["teacher_losses"][position])
+                expected = naive_boundary(*entries, to, *known, own=text)
             else:
                 spelled = teacher.token_bytes(document.teacher.input_ids[j])
                 starts = (
@@ -117,8 +119,9 @@ def test_damage_takes_its_own_distributions_away(taught: Path, tmp_path: Path) -
     lost = damaged["loss_mask"] < whole["loss_mask"]
     assert int(damaged["num_quarantined_tokens"].sum()) > 0
     assert bool((whole["next_token_ids"][lost][:, 0] >= 0).any())
-    for name, nothing in (("next_token_ids", -1), ("next_token_probs", 0)):
-        expected = torch.where(lost[..., None], nothing, whole[name])
+    for name, nothing in (("next_token_ids", -1), ("next_token_probs", 0), ("moved_mass", 0)):
+        place = lost if name == "moved_mass" else lost[..., None]
+        expected = torch.where(place, nothing, whole[name])
         assert torch.equal(damaged[name], expected)
 
 
@@ -160,14 +163,16 @@ def test_what_a_forced_cut_parts_has_no_distribution(tmp_path, monkeypatch) -> N
     for position in range(len(rows)):
         found, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
         row = rows.datasets[0].order.row_index(0, position)
-        for at, _, token, _, j, boundary in label_places(plan, row, [document]):
+        for at, _, token, state, j, boundary in label_places(plan, row, [document]):
             kept = found[at] >= 0
             if not kept.any():
                 continue
             own = dict(zip(found[at, kept].tolist(), probs[at, kept].tolist(), strict=True))
             given = losses.entries(0, len(teacher_ids) if token is None else j)
             if boundary:
-                expected = naive_boundary(student, teacher, ({TEACHER_EOS}, STUDENT_EOS), *given)
+                text = own_token(document, token, state, batch["teacher_losses"][position])
+                ends = {TEACHER_EOS}, STUDENT_EOS
+                expected = naive_boundary(student, teacher, ends, *given, own=text)
             else:
                 expected = naive_inside(student, teacher, b"a", *given)
             assert own == pytest.approx(expected, rel=1e-4)

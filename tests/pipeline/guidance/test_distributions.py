@@ -122,6 +122,9 @@ def make_rows(seed=0):
     return hidden, weight, labels, mask.float(), entry_ids, probs.where(entry_ids >= 0, 0.0)
 
 
+MOVED = torch.tensor([[0.5, 0.0, 0.0, 0.25, 0.0, 0.125], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0]])
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("chosen", [None, torch.arange(12).view(2, 6) % 3 > 0])
 @pytest.mark.parametrize("options", [{}, {"temperature": 2.0, "reverse": True}])
@@ -129,7 +132,14 @@ def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(weight, c
     hidden, layer, labels, mask, entry_ids, probs = make_rows()
     scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
     result = distilled_loss(
-        scores, entry_ids, probs, loss_mask=mask, weight=weight, chosen=chosen, **options
+        scores,
+        entry_ids,
+        probs,
+        moved=MOVED,
+        loss_mask=mask,
+        weight=weight,
+        chosen=chosen,
+        **options,
     )
     logits = (hidden @ layer.T).log_softmax(-1)
     parts = {"taught": [], "untaught": [], "divergence": []}
@@ -165,6 +175,9 @@ def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(weight, c
         "taught_fraction": num_taught / 10,
         "distribution_fraction": 0.9,
         "mass_held": float((probs * mask[..., None]).sum() / 9),
+        # Places 0 and 3 of the first row; the third has no loss.
+        "contradicted_fraction": (2 if chosen is None else 0) / num_taught,
+        "mass_moved": (0.75 if chosen is None else 0) / num_taught,
     })  # fmt: skip
     assert num_taught == (9 if chosen is None else 5)
     (gradient,) = torch.autograd.grad(result.loss_sum, layer)
@@ -175,7 +188,7 @@ def test_a_batch_without_distributions_is_learned_by_cross_entropy():
     hidden, layer, labels, mask, entry_ids, probs = make_rows()
     entry_ids = torch.full_like(entry_ids, -1)
     scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
-    result = distilled_loss(scores, entry_ids, 0 * probs, loss_mask=mask, weight=0.8)
+    result = distilled_loss(scores, entry_ids, 0 * probs, moved=MOVED, loss_mask=mask, weight=0.8)
     assert result.loss_sum.item() == pytest.approx(scores.losses.sum().item())
     assert math.isnan(metric_values(result.metrics)["divergence"])
     found = torch.autograd.grad(result.loss_sum, layer, retain_graph=True)
@@ -186,10 +199,10 @@ def test_broken_divergences_and_impossible_weights_are_refused():
     hidden, layer, labels, mask, entry_ids, probs = make_rows()
     scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
     with pytest.raises(ValueError, match=r"weight must lie in 0\.\.1, got 1\.5"):
-        distilled_loss(scores, entry_ids, probs, loss_mask=mask, weight=1.5)
+        distilled_loss(scores, entry_ids, probs, moved=MOVED, loss_mask=mask, weight=1.5)
     probs[1, 3, 0] = torch.nan
     with pytest.raises(NonFiniteLossError, match=r"divergences\[1, 3\] is nan"):
-        distilled_loss(scores, entry_ids, probs, loss_mask=mask, weight=0.8)
+        distilled_loss(scores, entry_ids, probs, moved=MOVED, loss_mask=mask, weight=0.8)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from pipeline.guidance import LossResult, metric_values
+from pipeline.methods.label_distributions import ask_distributions
 from pipeline.methods.method import Method
-from pipeline.models.hf_models import load_language_model
+from pipeline.models.hf_models import hidden_states, load_language_model
+from pipeline.models.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.next_tokens import vocabulary_map
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
+from schemas.errors import ForeignLossesError
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import SEQ_LENGTH, run_score
@@ -62,6 +65,8 @@ def test_a_running_teacher_teaches_what_was_stored_of_it(taught: Path, tokens: A
     assert low <= share <= high
     assert found["divergence"] > 0
     assert 0 < found["mass_held"] < 1
+    if tokens == "all":  # these vocabularies hardly differ
+        assert 0 < found["mass_moved"] < found["contradicted_fraction"] < 0.05
 
 
 def test_kept_and_dropped_are_all(taught: Path) -> None:
@@ -209,3 +214,67 @@ def test_weights_are_refused_before_anything_is_read(
 ) -> None:
     with pytest.raises(ValueError, match=f"teacher_weights.*{message}"):
         config(tmp_path / "missing", tmp_path, **changes)
+
+
+@pytest.fixture(scope="module")
+def drawn(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world with draws of what 4 tokens leave out."""
+    ignored = shutil.ignore_patterns("plans", "*teacher-*")
+    root = shutil.copytree(taught, tmp_path_factory.mktemp("drawn") / "world", ignore=ignored)
+    run_score(root, "--top-k", "4", "--draws", "3", "--top-log-probs", "float16")
+    return root
+
+
+def test_a_running_teacher_draws_what_was_stored(drawn: Path) -> None:
+    stored, online = stored_rows(drawn), open_rows(drawn)
+    places, method = [0, 1, 2, 3], Method("distill")
+    batch, others = stored.__getitems__(places), online.__getitems__(places)
+    assert (batch.layout.top_k, batch.layout.draws) == (8, 3)
+    one = result_of(method, drawn, batch)
+    tables = vocabulary_map(online.dataset, online.rules)
+    two = result_of(method, drawn, others, vocabulary_map=tables, top_k=4, draws=3)
+    assert metric_values(one.metrics) == pytest.approx(metric_values(two.metrics), rel=2e-3)
+    assert one.loss_sum.item() == pytest.approx(two.loss_sum.item(), rel=1e-4)
+    teacher = load_language_model(str(drawn / "teacher"))
+    with torch.no_grad():
+        places_of = others["teacher_position_ids"]
+        states = hidden_states(teacher, others["teacher_input_ids"], position_ids=places_of)
+    found = ask_distributions(states, output_layer(teacher), others, tables, 4, draws=3)
+    known = (batch["next_token_ids"][..., :1] >= 0).expand(-1, -1, 3)
+    same = found.ids[..., -3:] == batch["next_token_ids"][..., -3:]
+    assert int(known.sum()) > 300
+    assert same[known].double().mean() > 0.999
+    mass = batch["next_token_probs"].sum(-1)[known[..., 0]]
+    assert mass.max() <= 1 + 1e-5
+    assert mass.median() > 0.9, "what the student's tokens can't spell is missing"
+
+
+def test_draws_train_and_what_they_can_t_do_is_refused(
+    drawn: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.models.running_teacher.require_trained", lambda *_, **__: None)
+    run = config(drawn, tmp_path / "stored", num_steps=2)
+    train(run)
+    line = json.loads((run.output / "log.jsonl").read_text("utf-8").splitlines()[0])
+    assert line["loss"] > line["divergence"] + 1, "cross entropy is learned, and the KL reported"
+    online = {"stored_losses": None, "teacher": str(drawn / "teacher"), "top_k": 4}
+    train(config(drawn, tmp_path / "online", num_steps=2, draws=3, **online))
+    again = (tmp_path / "online" / "log.jsonl").read_text("utf-8").splitlines()[0]
+    assert json.loads(again)["loss"] == pytest.approx(line["loss"], rel=1e-4)
+    for method in (Method("distill", temperature=2.0), Method("distill", reverse_kl=True)):
+        for more in ({}, {**online, "draws": 3}):
+            with pytest.raises(ValueError, match="needs a teacher without draws: draws are right"):
+                train(config(drawn, tmp_path / "refused", method=method, **more))
+    with pytest.raises(ValueError, match="draws=3 is for a running teacher"):
+        config(drawn, tmp_path, draws=3)
+    with pytest.raises(ValueError, match=r"draws=300 must lie in 1\.\.250"):
+        config(drawn, tmp_path, draws=300, **online)
+    with pytest.raises(ValueError, match="draws=3 is for methods that learn next tokens"):
+        config(drawn, tmp_path, draws=3, **online | {"top_k": None}, method=Method("teacher"))
+    both = shutil.copytree(drawn, tmp_path / "both", ignore=shutil.ignore_patterns("plans"))
+    for path in (taught / "data").glob("*teacher-*"):
+        shutil.copy(path, both / "data")
+    names = tuple(path.stem.split("-")[1] for path in (both / "data").glob("teacher-*.json"))
+    for choice, why in (("mean", "a mean has no such rest"), ("likelier", "4 and 3 and 8 and 0")):
+        with pytest.raises(ForeignLossesError, match=why):
+            train(config(both, tmp_path / "x", stored_losses=names, teacher_choice=choice))

@@ -37,8 +37,10 @@ BY_METHOD = {
     "distill": {
         "_RunningTop.add nonzero": 1,
         "_RunningTop.tell_apart nonzero": 2,
-        "ask_distributions copies to the host": 3,
-        "ask_distributions.<locals>.<genexpr> copies to the device": 2,
+        "ask_distributions copies to the host": 1,
+        "ask_entries copies to the host": 3,
+        "ask_entries copies to the device": 1,
+        "ask_distributions.<locals>.<genexpr> copies to the device": 3,
         "_refuse_labels _local_scalar_dense": 1,
         "check_entries _local_scalar_dense": 1,
         "ChosenEntries.of tolist": 2,

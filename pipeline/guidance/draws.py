@@ -1,0 +1,173 @@
+"""Draws of what a model finds possible next and isn't among its likeliest, each as likely as that.
+
+The walk over the vocabulary that finds the likeliest tokens leaves the mass of each block of 256
+tokens behind. A draw takes a block, then a token of it, both by the largest of log-mass plus Gumbel
+noise (which draws in proportion to the mass). Only blocks that hold a token which may not be
+drawn, and blocks that were drawn, have their logits computed a second time: no logits are kept.
+
+Noise is a hash of a key (`draw_keys`: the tokens that the model reads, and the place among them),
+of the draw and of the block or token. It depends on no batch, chunk or device, and unlike a point
+of the cumulated distribution, to which every token before it adds its rounding, the largest of
+noisy values changes only where two of them agree to the last digits.
+
+Shapes: n places, v rows of the vocabulary, b blocks, K tokens that may not be drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.guidance.output_layer import OutputLayer, matmul_wide, to_logits, widen_once
+
+BLOCK = 256
+"""Tokens whose mass is added up. Another size draws other tokens."""
+
+_WORD = 0xFFFFFFFF
+_NOISE_AT_ONCE = 1 << 20
+# Of a token that the model excludes; above -inf, which means that it may not be drawn.
+_LEAST_LOGIT = -1e30
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
+    """Return the key of what comes after each token of a text, int64 [l, 2] below 2^32.
+
+    A text's keys are no other text's, though both begin alike: means over texts lose their noise.
+
+    Args:
+        input_ids: integers [l], all that a model reads of the text, tokens before it included.
+        seed: another one gives other keys.
+
+    Example:
+        >>> draw_keys(np.array([5, 7]), seed=0).tolist()
+        [[4080391683, 3180947691], [453309473, 4037488632]]
+    """
+    digest = blake2b(input_ids.astype("<i4").tobytes(), digest_size=8, key=seed.to_bytes(8))
+    first = np.uint64(int.from_bytes(digest.digest(), "little"))
+    # splitmix64: a counter, mixed.
+    keys = first + _GOLDEN * np.arange(1, len(input_ids) + 1, dtype=np.uint64)
+    keys = (keys ^ (keys >> np.uint64(30))) * _MIX[0]
+    keys = (keys ^ (keys >> np.uint64(27))) * _MIX[1]
+    keys ^= keys >> np.uint64(31)
+    return np.stack([keys >> np.uint64(32), keys & np.uint64(_WORD)], axis=1).astype(np.int64)
+
+
+class TailDraws:
+    """Draws n times at each place, with replacement; `score_with_likeliest` fills it.
+
+    Attributes:
+        ids: int64 [n, draws], the tokens drawn, once the walk is over.
+    """
+
+    def __init__(self, keys: Tensor, num_draws: int) -> None:
+        """Draw with these keys.
+
+        Args:
+            keys: int64 [n, 2], of `draw_keys`.
+            num_draws: how often, at each place.
+        """
+        self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
+        self._keys = keys
+        self._log_masses: list[Tensor] = []
+
+    @staticmethod
+    def whole_blocks(num_rows: int) -> int:
+        """Return how many rows a chunk of about so many has, so that each begins with a block."""
+        return max(1, num_rows // BLOCK) * BLOCK
+
+    def see(self, exponentials_nv: Tensor, maximum_n: Tensor) -> None:
+        """Add up the blocks of a chunk, whose exponentials are relative to a maximum."""
+        whole = exponentials_nv.shape[1] // BLOCK * BLOCK
+        masses = exponentials_nv[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+        rest = exponentials_nv[:, whole:]
+        if rest.shape[1]:
+            masses = torch.cat([masses, rest.sum(-1, keepdim=True)], -1)
+        self._log_masses.append(masses.log() + maximum_n.unsqueeze(-1))
+
+    def draw(
+        self, hidden_nh: Tensor, layer: OutputLayer, excluded_nk: Tensor, num_ids: int
+    ) -> None:
+        """Draw tokens below `num_ids`, none of the excluded ones (-1: none)."""
+        excluded_nk = excluded_nk.where(excluded_nk < num_ids, -1)
+        log_masses_nb = torch.cat(self._log_masses, -1)
+        self._log_masses = []
+        tail = _Tail(widen_once(hidden_nh), layer, excluded_nk, num_ids)
+        # To subtract what is excluded would leave rounding alone where it is nearly all.
+        places, columns = (excluded_nk >= 0).nonzero(as_tuple=True)
+        pairs = torch.unique(excluded_nk[places, columns] // BLOCK * len(hidden_nh) + places)
+        blocks, places = pairs // len(hidden_nh), pairs % len(hidden_nh)
+        for block, own in _by_block(blocks):
+            log_masses_nb[places[own], block] = tail.logits(block, places[own]).logsumexp(-1)
+        num_draws = self.ids.shape[1]
+        numbers = torch.arange(num_draws, device=excluded_nk.device)
+        chosen = torch.empty_like(self.ids)
+        every = torch.arange(log_masses_nb.shape[1], device=excluded_nk.device)
+        for some in _slices(len(hidden_nh), len(every)):
+            for number in range(num_draws):
+                noise = _gumbel(self._keys[some], 2 * numbers[number : number + 1], every)
+                chosen[some, number] = (log_masses_nb[some] + noise).argmax(-1)
+        drawn, chosen = self.ids.view(-1), chosen.view(-1)
+        for block, own in _by_block(chosen):
+            places = own // num_draws
+            logits = tail.logits(block, places)
+            ids = torch.arange(logits.shape[1], device=every.device) + block * BLOCK
+            noise = _gumbel(self._keys[places], 2 * numbers[own % num_draws] + 1, ids)
+            drawn[own] = block * BLOCK + (logits + noise).argmax(-1)
+
+
+class _Tail:
+    """Logits of some places in a block, -inf where a token may not be drawn."""
+
+    def __init__(
+        self, states_nh: Tensor, layer: OutputLayer, excluded_nk: Tensor, num_ids: int
+    ) -> None:
+        self._states, self._layer = states_nh, layer
+        self._excluded, self._num_ids = excluded_nk, num_ids
+
+    def logits(self, block: int, places: Tensor) -> Tensor:
+        start = block * BLOCK
+        rows = self._layer.weight[start : min(start + BLOCK, self._num_ids)]
+        products = matmul_wide(self._states[places], rows.T)
+        logits = to_logits(products, self._layer.scale, self._layer.cap).clamp_min(_LEAST_LOGIT)
+        # One column more, for those of other blocks.
+        own = self._excluded[places] - start
+        own = own.where((own >= 0) & (own < len(rows)), len(rows))
+        is_excluded = logits.new_zeros((len(places), len(rows) + 1), dtype=torch.bool)
+        return logits.masked_fill(is_excluded.scatter(1, own, True)[:, :-1], -torch.inf)
+
+
+def _by_block(blocks: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield each block that occurs, and where in the list, int64."""
+    blocks, order = blocks.sort(stable=True)
+    found, counts = blocks.unique_consecutive(return_counts=True)
+    yield from zip(found.tolist(), order.split(counts.tolist()), strict=True)
+
+
+def _slices(num_places: int, width: int) -> Iterator[slice]:
+    step = max(1, _NOISE_AT_ONCE // width)
+    for start in range(0, num_places, step):
+        yield slice(start, min(start + step, num_places))
+
+
+def _gumbel(keys_n: Tensor, streams: Tensor, counters_v: Tensor) -> Tensor:
+    """Return Gumbel noise, fp32 [n, v]; streams are int64 [n] or [1]."""
+    first = _mix(keys_n[:, 0] + streams).unsqueeze(-1)
+    hashed = _mix(_mix(counters_v ^ first) ^ keys_n[:, 1:])
+    # The least of exponential values wins: small ones are told apart finely, and none is 0.
+    uniform = (hashed.float() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _mix(words: Tensor) -> Tensor:
+    """Return hashes of numbers below 2^33, as 32 bits each; no product has more than 63."""
+    words = words & _WORD
+    words = ((words ^ (words >> 16)) * 0x21F0AAAD) & _WORD
+    words = ((words ^ (words >> 15)) * 0x735A2D97) & _WORD
+    return words ^ (words >> 15)

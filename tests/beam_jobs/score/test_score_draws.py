@@ -1,0 +1,192 @@
+"""`vocag score --draws`: the same draws whatever the batches; refused, reused, validated, named."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from beam_jobs.score.command import main
+from beam_jobs.score.summary import estimate_disk
+from pipeline.dataset.files import open_dataset
+from pipeline.dataset.score_files import list_scores
+from pipeline.guidance.draws import draw_keys
+from pipeline.scoring.engines.settings import TopSettings
+from pipeline.scoring.entries import fill_draws, fill_entries
+from pipeline.validate.dataset import validate_dataset
+from schemas.distribution_rule import DistributionRule
+from schemas.document import decode_document
+from schemas.errors import DamagedShardError
+from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar, encode_sidecar
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.scored_data import run_score, score_arguments, sidecars
+
+DRAWN = ("--top-k", "4", "--draws", "3")
+ID_BITS = 9  # of 480 tokens
+
+
+@pytest.fixture(scope="module")
+def drawn(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world, where draws are stored, too."""
+    root = tmp_path_factory.mktemp("drawn") / "world"
+    shutil.copytree(world, root, ignore=shutil.ignore_patterns("plans", "*teacher-*"))
+    run_score(root, *DRAWN)
+    return root
+
+
+def scores_of(root: Path) -> ScoreManifest:
+    (found,) = list_scores(str(root / "data"))
+    return found.manifest
+
+
+def read_sidecars(root: Path) -> Iterator[ShardLosses]:
+    for record in scores_of(root).sidecars:
+        yield decode_sidecar((root / "data" / record.file).read_bytes(), at=record.file)
+
+
+def stored_draws(root: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield each document's (ids, draws), the draws unpacked bit by bit."""
+    for record, losses in zip(scores_of(root).sidecars, read_sidecars(root), strict=True):
+        packed = safetensors.numpy.load_file(root / "data" / record.file)["draw_ids"]
+        entries = losses.entries
+        assert entries is not None
+        bits = np.unpackbits(packed, bitorder="little")[: len(entries.counts) * 3 * ID_BITS]
+        every = (bits.reshape(-1, ID_BITS) @ (1 << np.arange(ID_BITS))).reshape(-1, 3)
+        for document, (start, stop) in enumerate(pairwise(entries.position_starts.tolist())):
+            shape = stop - start, 4
+            ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+            fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
+            draws = np.empty((stop - start, 3), np.int32)
+            fill_draws(entries, document, 0, ids=ids, draws=draws, at="")
+            assert (draws == every[start:stop]).all()
+            if stop - start > 2:
+                fill_draws(entries, document, 2, ids=ids[2:3], draws=draws[:1], at="")
+                assert (draws[0] == draws[2]).all()
+                draws[0] = every[start]
+            yield ids, draws
+
+
+def test_they_are_the_rest_and_cost_an_id(drawn: Path, tmp_path: Path) -> None:
+    rule = scores_of(drawn).rule.distributions
+    assert rule == DistributionRule(4, 1.0, 480, "uint8", draws=3)
+    folder, tokens = open_dataset(drawn / "data"), []
+    for number in range(len(folder.manifest.shards)):
+        index = folder.read_index(number, with_names=True)
+        for _, sample in folder.samples(number, index):
+            tokens.append(decode_document(sample).teacher.input_ids.astype(np.int64))
+    num_drawn = 0
+    for (ids, draws), own in zip(stored_draws(drawn), tokens, strict=True):
+        assert (ids >= 0).all()
+        assert not (draws[:, :, None] == ids[:, None, :]).any()
+        assert not (draws[: len(own)] == own[:, None]).any(), "the text's own token"
+        num_drawn += draws.size
+    assert num_drawn > 10_000
+    shards = folder.manifest.shards
+    estimate = estimate_disk(str(tmp_path), shards, scores_of(drawn).rule, 4.0)
+    written = sum(len(data) for name, data in sidecars(drawn).items())
+    assert estimate == pytest.approx(written, rel=0.02)
+    assert validate_dataset(str(drawn / "data"), teacher=str(drawn / "teacher")).findings == ()
+
+
+def test_batches_change_no_draw_and_another_seed_does(drawn: Path, unscored: Path) -> None:
+    run_score(unscored, *DRAWN, "--batch-tokens", "1")
+    pairs = list(zip(stored_draws(drawn), stored_draws(unscored), strict=True))
+    same = np.concatenate([(a == b).ravel() for (_, a), (_, b) in pairs])
+    assert same.mean() > 0.9999  # where two are equally good to the last digit
+    for path in (unscored / "data").glob("*teacher-*"):
+        path.unlink()
+    run_score(unscored, *DRAWN, "--draws-seed", "7")
+    assert scores_of(unscored).rule.fingerprint != scores_of(drawn).rule.fingerprint
+    pairs = list(zip(stored_draws(drawn), stored_draws(unscored), strict=True))
+    same = np.concatenate([(a == b).ravel() for (_, a), (_, b) in pairs])
+    assert same.mean() < 0.1
+    data = str(unscored / "data")
+    assert validate_dataset(data, teacher=str(unscored / "teacher")).findings == ()
+
+
+def test_foreign_draws_are_named(unscored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another seed than the manifest's."""
+    with monkeypatch.context() as patched:
+        name = "pipeline.scoring.engines.transformers.draw_keys"
+        patched.setattr(name, lambda ids, seed: draw_keys(ids, seed + 1))
+        run_score(unscored, *DRAWN)
+    data = str(unscored / "data")
+    assert validate_dataset(data, teacher=None).findings == ()
+    (finding,) = validate_dataset(data, teacher=str(unscored / "teacher")).findings
+    assert re.search(
+        r"draws of .* are others when they are drawn again: another seed", str(finding)
+    )
+
+
+def test_damaged_draws_are_named(drawn: Path) -> None:
+    """An id beyond the vocabulary, and one of the entries."""
+    ids, _ = next(stored_draws(drawn))
+    entries = next(read_sidecars(drawn)).entries
+    assert entries is not None
+    for token, what in ((500, "a token id beyond the vocabulary of 480"), (0, "one of its ent")):
+        bad, place = entries.draw_ids.copy(), 5 * 3
+        wanted = token or int(ids[5, 2])
+        bits = np.unpackbits(bad, bitorder="little")
+        bits[place * ID_BITS : (place + 1) * ID_BITS] = (wanted >> np.arange(ID_BITS)) & 1
+        bad = np.packbits(bits, bitorder="little")
+        draws = np.empty((len(ids), 3), np.int32)
+        with pytest.raises(DamagedShardError, match=rf"position 5 of document 0 has .*{what}"):
+            fill_draws(replace(entries, draw_ids=bad), 0, 0, ids=ids, draws=draws, at="")
+    fewer = replace(entries, draw_ids=entries.draw_ids[:-1].copy())
+    cut = encode_sidecar(replace(next(read_sidecars(drawn)), entries=fewer))
+    with pytest.raises(DamagedShardError, match="bytes of draw_ids, 9 bits each"):
+        decode_sidecar(cut, at="")
+
+
+def test_draws_are_reused_by_the_same_rule(
+    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the documents' ids are: what is drawn depends on what the teacher sees."""
+    root = shutil.copytree(drawn, tmp_path / "world", ignore=shutil.ignore_patterns("*teacher-*"))
+    alone = ("--batch-tokens", "1")
+    run_score(root, *DRAWN, *alone)
+    texts = [(f"other-{name}", text) for name, text in [*make_texts(40), *make_texts(3, seed=9)]]
+    for name in ("fresh", "new"):
+        build_dataset(root / name, texts, num_shards=2, student=byte_level(300), name="other")
+    arguments = [*score_arguments(root, *alone)[1:], *DRAWN]
+    assert main([str(root / "fresh"), *arguments]) == 0
+    capsys.readouterr()
+    assert main([str(root / "new"), *arguments, "--reuse", str(root / "data")]) == 0
+    assert "reused          0 " not in capsys.readouterr().out
+    for path in (root / "fresh").glob("*teacher-*.safetensors"):
+        assert (root / "new" / path.name).read_bytes() == path.read_bytes()
+    seeded = [str(root / "new"), *arguments, "--draws-seed", "1"]
+    assert main([*seeded, "--reuse", str(root / "data")]) == 0
+    assert "nothing can be taken over" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--draws", "4"), "--draws needs --top-k"),
+        (("--top-k", "4", "--draws", "-1"), "--draws -1 is not between 1 and 250"),
+        (("--top-k", "250", "--draws", "5"), "--draws 5 is not between 1 and 4"),
+        (("--top-k", "4", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
+        ((*DRAWN, "--draws-seed", "-5"), "--draws-seed -5 is not between 0 and"),
+        ((*DRAWN, "--top-mass", "0.9"), "leave out --top-mass"),
+        (("--engine", "openai", *DRAWN), "servers give their likeliest tokens alone"),
+    ],
+)
+def test_what_can_t_be_drawn_is_refused(
+    tmp_path: Path, given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(score_arguments(tmp_path, *given)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_more_than_the_vocabulary_is_refused() -> None:
+    """Entries, draws and the text's own token: what is drawn from is never empty."""
+    assert TopSettings(8, draws=4).rule(13) is not None
+    with pytest.raises(ValueError, match=r"--draws 4 and the text's own .* vocabulary of 12 tok"):
+        TopSettings(8, draws=4).rule(12)
