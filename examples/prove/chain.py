@@ -256,7 +256,9 @@ class Chain:
         """Train a run up to a number of units of its schedule."""
         folder, length = self.folder(arm, rate, seed), arm.units or self.experiment.units
         warmup = self.experiment.warmup_steps or max(1, self.unit // 2)
-        start = [HERE / "dropout.py", arm.dropout] if arm.dropout else ["-m", "vocag", "train"]
+        start: list[object] = ["-m", "vocag", "train"]
+        if arm.program:
+            start = [HERE / str(arm.program[0]), *arm.program[1:]]
         stored = ["--stored-losses", self.source] if arm.scored else []
         where = ["--where", arm.where(self.own)] if arm.where else []
         words: list[object] = [

@@ -24,7 +24,7 @@ ARMS = (
     Arm(name="full", options=("--method", "full")),
     Arm(name="distill", options=_SHARED, scored=True),
     Arm(name="full-decay-1", options=("--method", "full", "--weight-decay", 1), order=1),
-    Arm(name="full-dropout", options=("--method", "full"), dropout=0.1, order=1),
+    Arm(name="full-dropout", options=("--method", "full"), program=("dropout.py", 0.1), order=1),
     Arm(name="full-decay-3", options=("--method", "full", "--weight-decay", 3), order=2),
     Arm(name="distill-kept", options=(*_SHARED, "--distill-tokens", "kept"), scored=True, order=3),
     Arm(name="alm", options=("--method", "alm"), scored=True, order=4),

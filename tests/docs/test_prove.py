@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaged_model import find_gguf
 from prove import few, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
 from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired, read_records
+from prove.counted import count_only
 from prove.filter import ranks
 from prove.noise import KINDS
 from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
 
-from tests.support.datasets import byte_level
+from pipeline.streaming.dataset_rows import DatasetRows
+from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
+from vocag import AlignedRows, Reading, Rows, StreamConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "docs" / "evidence"
@@ -248,6 +252,55 @@ assert model.model.layers[0].self_attn.attention_dropout == 0.1
 """
     words = [sys.executable, "-c", program, tmp_path / "model", EXAMPLES, EXAMPLES.parent]
     subprocess.run(list(map(str, words)), check=True)
+
+
+@pytest.mark.slow
+def test_other_documents_are_read_and_only_named_ones_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_dataset(tmp_path / "data")
+    condition = "num_student_tokens % 2 = 0"
+
+    def read(where: str = "") -> list[Rows]:
+        reading = Reading(str(tmp_path / "data"), where=where)
+        rows = AlignedRows(StreamConfig(reading, seq_length=1024, global_batch_size=1))
+        return [rows[place] for place in range(rows.samples_per_epoch)]
+
+    def learned(rows: Iterable[Rows]) -> Counter[tuple[int, int]]:
+        pairs = [torch.stack((r["input_ids"], r["labels"]))[:, r["loss_mask"] == 1] for r in rows]
+        return Counter(map(tuple, torch.cat(pairs, 1).T.tolist()))
+
+    plain, chosen = read(), read(condition)
+    monkeypatch.setattr(DatasetRows, "write_row", DatasetRows.write_row)
+    count_only(condition)
+    counted = read()
+    assert learned(counted) == learned(chosen) < learned(plain)
+    for own, other in zip(counted, plain, strict=True):
+        assert all(torch.equal(own[name], other[name]) for name in own if name != "loss_mask")
+
+
+@pytest.mark.parametrize(
+    ("nats", "num_seeds", "rules"),
+    [
+        ({"oracle-tokens": 50.0}, 3, ["a selection can win", "against the selection"]),
+        ({"oracle-tokens": 50.0, "teacher-0.85": 55.0}, 3, ["can win", "for the selection"]),
+        ({"oracle-tokens": 60.0}, 3, ["no selection can", "against the selection"]),
+        ({"oracle-tokens": 50.0}, 2, ["not finished"]),
+    ],
+)
+def test_selections_are_judged_by_the_rules_that_were_added(
+    nats: dict[str, float], num_seeds: int, rules: list[str]
+) -> None:
+    arms = ("all", *(arm.name for arm in filtering.SELECTIONS))
+    records = {
+        arm: {
+            seed: _record(arm, seed, [nats.get(arm, 60.0) / 3 + 0.01 * seed] * 3, filtering.SETS)
+            for seed in range(num_seeds)
+        }
+        for arm in arms
+    }
+    said = filtering.selections(records)
+    assert all(rule in line for rule, line in zip(rules, said.splitlines(), strict=False)), said
 
 
 def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
