@@ -13,8 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
+from numpy.typing import NDArray
 from packaged_model import find_gguf
 from prove import few, tokens, transfer
 from prove import filter as filtering
@@ -85,25 +88,60 @@ def _record(arm: str, seed: int, nats: Iterable[float], sets: Iterable[str]) -> 
     return record | {"development": [sum(nats), 99.0], "measured": {"1": of_sets, "2": of_sets}}
 
 
-def test_intervals_are_students_over_seeds_and_drawn_again_over_documents() -> None:
-    assert paired([1.0, 2.0, 4.0])[1] == pytest.approx(4.3027 * math.sqrt(7 / 9), rel=1e-4)
+def test_an_interval_over_seeds_is_students() -> None:
+    order = random.Random(3)
+    for count in (2, 3, 5):
+        values = [order.gauss(0.1, 1) for _ in range(count)]
+        mean, half = paired(values)
+        expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert (mean - half, mean + half) == pytest.approx(tuple(expected))
     assert math.isnan(paired([1.0])[1])
     assert math.isnan(paired([])[0])
+
+
+def test_documents_and_seeds_are_drawn_again_each_sets_documents_on_their_own() -> None:
+    order = random.Random(1)
+    sets = []
+    for count in (5, 8):
+        gains = [[order.gauss(1, 1) + seed for _ in range(count)] for seed in range(3)]
+        sets.append((gains, [order.uniform(5, 9) for _ in range(count)]))
+    drawn = []
+    for _ in range(20_000):
+        seeds, ratios = order.choices(range(3), k=3), []
+        for gains, wholes in sets:
+            picked = order.choices(range(len(wholes)), k=len(wholes))
+            gained = sum(gains[seed][place] for seed in seeds for place in picked) / 3
+            ratios.append(gained / sum(wholes[place] for place in picked))
+        drawn.append(sum(ratios) / 2)
+    drawn.sort()
+    assert bootstrap(sets) == pytest.approx((drawn[500], drawn[-500]), abs=0.01)
+    # One seed and one set: scipy's own paired bootstrap, by its percentiles.
+    (own, *_), wholes = sets[0]
+
+    def ratio(places: NDArray[np.intp], axis: int) -> NDArray[np.float64]:
+        found = np.array(own)[places].sum(axis) / np.array(wholes)[places].sum(axis)
+        return np.asarray(found, np.float64)
+
+    places = (np.arange(len(wholes)),)
+    other = scipy.stats.bootstrap(places, ratio, method="percentile", rng=np.random.default_rng(5))
+    interval = other.confidence_interval
+    assert bootstrap([([own], wholes)]) == pytest.approx((interval.low, interval.high), abs=0.01)
+    nothing = np.zeros((3, 4))
+    assert bootstrap([(nothing, [1.0] * 4)]) == (0.0, 0.0)
+
+
+def test_arms_are_compared_over_the_seeds_that_both_have() -> None:
     own = {seed: _record("a", seed, (3.0, 5.0 + seed, 9.0), ["x"]) for seed in range(3)}
     other = {seed: _record("b", seed, (4.0, 9.0, 9.5), ["x"]) for seed in range(4)}
     found = compare({"a": own, "b": other}, "a", "b", "x")
-    assert found.values[1] == pytest.approx((18 - 22.5) / 60 / math.log(2))
-    assert found.values[1] == bits_per_byte(own[1], "x") - bits_per_byte(other[1], "x")
-    order = random.Random(1)
-    drawn = []
-    for _ in range(4000):
-        picked = order.choices(range(3), k=3)
-        gain = sum((-1, -3, -0.5)[n] for n in picked)
-        drawn.append(gain / math.log(2) / sum((10, 20, 30)[n] for n in picked))
-    drawn.sort()
-    assert (found.low, found.high) == pytest.approx((drawn[100], drawn[3900]), abs=0.01)
-    sums = {"bytes": [1.0], "nats": [2.0]}
-    assert bootstrap([(sums, sums)]) == (0.0, 0.0)
+    assert found.values.keys() == {0, 1, 2}
+    for seed, value in found.values.items():
+        bits = bits_per_byte(own[seed], "x") - bits_per_byte(other[seed], "x")
+        assert value == pytest.approx(bits)
+    wholes = [length * math.log(2) for length in (10.0, 20.0, 30.0)]
+    gains = [[-1.0, -4.0 + seed, -0.5] for seed in range(3)]
+    assert (found.low, found.high) == pytest.approx(bootstrap([(gains, wholes)]))
+    assert math.isnan(compare({"a": own}, "a", "b", "x").low)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +232,9 @@ def test_the_share_that_came_back_is_of_what_was_lost() -> None:
     records["plain"] = {0: record("plain", 25)}
     expected = dict.fromkeys((*transfer.SETS, "elsewhere"), 0.25)
     assert transfer.shares(records, "plain")[0] == pytest.approx(expected)
+    records["other"] = {0: record("other", 20)}
+    more = transfer.compare_shares(records, "other", "plain", transfer.ELSEWHERE)
+    assert (more.mean, more.low, more.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
 @pytest.mark.parametrize("best", [2.5e-4, 1e-3, 8e-3])
@@ -350,7 +391,7 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
     for other in ("zlib", "oracle", "difference"):
         for name in filtering.DECIDING:
             less = compare(records, "teacher", other, name, "last")
-            assert f"{less.mean:+.3f} ± {less.half_width:.3f}" in said
+            assert str(less) in said
     for name in filtering.DECIDING:
         own, most = (compare(records, arm, "all", name, "last") for arm in ("teacher", "oracle"))
         assert f"{own.mean / most.mean:.2f}" in said
@@ -361,6 +402,56 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
     assert all(few_steps < all_steps for few_steps, all_steps in zip(ahead, behind, strict=True))
     shown = [", ".join(f"{value:.3f}" for value in values) for values in (ahead, behind)]
     assert " against ".join(shown) in said
+
+
+@pytest.mark.parametrize(
+    ("runs", "own", "other", "sets", "at"),
+    [
+        ("few", "distill", "full-decay-3", ("gsm8k", "math", "docstrings"), "best"),
+        ("few", "distill", "full-dropout", ("gsm8k", "math", "docstrings"), "last"),
+        ("filter-once", "teacher", "all", filtering.DECIDING, "last"),
+        ("filter", "teacher", "all", filtering.DECIDING, "last"),
+        ("tokens", "teacher-0.4", "full", ("gsm8k",), "after-56"),
+        ("transfer", "distill-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
+    ],
+)
+def test_which_method_has_the_records_intervals(
+    runs: str, own: str, other: str, sets: tuple[str, ...], at: str
+) -> None:
+    said = (PAGES.parent / "evidence.md").read_text("utf-8").replace("−", "-")
+    records = read_records(PAGES / runs)
+    for name in sets:
+        if runs == "transfer":
+            of = transfer.ELSEWHERE if name == "elsewhere" else (name,)
+            found = transfer.compare_shares(records, own, other, of, at)
+        else:
+            found = compare(records, own, other, name, at)
+        assert str(found) in said
+
+
+def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
+    """Its brackets are the lower of both lower ends, the higher of both higher ones."""
+    said = (EXAMPLES.parent / "README.md").read_text("utf-8")
+
+    def hull(found: Difference, places: int, factor: int = 1) -> str:
+        ends = (
+            min(found.low, found.mean - found.half_width),
+            max(found.high, found.mean + found.half_width),
+        )
+        low, high = sorted(abs(factor * end) for end in ends)
+        return f"[{low:.{places}f}, {high:.{places}f}]"
+
+    back = read_records(PAGES / "transfer")
+    gain = transfer.compare_shares(back, "distill-plain", "plain", transfer.ELSEWHERE)
+    assert f"**{100 * gain.mean:.1f} points** {hull(gain, 1, 100)}" in said
+    for runs, own, other in (
+        ("few", "distill", "full-dropout"),
+        ("filter-once", "teacher", "all"),
+    ):
+        records = read_records(PAGES / runs)
+        for name in ("gsm8k", "math"):
+            found = compare(records, own, other, name, "last")
+            assert f"{-found.mean:.2f} {hull(found, 2)}" in said
 
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:
