@@ -45,9 +45,11 @@ SMALL = {
 }
 """What makes a documented command small; everything else stays as it is written."""
 EASIER = {
-    "bits_per_byte < 1.5": "rank < 0.9",
-    "bits_per_byte < 1.0": "rank < 0.5",
-    "bits_per_byte between 1.0 and 1.5": "rank between 0.5 and 0.9",
+    "bits_per_byte between 0.66 and 1.26": "rank < 0.9",
+    "largest_window <= 1.78": "largest_window > 0",
+    "bits_per_byte between 0.66 and 1.0": "rank < 0.5",
+    "bits_per_byte > 1.0": "rank > 0.5",
+    "bits_per_byte <= 1.26": "rank < 0.9",
 }
 TINY_RUN = (
     *("--seq-length", "--global-batch-size", "--micro-batch-size"),

@@ -19,7 +19,7 @@ import scipy.stats
 import torch
 from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import few, tokens, transfer
+from prove import few, kinds, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
 from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired, read_records
@@ -253,6 +253,74 @@ def test_ranks_are_shares_of_bytes() -> None:
         key = (values[name], name)
         below = sum(size for other, size in sizes.items() if (values[other], other) <= key)
         assert found[name] == pytest.approx(below / sum(sizes.values()))
+
+
+def test_what_thresholds_keep_is_counted_by_kind() -> None:
+    order = np.random.default_rng(2)
+    rows: list[dict[str, float | str]] = []
+    for kind in ("clean", *kinds.KINDS):
+        # Few values, so that many are equal.
+        numbers = order.integers(1, 12, (40, 2)) / 4
+        rows += [{"kind": kind, "bits_per_byte": b, "largest_window": w} for b, w in numbers]
+    clean = [row for row in rows if row["kind"] == "clean"]
+
+    def of_clean(name: str, share: float) -> float:
+        values = sorted(float(row[name]) for row in clean)
+        return values[math.ceil(share * len(values)) - 1]
+
+    low, high, widest = (
+        *(of_clean("bits_per_byte", share) for share in (0.05, 0.95)),
+        of_clean("largest_window", 0.95),
+    )
+    shown = kinds.overview(rows).splitlines()[3:]
+    for kind, line in zip(kinds.KINDS, shown, strict=True):
+        own = [row for row in rows if row["kind"] == kind]
+        below = [row for row in own if float(row["bits_per_byte"]) <= high]
+        narrow = [row for row in below if float(row["largest_window"]) <= widest]
+        both = [row for row in narrow if float(row["bits_per_byte"]) >= low]
+        areas = [
+            scipy.stats.mannwhitneyu([r[n] for r in own], [r[n] for r in clean]).statistic / 1600
+            for n in ("bits_per_byte", "largest_window")
+        ]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0] == kind
+        assert cells[2:4] == [f"{area:.3f}" for area in areas]
+        assert cells[4:] == [f"{100 * len(kept) / 40:.0f} %" for kept in (below, narrow, both)]
+
+
+def test_the_pages_table_of_noise_is_of_the_stored_scores() -> None:
+    rows = [json.loads(line) for line in (PAGES / "kinds.jsonl").read_text("utf-8").splitlines()]
+    page = (PAGES.parent / "filtering.md").read_text("utf-8")
+    assert kinds.overview(rows) in page
+    kept = {
+        kind: np.mean([row["bits_per_byte"] < 1.5 for row in rows if row["kind"] == kind])
+        for kind in kinds.KINDS
+    }
+    whole = ("keyword spam", "40 % of numbers wrong", "last number wrong")
+    assert all(kept[kind] == 1 for kind in whole)
+    said = ("lines of code between sentences", "mojibake", "HTML remnants")
+    assert [f"{100 * kept[kind]:.0f} %" for kind in said] == ["95 %", "75 %", "55 %"]
+    assert "95 % of the mixed code, 75 % of the mojibake and 55 % of the HTML" in page
+
+
+def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
+    _write_benchmarks(tmp_path / "data")
+    made = list(kinds.documents(tmp_path / "data"))
+    assert made == list(kinds.documents(tmp_path / "data"))
+    assert len({found["id"] for found in made}) == len(made)
+    assert {found["kind"] for found in made} <= {"clean", *kinds.KINDS}
+    text = r"It's \frac{1}{2} and 30 of them. Then there are 12 more of the same kind."
+    texts = {kind: spoil(text, random.Random(1)) for kind, spoil in kinds.KINDS.items()}
+    before, after = texts["last number wrong"].split(" are ")
+    assert before in text
+    assert re.fullmatch(r"(?!12 )\d+ more of the same kind\.", after)
+    assert texts["LaTeX without backslashes"] == text.replace("\\", "")
+    assert texts["a paragraph five times"].count(text) == 5
+    assert "â€™" in texts["mojibake"]
+    assert len(texts["keyword spam"].split()) == 90
+    for kind, share in (("3 % of letters mistyped", 0.03), ("10 % of letters mistyped", 0.1)):
+        typed = kinds.KINDS[kind]("a" * 20_000, random.Random(2))
+        assert 1 - typed.count("a") / len(typed) == pytest.approx(share, abs=0.01)
 
 
 @pytest.mark.parametrize(
