@@ -31,6 +31,7 @@ from tests.support.hf_folders import write_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += sorted((ROOT / "evidence").rglob("*.md"))
 OTHERS_TEST = ("README.md", "evidence.md", "megatron.md", "transfer.md")
 """The README's commands have a test below, the others' have tests of their own."""
 
@@ -112,14 +113,13 @@ def test_a_shown_command_is_accepted(command: Command, monkeypatch: pytest.Monke
         run_command(completed(command))
 
 
-SCRIPTS = [c for c in COMMANDS_SHOWN if any(w.startswith("examples/") for w in c.words)]
+FOLDERS = ("examples/", "evidence/")
+SCRIPTS = [c for c in COMMANDS_SHOWN if any(w.startswith(FOLDERS) for w in c.words)]
 
 
 @pytest.mark.parametrize("command", SCRIPTS, ids=str)
 def test_a_shown_script_is_accepted(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    script, *arguments = command.words[
-        [w.startswith("examples/") for w in command.words].index(1) :
-    ]
+    script, *arguments = command.words[[w.startswith(FOLDERS) for w in command.words].index(1) :]
     read = argparse.ArgumentParser.parse_known_args
 
     def stop(self: Any, *given: Any, **more: Any) -> None:

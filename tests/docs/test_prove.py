@@ -1,4 +1,4 @@
-"""The experiments of docs/evidence: parts against slow counts, a chain with a real teacher."""
+"""The experiments of evidence/: parts against slow counts, a chain with a real teacher."""
 
 import json
 import math
@@ -34,8 +34,15 @@ from tests.support.hf_folders import write_model
 from vocag import AlignedRows, Reading, Rows, StreamConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PAGES = EXAMPLES.parent / "docs" / "evidence"
+PAGES = EXAMPLES.parent / "evidence"
+RECORDS = PAGES / "records"
 MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer)
+
+
+def _page(name: str) -> str:
+    """Return an experiment's page, with its whole record if that is apart."""
+    pages = [PAGES / f"{name}.md"] + [RECORDS / "first" / "README.md"] * (name == "tokens")
+    return "\n".join(page.read_text("utf-8") for page in pages)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -289,8 +296,8 @@ def test_what_thresholds_keep_is_counted_by_kind() -> None:
 
 
 def test_the_pages_table_of_noise_is_of_the_stored_scores() -> None:
-    rows = [json.loads(line) for line in (PAGES / "kinds.jsonl").read_text("utf-8").splitlines()]
-    page = (PAGES.parent / "filtering.md").read_text("utf-8")
+    rows = [json.loads(line) for line in (RECORDS / "kinds.jsonl").read_text("utf-8").splitlines()]
+    page = (PAGES.parent / "docs" / "filtering.md").read_text("utf-8")
     assert kinds.overview(rows) in page
     kept = {
         kind: np.mean([row["bits_per_byte"] < 1.5 for row in rows if row["kind"] == kind])
@@ -359,7 +366,7 @@ model.train()(ids); share = (seen[-1] == 0).float().mean()
 assert 0.05 < share < 0.15, share
 assert model.model.layers[0].self_attn.attention_dropout == 0.1
 """
-    words = [sys.executable, "-c", program, tmp_path / "model", EXAMPLES, EXAMPLES.parent]
+    words = [sys.executable, "-c", program, tmp_path / "model", PAGES, EXAMPLES.parent]
     subprocess.run(list(map(str, words)), check=True)
 
 
@@ -414,9 +421,9 @@ def test_selections_are_judged_by_the_rules_that_were_added(
 
 def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     """Student's t over three seeds, from the standard errors that the first experiment kept."""
-    arms = json.loads((PAGES / "table.json").read_text("utf-8"))["arms"]
+    arms = json.loads((RECORDS / "first" / "table.json").read_text("utf-8"))["arms"]
     checked = 0
-    for row in (PAGES / "tokens.md").read_text("utf-8").splitlines():
+    for row in _page("tokens").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         found = re.match(r"`(\w+)`(?:, k = ([\d.]+))?$", cells[0])
         shown = [re.search(r"\(([+-][\d.]+) ± ([\d.]+)\)", cell) for cell in cells[2:5]]
@@ -438,13 +445,21 @@ def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     assert checked == 8
 
 
+def test_the_short_pages_numbers_are_in_the_whole_record() -> None:
+    page = (PAGES / "tokens.md").read_text("utf-8")
+    record = (RECORDS / "first" / "README.md").read_text("utf-8")
+    shown = re.findall(r"\d\.\d{3} \([^)]+\)|[+-]\d\.\d{3} ± [^|]+\]", page)
+    assert len(shown) == 29
+    assert [number for number in shown if number not in record] == []
+
+
 @pytest.mark.parametrize(
     ("module", "runs"), [*((module, "") for module in MODULES), (filtering, "-once")]
 )
 def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> None:
     name = module.__name__.rpartition(".")[2]
-    page = (PAGES / f"{name}.md").read_text("utf-8")
-    judged = module.judge(PAGES / f"{name}{runs}")
+    page = _page(name)
+    judged = module.judge(RECORDS / f"{name}{runs}")
     rows = [line for line in judged.splitlines() if line.startswith("| ")]
     assert len(rows) > len(module.ARMS)
     assert [row for row in rows if row not in page] == []
@@ -453,9 +468,9 @@ def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> No
 
 
 def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
-    page = (PAGES / "filter.md").read_text("utf-8")
+    page = _page("filter")
     said = page[page.index("## Results of one pass") : page.index("## Results of the small scale")]
-    records = read_records(PAGES / "filter-once")
+    records = read_records(RECORDS / "filter-once")
     for other in ("zlib", "oracle", "difference"):
         for name in filtering.DECIDING:
             less = compare(records, "teacher", other, name, "last")
@@ -486,8 +501,9 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
 def test_which_method_has_the_records_intervals(
     runs: str, own: str, other: str, sets: tuple[str, ...], at: str
 ) -> None:
-    said = (PAGES.parent / "evidence.md").read_text("utf-8").replace("−", "-")
-    records = read_records(PAGES / runs)
+    pages = (PAGES.parent / "docs" / "evidence.md", PAGES / "README.md")
+    said = "".join(page.read_text("utf-8") for page in pages).replace("−", "-")
+    records = read_records(RECORDS / runs)
     for name in sets:
         if runs == "transfer":
             of = transfer.ELSEWHERE if name == "elsewhere" else (name,)
@@ -509,21 +525,21 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
         low, high = sorted(abs(factor * end) for end in ends)
         return f"[{low:.{places}f}, {high:.{places}f}]"
 
-    back = read_records(PAGES / "transfer")
+    back = read_records(RECORDS / "transfer")
     gain = transfer.compare_shares(back, "distill-plain", "plain", transfer.ELSEWHERE)
     assert f"**{100 * gain.mean:.1f} points** {hull(gain, 1, 100)}" in said
     for runs, own, other in (
         ("few", "distill", "full-dropout"),
         ("filter-once", "teacher", "all"),
     ):
-        records = read_records(PAGES / runs)
+        records = read_records(RECORDS / runs)
         for name in ("gsm8k", "math"):
             found = compare(records, own, other, name, "last")
             assert f"{-found.mean:.2f} {hull(found, 2)}" in said
 
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:
-    page = (PAGES / "transfer.md").read_text("utf-8")
+    page = _page("transfer")
     drafts = [("as it is cut", "–", "start")]
     for words, name in (("plain training", "plain"), ("`distill` and plain", "distill-plain")):
         drafts += [(words, str(seed), f"{name}-{seed}") for seed in range(3)]
@@ -531,7 +547,7 @@ def test_the_pages_acceptance_is_what_the_command_printed() -> None:
     for words, seed, name in drafts:
         cells = [words, seed]
         for held_out in ("gsm8k", "docstrings"):
-            printed = (PAGES / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
+            printed = (RECORDS / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
             cells += re.findall(r"\((\d+ of \d+) proposed", printed)
             accepted, proposed = map(int, cells[-2].split(" of "))
             greedy[name, held_out] = accepted / proposed
@@ -576,7 +592,7 @@ def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path
     if find_gguf() is None:
         pytest.skip("make test installs the model")
     _write_benchmarks(tmp_path / "data")
-    words = [sys.executable, EXAMPLES / "prove" / "run.py", "few", "--data", tmp_path / "data"]
+    words = [sys.executable, PAGES / "prove" / "run.py", "few", "--data", tmp_path / "data"]
     words += ["--output", tmp_path / "prove", "--scale", "tiny", "--jobs", 2]
 
     def run(*tasks: str) -> None:

@@ -1,6 +1,6 @@
 """Few documents, many passes: is a teacher's distribution worth more than plain training?
 
-docs/evidence/few.md says what is compared and what counts.
+evidence/few.md says what is compared and what counts.
 """
 
 import random
@@ -63,7 +63,7 @@ def build(
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdicts, by the rules of docs/evidence/few.md."""
+    """Return the tables and the verdicts, by the rules of evidence/few.md."""
     records = read_records(folder)
     tables = both_overviews(records, (*DECIDING, *KNOWN), "full")
     return f"# Few documents, many passes\n\n{verdict(records)}\n{tables}"

@@ -1,6 +1,6 @@
 """`vocag train` whose loss counts some documents' tokens alone; it reads the others all the same.
 
-    python examples/prove/counted.py "kind = 'clean'" --data aligned --student model --method full …
+    python evidence/prove/counted.py "kind = 'clean'" --data aligned --student model --method full …
 
 `vocag train --where` leaves documents out of the rows. Here rows, their order and the number of
 steps stay, and labels of other documents are masked, so that this is a perfect choice of tokens.

@@ -1,6 +1,6 @@
 """Which tokens to learn: the paper's selection on noisy mathematics, one pass over new text.
 
-docs/evidence/tokens.md says what is compared, what counts and what came out. The rate of 8e-4 is
+evidence/tokens.md says what is compared, what counts and what came out. The rate of 8e-4 is
 what the searches of that page found for `full`, `teacher` and `alm`.
 """
 
@@ -111,7 +111,7 @@ def build(
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdicts, by the rules of docs/evidence/tokens.md."""
+    """Return the tables and the verdicts, by the rules of evidence/tokens.md."""
     records = read_records(folder)
     parts = [f"# Which tokens to learn\n\n{verdicts(records)}\n\n{last_stages(records)}\n"]
     runs = [record["measured"] for own in records.values() for record in own.values()]

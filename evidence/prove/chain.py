@@ -141,7 +141,9 @@ class Chain:
         self.call(name, ["-m", "vocag", *words])
 
     def _write_source(self) -> None:
-        self.call("source", [HERE.parent / "packaged_model.py", "--output", self.source])
+        self.call(
+            "source", [HERE.parents[1] / "examples" / "packaged_model.py", "--output", self.source]
+        )
 
     def _healing_texts(self) -> list[Document]:
         base = self.experiment.base

@@ -1,6 +1,6 @@
 """A filtered corpus: can a teacher's stored losses choose whole documents?
 
-docs/evidence/filter.md says what is compared and what counts.
+evidence/filter.md says what is compared and what counts.
 """
 
 import json
@@ -155,7 +155,7 @@ def build(
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdict, by the rules of docs/evidence/filter.md."""
+    """Return the tables and the verdict, by the rules of evidence/filter.md."""
     records = read_records(folder)
     said = [] if {arm.name for arm in SELECTIONS}.isdisjoint(records) else [selections(records)]
     if not said or any(arm in records for arm in FILTERS):

@@ -1,6 +1,6 @@
 """Another tokenizer for a model: which training brings back most where it was never trained?
 
-docs/evidence/transfer.md says what is compared and what counts.
+evidence/transfer.md says what is compared and what counts.
 """
 
 import random
@@ -128,7 +128,7 @@ def means(records: Records, arms: Sequence[str]) -> str:
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdict, by the rules of docs/evidence/transfer.md."""
+    """Return the tables and the verdict, by the rules of evidence/transfer.md."""
     records = read_records(folder)
     arms = sorted(records.keys() - {"original", "start"})
     rows = [

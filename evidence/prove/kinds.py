@@ -1,10 +1,10 @@
 r"""Twelve kinds of noise that no filter here was made for: which of them does a teacher find?
 
-python examples/prove/kinds.py text benchmarks --output kinds.jsonl
+python evidence/prove/kinds.py text benchmarks --output kinds.jsonl
 vocag align --input kinds.jsonl --metadata kind --output kinds --student MODEL --teacher MODEL
 vocag score kinds --teacher MODEL --seq-length 1024 --dtype bfloat16
-python examples/prove/kinds.py scores kinds --output scores.jsonl
-python examples/prove/kinds.py table scores.jsonl
+python evidence/prove/kinds.py scores kinds --output scores.jsonl
+python evidence/prove/kinds.py table scores.jsonl
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "examples")]
 
 from prove.compare import table
 
