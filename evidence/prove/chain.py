@@ -107,7 +107,8 @@ class Chain:
         yield once("source", [self.source / "config.json"], self._write_source)
         yield once("heal-text", [healing], self._write_healing_text)
         if self.experiment.tokenizer is not None:
-            yield task("student", [config], self._make_transplant, [text])
+            needed = [text, self.source / "config.json"]
+            yield task("student", [config], self._make_transplant, needed)
             return
         yield once("student", [config], self._cut_student, ["source", "heal-text"])
         manifest = self.output / "heal" / "manifest.json"

@@ -339,7 +339,11 @@ def test_every_task_needs_what_an_earlier_one_makes(
     tokenizer = tmp_path / "tokenizer" if module is transfer else None
     experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer)
     made: set[str] = set()
-    for task in Chain(experiment, tmp_path, tmp_path).tasks():
+    tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
+    if tokenizer:  # made of the text, which comes later
+        needed = set(tasks["text"]["targets"] + tasks["source"]["targets"])
+        assert set(tasks["student"]["file_dep"]) == needed
+    for task in tasks.values():
         made |= set(task["targets"])
         inside = {path for path in task["file_dep"] if path.startswith(str(tmp_path))}
         assert task["name"] == "student" or inside <= made | set(task["targets"])
