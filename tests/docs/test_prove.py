@@ -22,7 +22,15 @@ from packaged_model import find_gguf
 from prove import few, kinds, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
-from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired, read_records
+from prove.compare import (
+    Difference,
+    bits_per_byte,
+    bootstrap,
+    compare,
+    overview,
+    paired,
+    read_records,
+)
 from prove.counted import count_only
 from prove.filter import ranks
 from prove.noise import KINDS
@@ -469,6 +477,17 @@ def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> No
     assert [row for row in rows if row not in page] == []
     (rule,) = re.findall(r"By the rules: \*\*([^*]+)\*\*", judged)
     assert f"by the rules: {rule}" in page.lower()
+
+
+def test_the_page_has_what_is_there_of_the_selections_and_no_verdict_before() -> None:
+    page, records = _page("filter"), read_records(RECORDS / "filter-selections")
+    said = page[page.index("## Results of selections") : page.index("## Results of one pass")]
+    table = overview(records, filtering.SETS, "all", "last", "at the end")
+    assert [row for row in table.splitlines() if row.startswith("| ") and row not in said] == []
+    told = filtering.selections(records)
+    assert told in said
+    if "not finished" in told:
+        assert "**a selection can win**" not in said
 
 
 def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
