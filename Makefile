@@ -41,9 +41,9 @@ transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokeni
 # chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1 leaves a
 # core free.
 # EXPERIMENT=transfer needs TOKENIZER=, the new vocabulary.
-prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of docs/evidence.md, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
+prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of evidence/, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
-	$(BIN)/python examples/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
+	$(BIN)/python evidence/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
 	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2) \
 	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 
@@ -62,7 +62,7 @@ test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 test-long: $(VENV)/.installed-test ## run the README's first commands, the transfer demo with a tiny model, and what is as long (minutes)
 	$(BIN)/python -m pytest -m long -n 2 $(ELSEWHERE)
 
-test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of docs/evidence.md with a tiny student, from the text to the table (minutes)
+test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of evidence/ with a tiny student, from the text to the table (minutes)
 	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py
 
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)

@@ -19,6 +19,13 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
+    # docs/evidence.md has the folder's own place.
+    "evidence/README.md": "evidence/experiments.md",
+    "evidence/records/first/README.md": "evidence/records/first/record.md",
+}
+PAGES |= {
+    f"evidence/{page}.md": f"evidence/{page}.md"
+    for page in ("tokens", "few", "filter", "transfer", "records/first/table")
 }
 _SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")

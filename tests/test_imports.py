@@ -105,7 +105,7 @@ ALLOWED = {
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance pipeline.distributions"
     " pipeline.methods",
 }
-NEVER_IMPORTED = {"tests", "benchmarks", "examples"}
+NEVER_IMPORTED = {"tests", "benchmarks", "examples", "evidence", "prove"}
 OWNERS = {
     "apache_beam": "beam_jobs/*",
     "megatron": "megatron_plugin/upstream.py",

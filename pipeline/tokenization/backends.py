@@ -387,11 +387,13 @@ class FastEncoder:
             cu_tokens = np.cumsum([0, *(each[1] for each in bounds)], dtype=np.int64)
             return np.concatenate(ids), cu_tokens, np.concatenate(unsure)
         input_ids, cu_tokens = np.frombuffer(flat, np.uint32), np.frombuffer(starts, np.int64)
-        held = [any(string in text for string in self._unsure) for text in texts]
+        held = np.array(
+            [any(string in text for string in self._unsure) for text in texts], np.bool_
+        )
         if self._unsure_ids.any():
             counts = np.concatenate([[0], np.cumsum(self._unsure_ids[input_ids])])
             held |= np.diff(counts[cu_tokens]) > 0
-        return input_ids, cu_tokens, np.array(held, np.bool_)
+        return input_ids, cu_tokens, held
 
 
 def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:

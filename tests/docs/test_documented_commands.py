@@ -31,6 +31,7 @@ from tests.support.hf_folders import write_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += sorted((ROOT / "evidence").rglob("*.md"))
 OTHERS_TEST = ("README.md", "evidence.md", "megatron.md", "transfer.md")
 """The README's commands have a test below, the others' have tests of their own."""
 
@@ -45,9 +46,11 @@ SMALL = {
 }
 """What makes a documented command small; everything else stays as it is written."""
 EASIER = {
-    "bits_per_byte < 1.5": "rank < 0.9",
-    "bits_per_byte < 1.0": "rank < 0.5",
-    "bits_per_byte between 1.0 and 1.5": "rank between 0.5 and 0.9",
+    "bits_per_byte between 0.66 and 1.26": "rank < 0.9",
+    "largest_window <= 1.78": "largest_window > 0",
+    "bits_per_byte between 0.66 and 1.0": "rank < 0.5",
+    "bits_per_byte > 1.0": "rank > 0.5",
+    "bits_per_byte <= 1.26": "rank < 0.9",
 }
 TINY_RUN = (
     *("--seq-length", "--global-batch-size", "--micro-batch-size"),
@@ -110,14 +113,13 @@ def test_a_shown_command_is_accepted(command: Command, monkeypatch: pytest.Monke
         run_command(completed(command))
 
 
-SCRIPTS = [c for c in COMMANDS_SHOWN if any(w.startswith("examples/") for w in c.words)]
+FOLDERS = ("examples/", "evidence/")
+SCRIPTS = [c for c in COMMANDS_SHOWN if any(w.startswith(FOLDERS) for w in c.words)]
 
 
 @pytest.mark.parametrize("command", SCRIPTS, ids=str)
 def test_a_shown_script_is_accepted(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    script, *arguments = command.words[
-        [w.startswith("examples/") for w in command.words].index(1) :
-    ]
+    script, *arguments = command.words[[w.startswith(FOLDERS) for w in command.words].index(1) :]
     read = argparse.ArgumentParser.parse_known_args
 
     def stop(self: Any, *given: Any, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""The experiments of docs/evidence: parts against slow counts, a chain with a real teacher."""
+"""The experiments of evidence/: parts against slow counts, a chain with a real teacher."""
 
 import json
 import math
@@ -13,22 +13,44 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
+import torch
+from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import few, tokens, transfer
+from prove import few, kinds, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
-from prove.compare import Difference, bits_per_byte, bootstrap, compare, paired, read_records
+from prove.compare import (
+    Difference,
+    bits_per_byte,
+    bootstrap,
+    compare,
+    overview,
+    paired,
+    read_records,
+)
+from prove.counted import count_only
 from prove.filter import ranks
 from prove.noise import KINDS
 from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
 
-from tests.support.datasets import byte_level
+from pipeline.streaming.dataset_rows import DatasetRows
+from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
+from vocag import AlignedRows, Reading, Rows, StreamConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PAGES = EXAMPLES.parent / "docs" / "evidence"
+PAGES = EXAMPLES.parent / "evidence"
+RECORDS = PAGES / "records"
 MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer)
+
+
+def _page(name: str) -> str:
+    """Return an experiment's page, with its whole record if that is apart."""
+    pages = [PAGES / f"{name}.md"] + [RECORDS / "first" / "README.md"] * (name == "tokens")
+    return "\n".join(page.read_text("utf-8") for page in pages)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -81,25 +103,60 @@ def _record(arm: str, seed: int, nats: Iterable[float], sets: Iterable[str]) -> 
     return record | {"development": [sum(nats), 99.0], "measured": {"1": of_sets, "2": of_sets}}
 
 
-def test_intervals_are_students_over_seeds_and_drawn_again_over_documents() -> None:
-    assert paired([1.0, 2.0, 4.0])[1] == pytest.approx(4.3027 * math.sqrt(7 / 9), rel=1e-4)
+def test_an_interval_over_seeds_is_students() -> None:
+    order = random.Random(3)
+    for count in (2, 3, 5):
+        values = [order.gauss(0.1, 1) for _ in range(count)]
+        mean, half = paired(values)
+        expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert (mean - half, mean + half) == pytest.approx(tuple(expected))
     assert math.isnan(paired([1.0])[1])
     assert math.isnan(paired([])[0])
+
+
+def test_documents_and_seeds_are_drawn_again_each_sets_documents_on_their_own() -> None:
+    order = random.Random(1)
+    sets = []
+    for count in (5, 8):
+        gains = [[order.gauss(1, 1) + seed for _ in range(count)] for seed in range(3)]
+        sets.append((gains, [order.uniform(5, 9) for _ in range(count)]))
+    drawn = []
+    for _ in range(20_000):
+        seeds, ratios = order.choices(range(3), k=3), []
+        for gains, wholes in sets:
+            picked = order.choices(range(len(wholes)), k=len(wholes))
+            gained = sum(gains[seed][place] for seed in seeds for place in picked) / 3
+            ratios.append(gained / sum(wholes[place] for place in picked))
+        drawn.append(sum(ratios) / 2)
+    drawn.sort()
+    assert bootstrap(sets) == pytest.approx((drawn[500], drawn[-500]), abs=0.01)
+    # One seed and one set: scipy's own paired bootstrap, by its percentiles.
+    (own, *_), wholes = sets[0]
+
+    def ratio(places: NDArray[np.intp], axis: int) -> NDArray[np.float64]:
+        found = np.array(own)[places].sum(axis) / np.array(wholes)[places].sum(axis)
+        return np.asarray(found, np.float64)
+
+    places = (np.arange(len(wholes)),)
+    other = scipy.stats.bootstrap(places, ratio, method="percentile", rng=np.random.default_rng(5))
+    interval = other.confidence_interval
+    assert bootstrap([([own], wholes)]) == pytest.approx((interval.low, interval.high), abs=0.01)
+    nothing = np.zeros((3, 4))
+    assert bootstrap([(nothing, [1.0] * 4)]) == (0.0, 0.0)
+
+
+def test_arms_are_compared_over_the_seeds_that_both_have() -> None:
     own = {seed: _record("a", seed, (3.0, 5.0 + seed, 9.0), ["x"]) for seed in range(3)}
     other = {seed: _record("b", seed, (4.0, 9.0, 9.5), ["x"]) for seed in range(4)}
     found = compare({"a": own, "b": other}, "a", "b", "x")
-    assert found.values[1] == pytest.approx((18 - 22.5) / 60 / math.log(2))
-    assert found.values[1] == bits_per_byte(own[1], "x") - bits_per_byte(other[1], "x")
-    order = random.Random(1)
-    drawn = []
-    for _ in range(4000):
-        picked = order.choices(range(3), k=3)
-        gain = sum((-1, -3, -0.5)[n] for n in picked)
-        drawn.append(gain / math.log(2) / sum((10, 20, 30)[n] for n in picked))
-    drawn.sort()
-    assert (found.low, found.high) == pytest.approx((drawn[100], drawn[3900]), abs=0.01)
-    sums = {"bytes": [1.0], "nats": [2.0]}
-    assert bootstrap([(sums, sums)]) == (0.0, 0.0)
+    assert found.values.keys() == {0, 1, 2}
+    for seed, value in found.values.items():
+        bits = bits_per_byte(own[seed], "x") - bits_per_byte(other[seed], "x")
+        assert value == pytest.approx(bits)
+    wholes = [length * math.log(2) for length in (10.0, 20.0, 30.0)]
+    gains = [[-1.0, -4.0 + seed, -0.5] for seed in range(3)]
+    assert (found.low, found.high) == pytest.approx(bootstrap([(gains, wholes)]))
+    assert math.isnan(compare({"a": own}, "a", "b", "x").low)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +247,9 @@ def test_the_share_that_came_back_is_of_what_was_lost() -> None:
     records["plain"] = {0: record("plain", 25)}
     expected = dict.fromkeys((*transfer.SETS, "elsewhere"), 0.25)
     assert transfer.shares(records, "plain")[0] == pytest.approx(expected)
+    records["other"] = {0: record("other", 20)}
+    more = transfer.compare_shares(records, "other", "plain", transfer.ELSEWHERE)
+    assert (more.mean, more.low, more.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
 @pytest.mark.parametrize("best", [2.5e-4, 1e-3, 8e-3])
@@ -210,6 +270,74 @@ def test_ranks_are_shares_of_bytes() -> None:
         assert found[name] == pytest.approx(below / sum(sizes.values()))
 
 
+def test_what_thresholds_keep_is_counted_by_kind() -> None:
+    order = np.random.default_rng(2)
+    rows: list[dict[str, float | str]] = []
+    for kind in ("clean", *kinds.KINDS):
+        # Few values, so that many are equal.
+        numbers = order.integers(1, 12, (40, 2)) / 4
+        rows += [{"kind": kind, "bits_per_byte": b, "largest_window": w} for b, w in numbers]
+    clean = [row for row in rows if row["kind"] == "clean"]
+
+    def of_clean(name: str, share: float) -> float:
+        values = sorted(float(row[name]) for row in clean)
+        return values[math.ceil(share * len(values)) - 1]
+
+    low, high, widest = (
+        *(of_clean("bits_per_byte", share) for share in (0.05, 0.95)),
+        of_clean("largest_window", 0.95),
+    )
+    shown = kinds.overview(rows).splitlines()[3:]
+    for kind, line in zip(kinds.KINDS, shown, strict=True):
+        own = [row for row in rows if row["kind"] == kind]
+        below = [row for row in own if float(row["bits_per_byte"]) <= high]
+        narrow = [row for row in below if float(row["largest_window"]) <= widest]
+        both = [row for row in narrow if float(row["bits_per_byte"]) >= low]
+        areas = [
+            scipy.stats.mannwhitneyu([r[n] for r in own], [r[n] for r in clean]).statistic / 1600
+            for n in ("bits_per_byte", "largest_window")
+        ]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0] == kind
+        assert cells[2:4] == [f"{area:.3f}" for area in areas]
+        assert cells[4:] == [f"{100 * len(kept) / 40:.0f} %" for kept in (below, narrow, both)]
+
+
+def test_the_pages_table_of_noise_is_of_the_stored_scores() -> None:
+    rows = [json.loads(line) for line in (RECORDS / "kinds.jsonl").read_text("utf-8").splitlines()]
+    page = (PAGES.parent / "docs" / "filtering.md").read_text("utf-8")
+    assert kinds.overview(rows) in page
+    kept = {
+        kind: np.mean([row["bits_per_byte"] < 1.5 for row in rows if row["kind"] == kind])
+        for kind in kinds.KINDS
+    }
+    whole = ("keyword spam", "40 % of numbers wrong", "last number wrong")
+    assert all(kept[kind] == 1 for kind in whole)
+    said = ("lines of code between sentences", "mojibake", "HTML remnants")
+    assert [f"{100 * kept[kind]:.0f} %" for kind in said] == ["95 %", "75 %", "55 %"]
+    assert "95 % of the mixed code, 75 % of the mojibake and 55 % of the HTML" in page
+
+
+def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
+    _write_benchmarks(tmp_path / "data")
+    made = list(kinds.documents(tmp_path / "data"))
+    assert made == list(kinds.documents(tmp_path / "data"))
+    assert len({found["id"] for found in made}) == len(made)
+    assert {found["kind"] for found in made} <= {"clean", *kinds.KINDS}
+    text = r"It's \frac{1}{2} and 30 of them. Then there are 12 more of the same kind."
+    texts = {kind: spoil(text, random.Random(1)) for kind, spoil in kinds.KINDS.items()}
+    before, after = texts["last number wrong"].split(" are ")
+    assert before in text
+    assert re.fullmatch(r"(?!12 )\d+ more of the same kind\.", after)
+    assert texts["LaTeX without backslashes"] == text.replace("\\", "")
+    assert texts["a paragraph five times"].count(text) == 5
+    assert "â€™" in texts["mojibake"]
+    assert len(texts["keyword spam"].split()) == 90
+    for kind, share in (("3 % of letters mistyped", 0.03), ("10 % of letters mistyped", 0.1)):
+        typed = kinds.KINDS[kind]("a" * 20_000, random.Random(2))
+        assert 1 - typed.count("a") / len(typed) == pytest.approx(share, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("module", "scale"), [(module, scale) for module in MODULES for scale in module.SCALES]
 )
@@ -219,7 +347,11 @@ def test_every_task_needs_what_an_earlier_one_makes(
     tokenizer = tmp_path / "tokenizer" if module is transfer else None
     experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer)
     made: set[str] = set()
-    for task in Chain(experiment, tmp_path, tmp_path).tasks():
+    tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
+    if tokenizer:  # made of the text, which comes later
+        needed = set(tasks["text"]["targets"] + tasks["source"]["targets"])
+        assert set(tasks["student"]["file_dep"]) == needed
+    for task in tasks.values():
         made |= set(task["targets"])
         inside = {path for path in task["file_dep"] if path.startswith(str(tmp_path))}
         assert task["name"] == "student" or inside <= made | set(task["targets"])
@@ -246,15 +378,64 @@ model.train()(ids); share = (seen[-1] == 0).float().mean()
 assert 0.05 < share < 0.15, share
 assert model.model.layers[0].self_attn.attention_dropout == 0.1
 """
-    words = [sys.executable, "-c", program, tmp_path / "model", EXAMPLES, EXAMPLES.parent]
+    words = [sys.executable, "-c", program, tmp_path / "model", PAGES, EXAMPLES.parent]
     subprocess.run(list(map(str, words)), check=True)
+
+
+@pytest.mark.slow
+def test_other_documents_are_read_and_only_named_ones_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_dataset(tmp_path / "data")
+    condition = "num_student_tokens % 2 = 0"
+
+    def read(where: str = "") -> list[Rows]:
+        reading = Reading(str(tmp_path / "data"), where=where)
+        rows = AlignedRows(StreamConfig(reading, seq_length=1024, global_batch_size=1))
+        return [rows[place] for place in range(rows.samples_per_epoch)]
+
+    def learned(rows: Iterable[Rows]) -> Counter[tuple[int, int]]:
+        pairs = [torch.stack((r["input_ids"], r["labels"]))[:, r["loss_mask"] == 1] for r in rows]
+        return Counter(map(tuple, torch.cat(pairs, 1).T.tolist()))
+
+    plain, chosen = read(), read(condition)
+    monkeypatch.setattr(DatasetRows, "write_row", DatasetRows.write_row)
+    count_only(condition)
+    counted = read()
+    assert learned(counted) == learned(chosen) < learned(plain)
+    for own, other in zip(counted, plain, strict=True):
+        assert all(torch.equal(own[name], other[name]) for name in own if name != "loss_mask")
+
+
+@pytest.mark.parametrize(
+    ("nats", "num_seeds", "rules"),
+    [
+        ({"oracle-tokens": 50.0}, 3, ["a selection can win", "against the selection"]),
+        ({"oracle-tokens": 50.0, "teacher-0.85": 55.0}, 3, ["can win", "for the selection"]),
+        ({"oracle-tokens": 60.0}, 3, ["no selection can", "against the selection"]),
+        ({"oracle-tokens": 50.0}, 2, ["not finished"]),
+    ],
+)
+def test_selections_are_judged_by_the_rules_that_were_added(
+    nats: dict[str, float], num_seeds: int, rules: list[str]
+) -> None:
+    arms = ("all", *(arm.name for arm in filtering.SELECTIONS))
+    records = {
+        arm: {
+            seed: _record(arm, seed, [nats.get(arm, 60.0) / 3 + 0.01 * seed] * 3, filtering.SETS)
+            for seed in range(num_seeds)
+        }
+        for arm in arms
+    }
+    said = filtering.selections(records)
+    assert all(rule in line for rule, line in zip(rules, said.splitlines(), strict=False)), said
 
 
 def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     """Student's t over three seeds, from the standard errors that the first experiment kept."""
-    arms = json.loads((PAGES / "table.json").read_text("utf-8"))["arms"]
+    arms = json.loads((RECORDS / "first" / "table.json").read_text("utf-8"))["arms"]
     checked = 0
-    for row in (PAGES / "tokens.md").read_text("utf-8").splitlines():
+    for row in _page("tokens").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         found = re.match(r"`(\w+)`(?:, k = ([\d.]+))?$", cells[0])
         shown = [re.search(r"\(([+-][\d.]+) ± ([\d.]+)\)", cell) for cell in cells[2:5]]
@@ -276,13 +457,21 @@ def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
     assert checked == 8
 
 
+def test_the_short_pages_numbers_are_in_the_whole_record() -> None:
+    page = (PAGES / "tokens.md").read_text("utf-8")
+    record = (RECORDS / "first" / "README.md").read_text("utf-8")
+    shown = re.findall(r"\d\.\d{3} \([^)]+\)|[+-]\d\.\d{3} ± [^|]+\]", page)
+    assert len(shown) == 29
+    assert [number for number in shown if number not in record] == []
+
+
 @pytest.mark.parametrize(
     ("module", "runs"), [*((module, "") for module in MODULES), (filtering, "-once")]
 )
 def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> None:
     name = module.__name__.rpartition(".")[2]
-    page = (PAGES / f"{name}.md").read_text("utf-8")
-    judged = module.judge(PAGES / f"{name}{runs}")
+    page = _page(name)
+    judged = module.judge(RECORDS / f"{name}{runs}")
     rows = [line for line in judged.splitlines() if line.startswith("| ")]
     assert len(rows) > len(module.ARMS)
     assert [row for row in rows if row not in page] == []
@@ -290,14 +479,25 @@ def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> No
     assert f"by the rules: {rule}" in page.lower()
 
 
+def test_the_page_has_what_is_there_of_the_selections_and_no_verdict_before() -> None:
+    page, records = _page("filter"), read_records(RECORDS / "filter-selections")
+    said = page[page.index("## Results of selections") : page.index("## Results of one pass")]
+    table = overview(records, filtering.SETS, "all", "last", "at the end")
+    assert [row for row in table.splitlines() if row.startswith("| ") and row not in said] == []
+    told = filtering.selections(records)
+    assert told in said
+    if "not finished" in told:
+        assert "**a selection can win**" not in said
+
+
 def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
-    page = (PAGES / "filter.md").read_text("utf-8")
+    page = _page("filter")
     said = page[page.index("## Results of one pass") : page.index("## Results of the small scale")]
-    records = read_records(PAGES / "filter-once")
+    records = read_records(RECORDS / "filter-once")
     for other in ("zlib", "oracle", "difference"):
         for name in filtering.DECIDING:
             less = compare(records, "teacher", other, name, "last")
-            assert f"{less.mean:+.3f} ± {less.half_width:.3f}" in said
+            assert str(less) in said
     for name in filtering.DECIDING:
         own, most = (compare(records, arm, "all", name, "last") for arm in ("teacher", "oracle"))
         assert f"{own.mean / most.mean:.2f}" in said
@@ -310,8 +510,59 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
     assert " against ".join(shown) in said
 
 
+@pytest.mark.parametrize(
+    ("runs", "own", "other", "sets", "at"),
+    [
+        ("few", "distill", "full-decay-3", ("gsm8k", "math", "docstrings"), "best"),
+        ("few", "distill", "full-dropout", ("gsm8k", "math", "docstrings"), "last"),
+        ("filter-once", "teacher", "all", filtering.DECIDING, "last"),
+        ("filter", "teacher", "all", filtering.DECIDING, "last"),
+        ("tokens", "teacher-0.4", "full", ("gsm8k",), "after-56"),
+        ("transfer", "distill-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
+    ],
+)
+def test_which_method_has_the_records_intervals(
+    runs: str, own: str, other: str, sets: tuple[str, ...], at: str
+) -> None:
+    pages = (PAGES.parent / "docs" / "evidence.md", PAGES / "README.md")
+    said = "".join(page.read_text("utf-8") for page in pages).replace("−", "-")
+    records = read_records(RECORDS / runs)
+    for name in sets:
+        if runs == "transfer":
+            of = transfer.ELSEWHERE if name == "elsewhere" else (name,)
+            found = transfer.compare_shares(records, own, other, of, at)
+        else:
+            found = compare(records, own, other, name, at)
+        assert str(found) in said
+
+
+def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
+    """Its brackets are the lower of both lower ends, the higher of both higher ones."""
+    said = (EXAMPLES.parent / "README.md").read_text("utf-8")
+
+    def hull(found: Difference, places: int, factor: int = 1) -> str:
+        ends = (
+            min(found.low, found.mean - found.half_width),
+            max(found.high, found.mean + found.half_width),
+        )
+        low, high = sorted(abs(factor * end) for end in ends)
+        return f"[{low:.{places}f}, {high:.{places}f}]"
+
+    back = read_records(RECORDS / "transfer")
+    gain = transfer.compare_shares(back, "distill-plain", "plain", transfer.ELSEWHERE)
+    assert f"**{100 * gain.mean:.1f} points** {hull(gain, 1, 100)}" in said
+    for runs, own, other in (
+        ("few", "distill", "full-dropout"),
+        ("filter-once", "teacher", "all"),
+    ):
+        records = read_records(RECORDS / runs)
+        for name in ("gsm8k", "math"):
+            found = compare(records, own, other, name, "last")
+            assert f"{-found.mean:.2f} {hull(found, 2)}" in said
+
+
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:
-    page = (PAGES / "transfer.md").read_text("utf-8")
+    page = _page("transfer")
     drafts = [("as it is cut", "–", "start")]
     for words, name in (("plain training", "plain"), ("`distill` and plain", "distill-plain")):
         drafts += [(words, str(seed), f"{name}-{seed}") for seed in range(3)]
@@ -319,7 +570,7 @@ def test_the_pages_acceptance_is_what_the_command_printed() -> None:
     for words, seed, name in drafts:
         cells = [words, seed]
         for held_out in ("gsm8k", "docstrings"):
-            printed = (PAGES / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
+            printed = (RECORDS / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
             cells += re.findall(r"\((\d+ of \d+) proposed", printed)
             accepted, proposed = map(int, cells[-2].split(" of "))
             greedy[name, held_out] = accepted / proposed
@@ -364,7 +615,7 @@ def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path
     if find_gguf() is None:
         pytest.skip("make test installs the model")
     _write_benchmarks(tmp_path / "data")
-    words = [sys.executable, EXAMPLES / "prove" / "run.py", "few", "--data", tmp_path / "data"]
+    words = [sys.executable, PAGES / "prove" / "run.py", "few", "--data", tmp_path / "data"]
     words += ["--output", tmp_path / "prove", "--scale", "tiny", "--jobs", 2]
 
     def run(*tasks: str) -> None:

@@ -85,7 +85,11 @@ def test_documents_import_by_the_front_door() -> None:
     assert len({page for page, _, _ in shown}) >= 4
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "evidence").rglob("*.py"))],
+    ids=lambda p: p.stem,
+)
 def test_examples_import_by_the_front_door(path: Path) -> None:
     found = imports(path.read_text("utf-8"))
     assert not [name for module, name in found if name in vocag.__all__ and module != "vocag"]

@@ -56,7 +56,7 @@ class StoredDataset(Dataset):
     def stored_tokenizer(self, record: TokenizerRecord) -> StoredTokenizer:
         """Return where one of its tokenizers is, to spell texts with: nothing is encoded."""
         path, versions = self.path_of(record.file), library_versions()
-        return StoredTokenizer(path, record.sha256, record.special_strings, False, versions, ())
+        return StoredTokenizer(path, record.sha256, record.special_strings, False, versions)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Arm:
         data: the text that is trained on.
         scored: whether it reads what the teacher has stored.
         rate: learning rate; None: searched for this arm; a name: that arm's.
-        dropout: share of attention weights, and of what each block's two parts add, set to 0.
+        program: a script here that stands for `vocag train`, and what it takes before the options.
         units: how long the run is; None: as long as the experiment says.
         seeds: None: the experiment's.
         order: arms with smaller numbers run first, in all seeds.
@@ -81,7 +81,7 @@ class Arm:
     data: str = "train"
     scored: bool = False
     rate: float | str | None = None
-    dropout: float = 0.0
+    program: tuple[object, ...] = ()
     units: int | None = None
     seeds: tuple[int, ...] | None = None
     order: int = 0

@@ -1,6 +1,6 @@
 """Few documents, many passes: is a teacher's distribution worth more than plain training?
 
-docs/evidence/few.md says what is compared and what counts.
+evidence/few.md says what is compared and what counts.
 """
 
 import random
@@ -24,7 +24,7 @@ ARMS = (
     Arm(name="full", options=("--method", "full")),
     Arm(name="distill", options=_SHARED, scored=True),
     Arm(name="full-decay-1", options=("--method", "full", "--weight-decay", 1), order=1),
-    Arm(name="full-dropout", options=("--method", "full"), dropout=0.1, order=1),
+    Arm(name="full-dropout", options=("--method", "full"), program=("dropout.py", 0.1), order=1),
     Arm(name="full-decay-3", options=("--method", "full", "--weight-decay", 3), order=2),
     Arm(name="distill-kept", options=(*_SHARED, "--distill-tokens", "kept"), scored=True, order=3),
     Arm(name="alm", options=("--method", "alm"), scored=True, order=4),
@@ -63,7 +63,7 @@ def build(
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdicts, by the rules of docs/evidence/few.md."""
+    """Return the tables and the verdicts, by the rules of evidence/few.md."""
     records = read_records(folder)
     tables = both_overviews(records, (*DECIDING, *KNOWN), "full")
     return f"# Few documents, many passes\n\n{verdict(records)}\n{tables}"

@@ -136,7 +136,7 @@ def _read(data: Path, name: str, fields: Sequence[str]) -> list[Document]:
 def _records(data: Path, name: str) -> list[dict[str, Any]]:
     path = data / f"{name}.jsonl"
     if not path.exists():
-        raise SystemExit(f"{path} is missing: docs/evidence.md says what DATA must hold")
+        raise SystemExit(f"{path} is missing: evidence/README.md says what DATA must hold")
     with path.open(encoding="utf-8", newline="\n") as file:
         return [json.loads(line) for line in file]
 

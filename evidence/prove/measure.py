@@ -1,6 +1,6 @@
 r"""What a student makes of held-out text, document by document.
 
-    python examples/prove/measure.py gsm8k=held_gsm8k.jsonl math=held_math.jsonl \
+    python evidence/prove/measure.py gsm8k=held_gsm8k.jsonl math=held_math.jsonl \
         --students 3=run/step-000036 10=run/model --output run/measures.json
 
 For each student and set the file has `bytes` of every document's text and `nats` of its tokens, so
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "examples")]
 
 from pipeline.transfer.measure import code_lengths
 from prove.texts import read_texts

@@ -1,9 +1,10 @@
 """Which tokens to learn: the paper's selection on noisy mathematics, one pass over new text.
 
-docs/evidence/tokens.md says what is compared, what counts and what came out. The rate of 8e-4 is
+evidence/tokens.md says what is compared, what counts and what came out. The rate of 8e-4 is
 what the searches of that page found for `full`, `teacher` and `alm`.
 """
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prove.compare import Records, compare, find_missing, overview, paired, read_records, table
+import numpy as np
+
+from prove.compare import (
+    Difference,
+    Records,
+    common_seeds,
+    compare,
+    difference_of,
+    find_missing,
+    nats_less,
+    overview,
+    read_records,
+    sums_of,
+    table,
+)
 from prove.experiment import TINY, Arm, Base, Experiment, Stage
 from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools, with_noise
 
@@ -96,7 +111,7 @@ def build(
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdicts, by the rules of docs/evidence/tokens.md."""
+    """Return the tables and the verdicts, by the rules of evidence/tokens.md."""
     records = read_records(folder)
     parts = [f"# Which tokens to learn\n\n{verdicts(records)}\n\n{last_stages(records)}\n"]
     runs = [record["measured"] for own in records.values() for record in own.values()]
@@ -127,8 +142,8 @@ def last_stages(records: Records) -> str:
             lines.append(f"{of}: **{_stays(records, arm)}**.")
     if there >= set(_CONTROL):
         moved = [_moved(records, name) for name in MATHEMATICS]
-        matters = any(abs(mean) > half for mean, half in moved)
-        said = ", ".join(f"{mean:+.3f} ± {half:.3f}" for mean, half in moved)
+        matters = any(abs(found.mean) > found.half_width for found in moved)
+        said = ", ".join(map(str, moved))
         lines.append(f"A clean last stage {'matters' if matters else 'does not matter'}: {said}.")
     if rows:
         lines += ["", table(["runs", "set", "measured", "difference"], rows)]
@@ -143,13 +158,13 @@ def _stays(records: Records, arm: str) -> str:
     return "calibration" if all(f.mean <= f.half_width for f in found) else "undecided"
 
 
-def _moved(records: Records, name: str) -> tuple[float, float]:
-    """Return how far a clean last stage moves the clean `teacher` less `full`, and its interval."""
-    noisy, clean = (
-        compare(records, "clean-teacher-0.4", "clean-full", name, at).values
-        for at in (AFTER, AFTER_CLEAN)
-    )
-    return paired(clean[seed] - noisy[seed] for seed in noisy)
+def _moved(records: Records, name: str) -> Difference:
+    """Return how far a clean last stage moves the clean `teacher` less `full`."""
+    own, other = "clean-teacher-0.4", "clean-full"
+    noisy, clean = (nats_less(records, own, other, name, at) for at in (AFTER, AFTER_CLEAN))
+    num_bytes = sums_of(next(iter(records[own].values())), name, AFTER)["bytes"]
+    wholes = math.log(2) * np.array(num_bytes)
+    return difference_of(common_seeds(records, own, other), [(clean - noisy, wholes)])
 
 
 def verdicts(records: Records) -> str:

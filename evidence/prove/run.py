@@ -1,6 +1,6 @@
 """Run an experiment; the same command goes on where it was stopped.
 
-python examples/prove/run.py few --data benchmarks --output prove --scale small
+python evidence/prove/run.py few --data benchmarks --output prove --scale small
 """
 
 import argparse
@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "examples")]
 
 from prove.chain import Chain
 from prove.tasks import perform
@@ -19,7 +19,7 @@ EXPERIMENTS = ("few", "filter", "transfer", "tokens")
 
 def main() -> int:
     """Run what is missing; return doit's status."""
-    parser = argparse.ArgumentParser(description="Run an experiment of docs/evidence.md.")
+    parser = argparse.ArgumentParser(description="Run an experiment of evidence/.")
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--data", type=Path, required=True, help="folder of GSM8K and MATH")
     parser.add_argument("--output", type=Path, required=True, help="folder of all experiments")

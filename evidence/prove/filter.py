@@ -1,6 +1,6 @@
 """A filtered corpus: can a teacher's stored losses choose whole documents?
 
-docs/evidence/filter.md says what is compared and what counts.
+evidence/filter.md says what is compared and what counts.
 """
 
 import json
@@ -16,7 +16,15 @@ from typing import Any
 import pyarrow.parquet
 
 from prove import tokens
-from prove.compare import Records, best_arm, both_overviews, compare, find_missing, read_records
+from prove.compare import (
+    Difference,
+    Records,
+    best_arm,
+    both_overviews,
+    compare,
+    find_missing,
+    read_records,
+)
 from prove.experiment import TINY, Arm, Base, Experiment
 from prove.texts import Document, Texts, read_texts
 
@@ -105,6 +113,23 @@ ARMS = (
 )
 
 
+def _choice(method: str, keep: float) -> Arm:
+    options = ("--method", method, "--keep-fraction", keep)
+    return Arm(name=f"{method}-{keep}", options=options, scored="teacher" in method, order=1)
+
+
+CHOICES = ("teacher-0.7", "teacher-0.85", "teacher_loss-0.7")
+ORACLE, CHANCE = "oracle-tokens", "random-0.7"
+SELECTIONS = (
+    Arm(name=ORACLE, options=_PLAIN, program=("counted.py", "kind = 'clean'"), order=1),
+    _choice("teacher", 0.7),
+    _choice("teacher", 0.85),
+    _choice("teacher_loss", 0.7),
+    _choice("random", 0.7),
+)
+"""What is compared where every arm reads every document, and some tokens are left out."""
+
+
 def build(
     data: Path,
     healing: Sequence[Document],
@@ -130,9 +155,13 @@ def build(
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdict, by the rules of docs/evidence/filter.md."""
+    """Return the tables and the verdict, by the rules of evidence/filter.md."""
     records = read_records(folder)
-    return f"# A filtered corpus\n\n{verdict(records)}\n{both_overviews(records, SETS, 'all')}"
+    said = [] if {arm.name for arm in SELECTIONS}.isdisjoint(records) else [selections(records)]
+    if not said or any(arm in records for arm in FILTERS):
+        said = [verdict(records), *said]
+    told = "\n\n".join(said)
+    return f"# A filtered corpus\n\n{told}\n{both_overviews(records, SETS, 'all')}"
 
 
 def verdict(records: Records, num_seeds: int = 3) -> str:
@@ -140,8 +169,7 @@ def verdict(records: Records, num_seeds: int = 3) -> str:
     if missing := find_missing(records, ("all", *FILTERS, *BASELINES), num_seeds):
         return f"Not finished: {missing}."
     best = best_arm(records, FILTERS)
-    found = {name: compare(records, best, "all", name, "last") for name in DECIDING}
-    wins = all(difference.is_below_zero for difference in found.values())
+    found = _less(records, best, "all")
     loses = any(
         all(
             compare(records, baseline, arm, name, "last").mean <= 0
@@ -150,9 +178,42 @@ def verdict(records: Records, num_seeds: int = 3) -> str:
         )
         for baseline in BASELINES
     )
-    rule = "for filtering" if wins else "against" if loses else "undecided"
-    bits = ", ".join(f"{name} {difference}" for name, difference in found.items())
-    return f"`{best}` less `all`: {bits}. By the rules: **{rule}**."
+    rule = _rule(found, "for filtering", "against", loses)
+    return f"`{best}` less `all`: {_told(found)}. By the rules: **{rule}**."
+
+
+def selections(records: Records, num_seeds: int = 3) -> str:
+    """Return whether a selection of tokens wins, by the rules that were added, or what is missing.
+
+    The oracle says whether one can: it knows which documents are clean.
+    """
+    if missing := find_missing(records, ("all", ORACLE, *CHOICES, CHANCE), num_seeds):
+        return f"Selections of tokens, not finished: {missing}."
+    best = best_arm(records, CHOICES)
+    can, does = (_less(records, arm, "all") for arm in (ORACLE, best))
+    lost = [difference.mean >= 0 for difference in can.values()]
+    possible = _rule(can, "a selection can win", "no selection can be expected to win", any(lost))
+    lost = [difference.mean >= 0 for difference in does.values()]
+    won = _rule(does, "for the selection", "against the selection", all(lost))
+    return (
+        f"`{ORACLE}` less `all`: {_told(can)}. By the rules added: **{possible}**.\n"
+        f"`{best}` less `all`: {_told(does)}. By the rules added: **{won}**.\n"
+        f"`{best}` less `{CHANCE}`: {_told(_less(records, best, CHANCE))}."
+    )
+
+
+def _less(records: Records, arm: str, other: str) -> dict[str, Difference]:
+    return {name: compare(records, arm, other, name, "last") for name in DECIDING}
+
+
+def _rule(found: Mapping[str, Difference], wins: str, loses: str, lost: bool) -> str:
+    if all(difference.is_below_zero for difference in found.values()):
+        return wins
+    return loses if lost else "undecided"
+
+
+def _told(found: Mapping[str, Difference]) -> str:
+    return ", ".join(f"{name} {difference}" for name, difference in found.items())
 
 
 _BUILD = partial(build, share=0.25, held={"gsm8k": 120, "math": 120, "docstrings": 40})
@@ -182,6 +243,7 @@ SCALES = {
         FULL,
         base=Base(heal_until=200),
         build=partial(_BRIEF, share=1.0, trained=600),
+        arms=(*ARMS, *SELECTIONS),
         unit=10,
         units=4,
         search_units=2,

@@ -107,7 +107,8 @@ class Chain:
         yield once("source", [self.source / "config.json"], self._write_source)
         yield once("heal-text", [healing], self._write_healing_text)
         if self.experiment.tokenizer is not None:
-            yield task("student", [config], self._make_transplant, [text])
+            needed = [text, self.source / "config.json"]
+            yield task("student", [config], self._make_transplant, needed)
             return
         yield once("student", [config], self._cut_student, ["source", "heal-text"])
         manifest = self.output / "heal" / "manifest.json"
@@ -141,7 +142,9 @@ class Chain:
         self.call(name, ["-m", "vocag", *words])
 
     def _write_source(self) -> None:
-        self.call("source", [HERE.parent / "packaged_model.py", "--output", self.source])
+        self.call(
+            "source", [HERE.parents[1] / "examples" / "packaged_model.py", "--output", self.source]
+        )
 
     def _healing_texts(self) -> list[Document]:
         base = self.experiment.base
@@ -256,7 +259,9 @@ class Chain:
         """Train a run up to a number of units of its schedule."""
         folder, length = self.folder(arm, rate, seed), arm.units or self.experiment.units
         warmup = self.experiment.warmup_steps or max(1, self.unit // 2)
-        start = [HERE / "dropout.py", arm.dropout] if arm.dropout else ["-m", "vocag", "train"]
+        start: list[object] = ["-m", "vocag", "train"]
+        if arm.program:
+            start = [HERE / str(arm.program[0]), *arm.program[1:]]
         stored = ["--stored-losses", self.source] if arm.scored else []
         where = ["--where", arm.where(self.own)] if arm.where else []
         words: list[object] = [

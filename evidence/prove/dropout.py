@@ -1,6 +1,6 @@
 """`vocag train` with dropout in attention and after each block's two parts.
 
-    python examples/prove/dropout.py 0.1 --data aligned --student model --method full …
+    python evidence/prove/dropout.py 0.1 --data aligned --student model --method full …
 
 Hugging Face's Llama has dropout of attention weights alone. Hooks add the other one, before a
 part's output is added to what flows past it. `vocag train` seeds random numbers at every step, so

@@ -1,6 +1,6 @@
 """Another tokenizer for a model: which training brings back most where it was never trained?
 
-docs/evidence/transfer.md says what is compared and what counts.
+evidence/transfer.md says what is compared and what counts.
 """
 
 import random
@@ -10,13 +10,19 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from prove.compare import (
+    Difference,
     Records,
     best_arm,
     bits_per_byte,
+    common_seeds,
+    difference_of,
     find_missing,
-    paired,
+    nats_less,
     read_records,
+    sums_of,
     table,
 )
 from prove.experiment import TINY, Arm, Base, Experiment
@@ -85,22 +91,44 @@ def shares(records: Records, arm: str, at: str = "last") -> dict[int, dict[str, 
     return found
 
 
+def compare_shares(
+    records: Records, own: str, other: str, sets: Sequence[str], at: str = "last"
+) -> Difference:
+    """Return how much more of the lost bits per byte came back by one arm, mean over sets.
+
+    Args:
+        records: of all runs.
+        own: an arm.
+        other: the one that it is compared with.
+        sets: whose shares are averaged.
+        at: unit of both.
+    """
+    start, original = (
+        {name: np.array(sums_of(records[model][0], name, "last")["nats"]) for name in sets}
+        for model in ("start", "original")
+    )
+    by_set = [
+        (nats_less(records, other, own, name, at), start[name] - original[name]) for name in sets
+    ]
+    return difference_of(common_seeds(records, own, other), by_set)
+
+
 def means(records: Records, arms: Sequence[str]) -> str:
     """Return every arm's mean shares, and in parentheses its differences to plain training."""
-    plain, rows = shares(records, PLAIN), []
+    rows = []
     for arm in arms:
         own = shares(records, arm)
         cells: list[object] = [f"`{arm}`", f"{next(iter(records[arm].values()))['rate']:g}"]
         for name in (*SETS, "elsewhere"):
-            mean, half = paired(own[s][name] - plain[s][name] for s in own.keys() & plain.keys())
-            less = "" if arm == PLAIN else f" ({mean:+.3f} ± {half:.3f})"
+            sets = ELSEWHERE if name == "elsewhere" else (name,)
+            less = "" if arm == PLAIN else f" ({compare_shares(records, arm, PLAIN, sets)})"
             cells.append(f"{fmean(values[name] for values in own.values()):.3f}{less}")
         rows.append(cells)
     return table(["arm", "rate", *SETS, "elsewhere"], rows)
 
 
 def judge(folder: Path) -> str:
-    """Return the tables and the verdict, by the rules of docs/evidence/transfer.md."""
+    """Return the tables and the verdict, by the rules of evidence/transfer.md."""
     records = read_records(folder)
     arms = sorted(records.keys() - {"original", "start"})
     rows = [
@@ -120,12 +148,10 @@ def verdict(records: Records, num_seeds: int = 3) -> str:
     if missing := find_missing(records, (PLAIN, *DISTILL), num_seeds):
         return f"Not finished: {missing}."
     best = best_arm(records, DISTILL)
-    own, plain = shares(records, best), shares(records, PLAIN)
-    gains = [own[seed]["elsewhere"] - plain[seed]["elsewhere"] for seed in plain]
-    mean, half = paired(gains)
-    wins = min(gains) > 0 and mean - half > 0
-    rule = "for distributions" if wins else "against" if mean <= 0 else "undecided"
-    return f"`{best}` less plain elsewhere: {mean:+.3f} ± {half:.3f}. By the rules: **{rule}**."
+    found = compare_shares(records, best, PLAIN, ELSEWHERE)
+    wins = min(found.values.values()) > 0 and found.mean - found.half_width > 0
+    rule = "for distributions" if wins else "against" if found.mean <= 0 else "undecided"
+    return f"`{best}` less plain elsewhere: {found}. By the rules: **{rule}**."
 
 
 FULL = Experiment(

@@ -1,0 +1,1 @@
+"""The experiment of evidence/README.md: `make prove`."""

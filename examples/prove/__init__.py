@@ -1,1 +1,0 @@
-"""The experiment of docs/evidence.md: `make prove`."""
