@@ -1,4 +1,4 @@
-"""The library: tokenize, align, pack, stream, guide, validate.
+"""vocag's library: tokenize, align, pack, stream, guide, validate.
 
 Before anything here imports numba, a place for compiled kernels is found, where neither the
 package's folder nor the home can be written.

@@ -1,1 +1,1 @@
-"""The contract between the parts: what an aligned dataset is on disk, byte by byte."""
+"""The contract between vocag's parts: what an aligned dataset is on disk, byte by byte."""

@@ -27,6 +27,8 @@ def require_own_packages() -> None:
         found = _find(name)
         if found is not None and os.path.dirname(found) != os.path.realpath(ours):
             raise HiddenPackageError(_explain(name, found))
+        if found is not None and not _is_ours(found):
+            raise HiddenPackageError(_explain_overwritten(name, found))
 
 
 def _find(name: str) -> str | None:
@@ -42,9 +44,32 @@ def _find(name: str) -> str | None:
     return os.path.realpath(places[0] if places else spec.origin or name)
 
 
+def _is_ours(package: str) -> bool:
+    """Return whether a package's first file names us: another distribution may have replaced it."""
+    try:
+        with open(os.path.join(package, "__init__.py"), encoding="utf-8") as file:
+            return "vocag" in file.read()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _explain_overwritten(name: str, found: str) -> str:
+    from importlib.metadata import packages_distributions  # slow, and seldom needed
+
+    others = sorted({*packages_distributions().get(name, ())} - {"vocag"})
+    other = others[0] if others else "another distribution"
+    uninstall = f"pip uninstall {other} && " if others else ""
+    return (
+        f'{other} has put its own __init__.py into {found}, vocag\'s package "{name}": use an '
+        f"environment for each, or {uninstall}pip install --force-reinstall --no-deps vocag"
+    )
+
+
 def _explain(name: str, found: str) -> str:
     folder = os.path.dirname(found)
-    if folder == os.path.realpath(os.getcwd()):
+    if folder == os.path.realpath(sys.path[0] or os.getcwd()) and not sys.flags.safe_path:
+        remedy = "start python with -P, so that it doesn't look there, or rename it"
+    elif folder == os.path.realpath(os.getcwd()):
         remedy = "rename it, or run the command in another folder"
     else:
         remedy = f"rename it, or take {folder} off PYTHONPATH"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def load(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("workflow", "expected"),
-    [("ci", {".ci/run", "make demo"}), ("weekly", {"make test-services"})],
+    [("ci", {"make test", "make demo"}), ("weekly", {"make test-services"})],
 )
 def test_workflows_run_commands_that_exist(workflow: str, expected: set[str]) -> None:
     [job] = load(f"workflows/{workflow}.yml")["jobs"].values()
@@ -25,10 +26,27 @@ def test_workflows_run_commands_that_exist(workflow: str, expected: set[str]) ->
     assert set(commands) >= expected
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for command in commands:
-        tool, *target = command.split()
-        assert (
-            target and target[0] in targets if tool == "make" else os.access(ROOT / tool, os.X_OK)
-        )
+        tool, *named = command.split()
+        assert tool == "make"
+        assert named
+        assert targets.issuperset(named)
+
+
+def test_what_has_to_pass_before_a_change_lands_runs_in_parallel_jobs() -> None:
+    wanted = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    [job] = load("workflows/ci.yml")["jobs"].values()
+    assert len(wanted) == 5
+    assert set(wanted) <= set(" ".join(job["strategy"]["matrix"]["command"]).split())
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_a_tag_s_version_has_one_place_to_go_to() -> None:
+    steps = load("workflows/release.yml")["jobs"]["build"]["steps"]
+    [line] = [step["run"] for step in steps if "setup.cfg" in step.get("run", "")]
+    script = line.replace("sed -i ", "sed -n ").replace('/" setup.cfg', '/p" setup.cfg')
+    done = subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, check=True,
+                          env={**os.environ, "GITHUB_REF_NAME": "v1.2.3"})  # fmt: skip
+    assert done.stdout == "version = 1.2.3\n"
 
 
 def test_a_bug_report_asks_for_the_doctor() -> None:

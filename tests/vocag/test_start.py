@@ -1,6 +1,7 @@
 """Where the command starts: among a user's own files of our packages' names, and without a home."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,18 +41,37 @@ def test_a_users_own_file_that_hides_ours_is_named(tmp_path: Path, name: str) ->
     file.write_text("")
     package = name.split("/")[0].removesuffix(".py")
     hiding = tmp_path / name.split("/")[0]
-    message = f'{hiding} hides vocag\'s own package "{package}": rename it, or'
+    message = f'{hiding} hides vocag\'s own package "{package}":'
+    safe = "start python with -P, so that it doesn't look there, or rename it"
     done = run("-m", "vocag", "validate", "data", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"vocag: error: {message} run the command in another folder\n"
+    assert done.stderr == f"vocag: error: {message} {safe}\n"
+    done = run("-P", "-m", "vocag", "validate", "--help", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     path = f"{tmp_path}:{ROOT}"
     done = run("-m", "vocag", "validate", "data", folder=ROOT.parent, path=path)
-    assert done.stderr == f"vocag: error: {message} take {tmp_path} off PYTHONPATH\n"
+    assert done.stderr == f"vocag: error: {message} rename it, or take {tmp_path} off PYTHONPATH\n"
     for line in ("import beam_jobs", "import megatron_plugin", "from vocag import align_batch"):
         done = run("-c", line, folder=tmp_path)
         assert done.returncode == 1
         last = done.stderr.splitlines()[-1]
-        assert last.startswith(f"vocag.own_packages.HiddenPackageError: {message} run the"), last
+        assert last.startswith(f"vocag.own_packages.HiddenPackageError: {message} {safe}"), last
+
+
+@pytest.mark.slow
+def test_another_distribution_that_overwrites_ours_is_named(tmp_path: Path) -> None:
+    for name in ("vocag", "pipeline", "schemas"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "pipeline" / "__init__.py").write_text("def run(): ...\n")
+    record = tmp_path / "pipeline-2.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: pipeline\nVersion: 2.0\n")
+    (record / "RECORD").write_text("pipeline/__init__.py,,\n")
+    done = run("-m", "vocag", "validate", "data", folder=tmp_path, path=str(tmp_path))
+    assert done.returncode == 2
+    assert "pipeline has put its own __init__.py into" in done.stderr
+    remedy = "pip uninstall pipeline && pip install --force-reinstall --no-deps vocag"
+    assert done.stderr.endswith(f"use an environment for each, or {remedy}\n")
 
 
 @pytest.mark.slow
