@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ class Planted:
         for d in hurt:
             start, stop = batch.cu_tokens[d : d + 2]
             if self.what == "ids":
-                batch.input_ids[stop - 1] += 1
+                input_ids = batch.input_ids.copy()
+                input_ids[stop - 1] += 1
+                batch = replace(batch, input_ids=input_ids)
             if self.what == "paths":
                 own = batch.byte_offsets[start:stop]
                 own[:] = np.maximum(own - 1, 0)

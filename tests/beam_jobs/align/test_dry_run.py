@@ -66,11 +66,24 @@ def test_a_dry_run_tells_what_the_job_then_does(
         r"time +about .* of aligning here \([\d.e-]+ core hours\), besides",
         r"dead letters +\d+ of \d+ sampled documents",
         "    a.jsonl line .* bad_json: ",
-        "student         fast path, ",
+        "student         fast path; about ",
     ):
         assert re.search(pattern, said), pattern
     slow = [*command_line(align_options(corpus, output)), "--no-fast-path"]
     assert "student         reference path (" in shown(capsys, slow)
+
+
+def test_documents_that_take_the_reference_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["plain", "a <0x0A> b", "the name of a byte: <0x41>"]
+    lines = (json.dumps({"id": f"d{n}", "text": text}) for n, text in enumerate(texts))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    corpus, _ = reference_dataset()
+    options = align_options(corpus, tmp_path / "out", input=(str(tmp_path / "a.jsonl"),))
+    said = shown(capsys, command_line(options))
+    assert "student         fast path, 2 of the documents by the reference; about " in said
+    assert "teacher         fast path; about " in said
 
 
 def test_a_dry_run_refuses_what_the_job_would_refuse(

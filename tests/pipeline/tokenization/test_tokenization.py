@@ -342,7 +342,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 class TestVocabulary:
-    @pytest.mark.parametrize("name", FAST)
+    @pytest.mark.parametrize("name", [name for name in FAST if name != "byte_incomplete"])
     def test_token_bytes_spell_the_text(self, name: str) -> None:
         tokenizer = load(name)
         ids = tokenize(tokenizer, "Natalia sold 48 clips, 🤗é.").input_ids.tolist()
