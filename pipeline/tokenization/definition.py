@@ -5,7 +5,7 @@ Pure functions on its parsed JSON; the library that encodes is in `pipeline.toke
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -78,7 +78,7 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
         made = names.keys() & model["vocab"].keys()
         model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
         if made and "merges" in model:
-            model["merges"] = [pair for pair in model["merges"] if made.isdisjoint(_parts_of(pair))]
+            model["merges"] = [pair for pair in model["merges"] if _avoids(pair, made)]
     else:
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
     if model.get("unk_token") in names:
@@ -132,10 +132,10 @@ def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> D
     }
 
 
-def _parts_of(merge: str | Sequence[str]) -> set[str]:
-    """Return the pieces that a merge joins, and what it makes of them."""
+def _avoids(merge: str | Sequence[str], pieces: Collection[str]) -> bool:
+    """Return whether a merge neither joins nor makes one of some pieces."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return {left, right, left + right}
+    return not (left in pieces or right in pieces or left + right in pieces)
 
 
 def added_tokens(definition: Definition) -> list[dict[str, Any]]:
