@@ -106,6 +106,14 @@ def find_unproven(
             continue
         a, b = _whole_characters(runs, ranges, text, number)
         start, end = ranges[a][0], ranges[b - 1][1]
+        while (
+            start > 0
+            and text[start - 1] in lost_bytes
+            and b"\x80" <= text[start : start + 1] < b"\xc0"
+        ):
+            start -= 1  # the first byte of a character is nobody's where the vocabulary lacks it
+        while end < len(text) and text[end] in lost_bytes and 0x80 <= text[end] < 0xC0:
+            end += 1
         try:
             normalized = rewrite(text[start:end].decode()).encode().translate(None, lost_bytes)
             at_edges = start <= first_byte, end >= last_byte

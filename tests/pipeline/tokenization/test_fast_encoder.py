@@ -82,6 +82,17 @@ def test_what_the_vocabulary_lacks_is_left_to_the_reference() -> None:
     assert batch.byte_offsets.tolist() == expected.byte_offsets.tolist()
 
 
+def test_a_token_over_a_byte_that_the_vocabulary_lacks_is_proven() -> None:
+    """Nobody has the first byte of the first of two characters, one token that of the second."""
+    tokenizer, text = load("byte_incomplete"), "\U000113a7\U000113a7".encode()
+    batch = tokenizer.tokenize_batch([text])
+    assert [3, 6] in batch.byte_offsets.tolist()
+    assert tokenizer.find_unproven(batch.input_ids, batch.byte_offsets, text) == []
+    other = batch.input_ids.copy()
+    other[0] += 1
+    assert tokenizer.find_unproven(other, batch.byte_offsets, text) != []
+
+
 def test_user_defined_pieces_of_sentencepiece() -> None:
     name = "mistral_instruct_tokenizer_241114.model.v7"
     tokenizer = load_tokenizer(str(source(name)))
