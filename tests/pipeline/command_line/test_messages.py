@@ -20,6 +20,7 @@ FILES = [
     for path in sorted((ROOT / part).rglob("*.py"))
 ]
 OTHERS = {
+    *("--force-reinstall", "--no-deps"),  # pip's
     *("--debug", "--version"),  # vocag's own
     *("--include", "--local-dir", "--revision", "--search"),  # hf
     *("--nproc-per-node", "--max-restarts"),  # torchrun
