@@ -62,7 +62,7 @@ def make_dataset(attempt: Attempt) -> Manifest:
             is written all the same, unless that is every document.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
-    manifest, began = attempt.find_made(), time.monotonic()
+    manifest, began = attempt.find_made(), attempt.started
     if manifest is None:
         manifest, began = _run(attempt)
         if options.append and manifest.configuration != attempt.configuration:

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,22 @@ def test_a_finaliser_that_comes_late_is_content_and_one_that_finds_nothing_is_no
     storage.publish(gone, str(final), 4, scratch=str(tmp_path))
     with pytest.raises(FileNotFoundError, match="holds the 5 bytes that were written"):
         storage.publish(gone, str(final), 5, scratch=str(tmp_path))
+
+
+def test_an_attempt_that_only_reports_does_not_count_as_start_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", make_text(1))])
+    monkeypatch.setattr(making, "write_report", fail)
+    with pytest.raises(RuntimeError, match="injected"):
+        align(align_options(corpus, tmp_path / "out"))
+    monkeypatch.undo()
+    capsys.readouterr()
+    manifest = align(align_options(corpus, tmp_path / "out"), started=time.monotonic() - 5)
+    said = capsys.readouterr().out
+    assert "  start-up        0.0 s: " in said
+    assert re.search(r"  aligning +[5-9]\.\d s: ", said)
+    assert manifest.totals["num_documents"] > 0
 
 
 def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

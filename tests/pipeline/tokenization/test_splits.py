@@ -1,6 +1,7 @@
 """Both encoders on every character: splits are compared, not only ids that may hide them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,7 @@ def test_a_difference_is_found_and_takes_the_fast_path_away(
     path = write_definition(that_merges_what_follows("llama3"), tmp_path)
     tokenizer = load_tokenizer(str(path))
     assert not tokenizer.fast
-    with pytest.raises(AssertionError, match=f"fastokens: .*{reason}"):
-        raise AssertionError(tokenizer.slow_reason)
+    assert re.search(f"^fastokens: .*{reason}", tokenizer.slow_reason or "")
     monkeypatch.setattr(splits, "find_difference", pytest.fail)
     assert load_tokenizer(str(path)).slow_reason == tokenizer.slow_reason  # remembered
     for file in tmp_path.rglob("fast-path/*.json"):
