@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import exp, fsum
 from typing import Any
 
@@ -57,8 +57,8 @@ class ShardEntries:
             of each byte and id first.
         log_probs: uint8 or float16 [E], as the rule says; falling within a position.
         position_starts: int64 [D + 1]; document d owns positions as it owns entries.
-        draw_ids: uint8 [ceil(P * draws * id_bits / 8)], packed like ids; each position has as many
-            draws as the rule says, zeros if it has no entries.
+        draw_ids: uint8 [ceil(N * draws * id_bits / 8)], packed like ids; each of the N positions
+            that have entries has as many draws as the rule says.
     """
 
     rule: DistributionRule
@@ -68,6 +68,12 @@ class ShardEntries:
     log_probs: NDArray[Any]
     position_starts: NDArray[np.int64]
     draw_ids: NDArray[np.uint8]
+
+    @cached_property
+    def first_draws(self) -> NDArray[np.int64]:
+        """Document d's draws come behind so many of other documents', int64 [D + 1]."""
+        drawn = np.append(0, np.cumsum(self.counts > 0, dtype=np.int64))[self.position_starts]
+        return drawn * self.rule.draws
 
     def describe(self) -> EntriesRecord:
         """Return what a score manifest says of them."""
@@ -99,7 +105,7 @@ class TopTokens:
         rule: what is stored.
         ids: int32 [P, K]; -1 if a position has no entry.
         log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
-        draws: int32 [P, draws]; 0 if a position has no entry.
+        draws: int32 [P, draws]; any value if a position has no entry.
     """
 
     rule: DistributionRule
@@ -155,7 +161,7 @@ class TopTokens:
             ids=pack_ids(self.ids[is_entry], self.rule.id_bits),
             log_probs=self.log_probs[is_entry],
             position_starts=positions,
-            draw_ids=pack_ids(self.draws.ravel(), self.rule.id_bits),
+            draw_ids=pack_ids(self.draws[counts > 0].ravel(), self.rule.id_bits),
         )
 
 
@@ -276,7 +282,7 @@ def decode_entries(
             f"{len(log_probs)} entry_log_probs and {len(ids)} bytes of entry_ids, "
             f"{rule.id_bits} bits each, of {entry_starts[-1]} entries"
         )
-    draws, num_draws = ids[:0], len(counts) * rule.draws
+    draws, num_draws = ids[:0], np.count_nonzero(counts) * rule.draws
     if rule.draws:
         draws = view_vector(data, body, header["draw_ids"], "U8")
     if len(draws) != -(-num_draws * rule.id_bits // 8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scoring.entries import fill_draws, fill_entries, require_sound
+from pipeline.scoring.entries import fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import ShardEntries, largest_error
 from schemas.errors import DamagedShardError
@@ -101,17 +101,21 @@ def compare_draws(
 
 
 def _draws_of(entries: ShardEntries, document: int) -> NDArray[np.int32]:
-    ids, _ = _entries_of(entries, document)
-    draws = np.empty((len(ids), entries.rule.draws), np.int32)
-    fill_draws(entries, document, 0, ids=ids, draws=draws, at="")
-    return draws
+    return _next_tokens_of(entries, document)[0][:, entries.rule.top_k :]
 
 
 def _entries_of(
     entries: ShardEntries, document: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ids, log_probs = _next_tokens_of(entries, document)
+    return ids[:, : entries.rule.top_k], log_probs[:, : entries.rule.top_k]
+
+
+def _next_tokens_of(
+    entries: ShardEntries, document: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     start, stop = entries.position_starts[document : document + 2].tolist()
-    shape = stop - start, entries.rule.top_k
+    shape = stop - start, entries.rule.top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
     fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
     return ids, log_probs

@@ -18,7 +18,7 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.guidance.draws import draw_keys
 from pipeline.scoring.engines.settings import TopSettings
-from pipeline.scoring.entries import fill_draws, fill_entries
+from pipeline.scoring.entries import fill_entries
 from pipeline.validate.dataset import validate_dataset
 from schemas.distribution_rule import DistributionRule
 from schemas.document import decode_document
@@ -59,17 +59,11 @@ def stored_draws(root: Path) -> Iterator[tuple[Any, Any]]:
         bits = np.unpackbits(packed, bitorder="little")[: len(entries.counts) * 3 * ID_BITS]
         every = (bits.reshape(-1, ID_BITS) @ (1 << np.arange(ID_BITS))).reshape(-1, 3)
         for document, (start, stop) in enumerate(pairwise(entries.position_starts.tolist())):
-            shape = stop - start, 4
+            shape = stop - start, 7
             ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
             fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
-            draws = np.empty((stop - start, 3), np.int32)
-            fill_draws(entries, document, 0, ids=ids, draws=draws, at="")
-            assert (draws == every[start:stop]).all()
-            if stop - start > 2:
-                fill_draws(entries, document, 2, ids=ids[2:3], draws=draws[:1], at="")
-                assert (draws[0] == draws[2]).all()
-                draws[0] = every[start]
-            yield ids, draws
+            assert (ids[:, 4:] == every[start:stop]).all()
+            yield ids[:, :4], ids[:, 4:]
 
 
 def test_they_are_the_rest_and_cost_an_id(drawn: Path, tmp_path: Path) -> None:
@@ -135,9 +129,10 @@ def test_damaged_draws_are_named(drawn: Path) -> None:
         bits = np.unpackbits(bad, bitorder="little")
         bits[place * ID_BITS : (place + 1) * ID_BITS] = (wanted >> np.arange(ID_BITS)) & 1
         bad = np.packbits(bits, bitorder="little")
-        draws = np.empty((len(ids), 3), np.int32)
+        out = np.empty((len(ids), 7), np.int32), np.empty((len(ids), 7), np.float32)
+        damaged = replace(entries, draw_ids=bad)
         with pytest.raises(DamagedShardError, match=rf"position 5 of document 0 has .*{what}"):
-            fill_draws(replace(entries, draw_ids=bad), 0, 0, ids=ids, draws=draws, at="")
+            fill_entries(damaged, 0, 0, ids=out[0], log_probs=out[1], at="")
     fewer = replace(entries, draw_ids=entries.draw_ids[:-1].copy())
     cut = encode_sidecar(replace(next(read_sidecars(drawn)), entries=fewer))
     with pytest.raises(DamagedShardError, match="bytes of draw_ids, 9 bits each"):
