@@ -142,6 +142,8 @@ class TopTokens:
         masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
         is_entry = log_probs > -np.inf
         is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
+        if self.rule.entropy_above:
+            is_entry &= (least_entropies(log_probs) > self.rule.entropy_above)[:, None]
         self.ids[positions] = np.where(is_entry, ids, -1)
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
@@ -177,6 +179,28 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     positions: NDArray[np.int64] = starts + np.append(0, np.cumsum(np.diff(starts) > 0))
     return positions
+
+
+def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the least entropy of distributions whose likeliest tokens are known.
+
+    Each of the others is no likelier than the least of these, nor than all others together.
+
+    Args:
+        log_probs: float [n, K], nats, falling, -inf if there is no such token.
+
+    Returns:
+        float64 [n], nats.
+
+    Example:
+        >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()
+        [1.0397, 0.0]
+    """
+    nats = np.where(log_probs > -np.inf, log_probs, 0.0).astype(np.float64)
+    masses = np.exp(nats) * (log_probs > -np.inf)
+    rest = np.maximum(1 - masses.sum(axis=1), np.finfo(np.float64).tiny)
+    entropies: NDArray[np.float64] = -(masses * nats).sum(axis=1)
+    return entropies - rest * np.minimum(nats.min(axis=1), np.log(rest))
 
 
 def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:

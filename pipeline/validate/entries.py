@@ -41,7 +41,9 @@ def contradicting_places(
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     own = np.arange(len(has_loss)) + (entries.position_starts - starts)[document]
     expected[own] = has_loss
-    bad = np.flatnonzero((entries.counts > 0) != expected)
+    has_entries = entries.counts > 0
+    is_free = expected if entries.rule.entropy_above else np.False_
+    bad = np.flatnonzero((has_entries != expected) & ~is_free)
     if not len(bad):
         return []
     number = int(np.searchsorted(entries.position_starts, bad[0], "right")) - 1
@@ -57,16 +59,26 @@ def compare_entries(
 
     An entry agrees if the token has nearly the same log-probability again. One that isn't among
     the others' is as likely as their last one, or not needed to reach the mass that is stored. The
-    tolerance is in nats, beyond the rounding of both.
+    tolerance is in nats, beyond the rounding of both. Where entropies decide which positions have
+    entries, as many may be decided otherwise as draws may be others.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
+    num_lone, num_positions = 0, 0
     for document in documents:
         a, b = (_entries_of(entries, document) for entries in (again, stored))
+        num_lone += int(np.count_nonzero((a[0][:, 0] < 0) != (b[0][:, 0] < 0)))
+        num_positions += len(a[0])
         for one, other in ((a, b), (b, a)):
             off = _differences(one, other, stored.rule)
             num_bad += int(np.count_nonzero(off > tolerance))
             num_entries += int(np.count_nonzero(one[0] >= 0))
             worst = max(worst, float(off.max(initial=0.0)))
+    if num_lone > min(4 * tolerance, 0.5) * num_positions:
+        return (
+            f"{num_lone} of {num_positions} positions of {len(documents)} documents have entries "
+            "only as stored or only when they are scored again: another teacher gave them, or they "
+            "were altered; run vocag score again"
+        )
     if not num_bad:
         return ""
     return (
@@ -138,4 +150,5 @@ def _differences(
     with np.errstate(invalid="ignore"):  # places without an entry
         off = np.where(np.isnan(found), log_probs - last, np.abs(log_probs - found))
         off = off - 2 * largest_error(log_probs, rule.log_probs)
-    return np.where(ids >= 0, np.maximum(off, 0), 0).astype(np.float32)
+    is_judged = (ids >= 0) & (counts > 0)[:, None]
+    return np.where(is_judged, np.maximum(off, 0), 0).astype(np.float32)

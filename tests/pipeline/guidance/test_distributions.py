@@ -17,6 +17,7 @@ from pipeline.guidance.distributions import (
     distribution_divergences,
     teacher_entropies,
 )
+from schemas.distributions import least_entropies
 
 
 def slow_divergence(student, teacher, temperature=1.0, reverse=False):
@@ -243,6 +244,8 @@ def test_a_known_part_bounds_the_entropy_from_below(weights, top_k, label, label
     probs = torch.tensor([[[*masses[order], 0.0, 0.5, 0.0]]])
     found = teacher_entropies(ids, probs, torch.tensor([[label]]), draws=2).item()
     whole = -float(np.sum(masses * np.log(masses)))
+    if label != order[-1]:  # as `vocag score --entropy-above` judges it
+        assert found == pytest.approx(least_entropies(np.log(masses[None, order]))[0], abs=1e-4)
     bins = np.append(masses[order], max(0.0, 1 - masses[order].sum()))
     one_bin = -float(np.sum(bins * np.log(np.maximum(bins, 1e-12))))
     assert one_bin - 1e-4 <= found <= whole + 1e-4

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipeline.guidance import LossResult, metric_values
 from pipeline.guidance.distributions import distribution_divergences, teacher_entropies
@@ -25,6 +26,7 @@ from pipeline.training.loop import train
 from schemas.errors import ForeignLossesError
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
+from tests.support.killing import run_killed
 from tests.support.scored_data import SEQ_LENGTH, run_score
 from tests.support.teaching import with_teaching
 
@@ -264,15 +266,6 @@ def test_weights_are_refused_before_anything_is_read(
         config(tmp_path / "missing", tmp_path, **changes)
 
 
-@pytest.fixture(scope="module")
-def drawn(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The world with draws of what 4 tokens leave out."""
-    ignored = shutil.ignore_patterns("plans", "*teacher-*")
-    root = shutil.copytree(taught, tmp_path_factory.mktemp("drawn") / "world", ignore=ignored)
-    run_score(root, "--top-k", "4", "--draws", "3", "--top-log-probs", "float16")
-    return root
-
-
 def test_a_running_teacher_draws_what_was_stored(drawn: Path) -> None:
     stored, online = stored_rows(drawn), open_rows(drawn)
     places, method = [0, 1, 2, 3], Method("distill")
@@ -295,6 +288,33 @@ def test_a_running_teacher_draws_what_was_stored(drawn: Path) -> None:
     mass = batch["next_token_probs"].sum(-1)[known[..., 0]]
     assert mass.max() <= 1 + 1e-5
     assert mass.median() > 0.9, "what the student's tokens can't spell is missing"
+
+
+@pytest.mark.slow
+def test_a_run_by_draws_that_is_killed_goes_on(drawn: Path, tmp_path: Path) -> None:
+    logs = []
+    for name in ("whole", "killed"):
+        command = [
+            *("--data", str(drawn / "data"), "--student", str(drawn / "student")),
+            *("--output", str(tmp_path / name), "--method", "distill", "--stored-losses", ""),
+            *("--distill-tokens", "kept", "--distill-by", "student_entropy"),
+            *("--seq-length", str(SEQ_LENGTH), "--global-batch-size", "4"),
+            *("--micro-batch-size", "2", "--num-steps", "4", "--warmup-steps", "1"),
+            *("--checkpoint-every", "1", "--learning-rate", "1e-3"),
+        ]
+        if name == "killed":
+            steps = ["pipeline.training.loop.train_step"]
+            run_killed("pipeline.training.command", command, steps, call=3)
+            assert (tmp_path / name / "checkpoint.pt").exists()
+        assert main(command) == 0
+        lines = (tmp_path / name / "log.jsonl").read_text("utf-8").splitlines()
+        logs.append([json.loads(line) | {"seconds": 0} for line in lines])
+    assert [line["step"] for line in logs[1]] == [1, 2, 3, 4]
+    assert logs[0] == logs[1]
+    weights = [
+        load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "killed")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_draws_train_and_what_they_can_t_do_is_refused(
