@@ -16,7 +16,7 @@ from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from tests.support.killing import run_ranks
 
-CHOSEN = "--distill-tokens kept --distill-by student_entropy --scope group"
+CHOSEN = "--distill-tokens kept --distill-by student_entropy --scope row"
 
 
 def arguments(world: Path, output: Path, *more: str) -> list[str]:
@@ -65,7 +65,7 @@ def log(output: Path) -> list[dict[str, float | None]]:
         ("random", None, "", torchrun),
         ("distill", "stored", "", forked),
         ("distill", "online", "", forked),
-        # Draws, and a share of the labels of both processes.
+        # Draws, and a share of the labels.
         ("distill", "stored", CHOSEN, forked),
         ("distill", "online", f"{CHOSEN} --top-k 4 --draws 3", forked),
     ],
