@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from pipeline.scoring.entries import fill_draws, fill_entries, require_sound
+from pipeline.scoring.entries import fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import TopTokens, position_starts, stored_values, to_stored
 from schemas.errors import DamagedShardError
@@ -251,21 +251,27 @@ def test_losses_without_distributions_are_written_as_before() -> None:
 
 @pytest.mark.parametrize("vocab_size", [7, 255, 257, 49152, 151_936, (1 << 24) + 1, 1 << 31])
 def test_draws_come_back_from_any_position(vocab_size: int) -> None:
-    """A position without entries has room for them, and none."""
+    """Positions without entries, the first and one amid a document, take no room."""
     rule = DistributionRule(2, 1.0, vocab_size, "uint8", draws=3)
     starts = np.array([0, 3, 3, 5])
     top = TopTokens.empty(starts, rule)
-    places = np.arange(1, 7)
-    top.put(places, np.full((6, 2), [1, 0]), np.full((6, 2), np.log([0.5, 0.25])))
-    drawn = np.random.default_rng(0).integers(2, vocab_size, (6, 3)).astype(np.int32)
+    places = np.array([1, 3, 4, 5, 6])
+    top.put(places, np.full((5, 2), [1, 0]), np.full((5, 2), np.log([0.5, 0.25])))
+    drawn = np.random.default_rng(0).integers(2, vocab_size, (5, 3)).astype(np.int32)
     top.draws[places] = drawn
     decoded = decode_sidecar(encode_sidecar(sidecar(starts, top)), at="x")
     assert decoded.entries is not None
     require_sound(decoded.entries, at="x")
-    expected = {0: np.append([[-1] * 3], drawn[:3], axis=0), 2: drawn[3:]}
+    assert len(decoded.entries.draw_ids) == -(-5 * 3 * rule.id_bits // 8)
+    none = np.full(3, -1)
+    expected = {0: np.array([none, drawn[0], none, drawn[1]]), 2: drawn[2:]}
     for document, draws in expected.items():
         for start in range(len(draws)):
-            ids = np.where(draws[start:, :2] < 0, -1, [1, 0]).astype(np.int32)
-            found = np.empty((len(ids), 3), np.int32)
-            fill_draws(decoded.entries, document, start, ids=ids, draws=found, at="x")
-            assert (found == draws[start:]).all()
+            ids = np.empty((len(draws) - start, 6), np.int32)  # one more for the text's own
+            log_probs = np.empty(ids.shape, np.float32)
+            fill_entries(decoded.entries, document, start, ids=ids, log_probs=log_probs, at="x")
+            is_there = draws[start:, :1] >= 0
+            assert (ids == np.hstack([np.where(is_there, [1, 0, -1], -1), draws[start:]])).all()
+            assert (
+                (log_probs > -np.inf) == np.hstack([is_there, is_there, [[False] * 4] * len(ids)])
+            ).all()
