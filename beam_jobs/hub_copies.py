@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from beam_jobs.errors import OptionsError
@@ -18,11 +19,15 @@ from pipeline.remote.first_contact import require_answer
 from pipeline.remote.user_cache import cache_folder
 
 if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
     from huggingface_hub.hf_file_system import HfFileSystemResolvedRepositoryPath
 
 HUB = "hf://"
 _SCRATCH = [".vocag-*", "*/.vocag-*", OUTPUT_LOCK]
 _MANIFESTS = ["manifest.json", "teacher-*.json"]
+_MARK = ".cache/huggingface/vocag"  # the client uploads nothing of that folder
+"""Holds the commit that was copied and, until all is uploaded, what is being done there."""
+_WORKING, _SENDING = "working", "sending"
 
 
 def input_here(pattern: str) -> str:
@@ -50,45 +55,66 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
         uploads: whether what is there at the end is.
 
     Raises:
-        OptionsError: there is no such repository, it can't be read or written, or it has been
-            changed meanwhile.
+        OptionsError: there is no such repository, it can't be read or written, or somebody else has
+            changed it since it was copied.
     """
     if not url.startswith(HUB):
         yield url
         return
     from huggingface_hub import HfApi
 
-    api = HfApi()
     with _explained(url):
         place = _resolve(url)
-        now = api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
-        commit = now.sha or ""
-        top = cache_folder("hub") / place.repo_type / place.repo_id / place.revision
-        mark = top / ".cache/huggingface/vocag-commit"  # the client uploads nothing of that folder
-        if not mark.exists() or mark.read_text() != commit:
-            shutil.rmtree(top, ignore_errors=True)
-            _download(place, commit, top)
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(commit)
-    folder = top / place.path_in_repo
-    yield str(folder)
+        found = HfApi().repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+        commit = found.sha or ""
+        top = _copy(place, commit, url)
+    folder, mark = top / place.path_in_repo, top / _MARK
     if not uploads:
+        yield str(folder)
         return
+    mark.write_text(f"{commit} {_WORKING}")
+    yield str(folder)
+    mark.write_text(f"{commit} {_SENDING}")
     with _explained(url, f"; what was made is in {folder}, and the same command sends it"):
-        for manifests in (_MANIFESTS, []):
-            sent = api.upload_folder(
-                repo_id=place.repo_id,
-                repo_type=place.repo_type,
-                revision=place.revision,
-                folder_path=folder,
-                path_in_repo=place.path_in_repo,
-                ignore_patterns=[*_SCRATCH, *manifests],
-                commit_message="vocag",
-                parent_commit=commit,
-            )
-            commit = sent.oid
-    mark.write_text(commit)
-    say(f"uploaded to {url}: {sent.commit_url}")
+        sent = _send(place, folder, commit)
+    mark.write_text(sent.oid)
+    if sent.oid != commit:
+        say(f"uploaded to {url}: {sent.commit_url}")
+
+
+def _copy(place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) -> Path:
+    """Return where a repository's copy is, at a commit unless a job's work is left there."""
+    top = cache_folder("hub") / place.repo_type / place.repo_id / place.revision
+    mark = top / _MARK
+    of, _, left = mark.read_text().partition(" ") if mark.exists() else ("", "", "")
+    if left == _WORKING and of != commit:
+        refusal = OptionsError(f"{url} has changed since an unfinished job copied it to {top}")
+        raise hinted(refusal, f"rm -r {quote(str(top))}  # and what that job has made")
+    if not left and of != commit:
+        shutil.rmtree(top, ignore_errors=True)
+        _download(place, commit, top)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(commit)
+    return top
+
+
+def _send(place: "HfFileSystemResolvedRepositoryPath", folder: Path, commit: str) -> "CommitInfo":
+    """Upload what differs, manifests last; return the last commit."""
+    from huggingface_hub import HfApi
+
+    for manifests in (_MANIFESTS, []):
+        sent = HfApi().upload_folder(
+            repo_id=place.repo_id,
+            repo_type=place.repo_type,
+            revision=place.revision,
+            folder_path=folder,
+            path_in_repo=place.path_in_repo,
+            ignore_patterns=[*_SCRATCH, *manifests],
+            commit_message="vocag",
+            parent_commit=commit,
+        )
+        commit = sent.oid
+    return sent
 
 
 def _resolve(url: str) -> "HfFileSystemResolvedRepositoryPath":

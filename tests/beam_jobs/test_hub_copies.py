@@ -20,7 +20,7 @@ from pipeline.remote import first_contact
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, StreamConfig
 from tests.pipeline.remote.test_hub import point_hub_at
-from tests.support.corpus import NOT_COMPARED
+from tests.support.corpus import NOT_COMPARED, fail
 from tests.support.datasets import files_of, make_texts
 from tests.support.hub_server import TOKEN, HubServer, serve_hub
 from tests.support.scored_data import SEQ_LENGTH, score_arguments
@@ -112,6 +112,7 @@ def test_jobs_leave_the_files_of_a_local_run_in_few_commits(
     shown = capfd.readouterr().out
     assert "is finished: the same input and options made it" in shown
     assert len(made.commits[PLACE]) == 5, "nothing has changed"
+    assert "uploaded" not in shown
 
 
 def test_what_is_there_is_validated_streamed_and_trained_from(
@@ -202,6 +203,52 @@ def test_removed_documents_leave_a_generation_there(
     call("remove", "hf://datasets/team/less", "--ids", ids)
     assert json.loads(hub.files("team/less")["manifest.json"])["generation"] == 1
     call("validate", "hf://datasets/team/less")
+
+
+def test_an_upload_that_was_killed_goes_on(
+    hub: HubServer, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files but the manifests are there: no job would take that for its own work."""
+    hub.put("team/cut", {})
+    url = "hf://datasets/team/cut"
+    upload, calls = huggingface_hub.HfApi.upload_folder, []
+
+    def killed(*given: object, **options: object) -> object:
+        calls.append(options)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return upload(*given, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub.HfApi, "upload_folder", killed)
+        call(*align_arguments(inputs, url), status=130)
+    assert hub.files("team/cut")
+    assert "manifest.json" not in hub.files("team/cut")
+    call(*align_arguments(inputs, url))
+    call("validate", url)
+
+
+def test_a_copy_that_nobody_works_in_is_renewed_and_no_other(
+    hub: HubServer, inputs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = "hf://datasets/team/moved"
+    hub.put("team/moved", {})
+    call(*align_arguments(inputs, url))
+    hub.put("team/moved", {**hub.files("team/moved"), "README.md": b"# by somebody else"})
+    score = ["score", url, *score_arguments(inputs)[1:]]
+    with monkeypatch.context() as patch:
+        patch.setattr("beam_jobs.score.job.open_run", fail)
+        with pytest.raises(RuntimeError, match="injected"):
+            call(*score)
+    hub.put("team/moved", {**hub.files("team/moved"), "README.md": b"# again"})
+    call(*score, status=2)
+    said = capfd.readouterr().err
+    assert f"{url} has changed since an unfinished job copied it to" in said
+    (remedy,) = re.findall(r"hint: rm -r (\S+)", said)
+    assert (Path(remedy) / "README.md").read_text() == "# by somebody else"
+    shutil.rmtree(remedy)
+    call(*score)
+    assert hub.files("team/moved")["README.md"] == b"# again"
 
 
 def test_a_mixture_s_dataset_there_is_scored_alone(
