@@ -139,9 +139,10 @@ class TopTokens:
             ids: integers [n, K].
             log_probs: float [n, K], nats, falling, no NaN; -inf if there is no such token.
         """
-        masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
         is_entry = log_probs > -np.inf
-        is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
+        if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
+            masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
+            is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
         if self.rule.entropy_above:
             is_entry &= (least_entropies(log_probs) > self.rule.entropy_above)[:, None]
         self.ids[positions] = np.where(is_entry, ids, -1)

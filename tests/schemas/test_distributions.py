@@ -104,7 +104,10 @@ def test_entries_come_back_as_an_obvious_reader_reads_them(shard: Any) -> None:
         count = 1
         while (
             count < rule.top_k
-            and np.exp(own_log_probs[:count].astype(np.float64)).sum() < rule.top_mass
+            and (
+                rule.top_mass == 1
+                or np.exp(own_log_probs[:count].astype(np.float64)).sum() < rule.top_mass
+            )
             and own_log_probs[count] > -np.inf
         ):
             count += 1
@@ -115,6 +118,18 @@ def test_entries_come_back_as_an_obvious_reader_reads_them(shard: Any) -> None:
     assert (about.num_positions, about.num_entries) == (len(found), num_entries)
     mass = sum(np.exp(value) for own in found for _, value in own)
     assert about.mass_sum == pytest.approx(mass)
+
+
+@pytest.mark.parametrize("likeliest", [0.0, -2.0**-23])
+def test_a_certain_token_leaves_room_for_others_unless_a_mass_is_asked_for(
+    likeliest: float,
+) -> None:
+    """Whether one engine's log-probability rounds to 0 and another's not, both store the same."""
+    for mass, expected in ((1.0, [5, 3, 9]), (0.9, [5, -1, -1])):
+        top = TopTokens.empty(np.array([0, 1]), DistributionRule(3, mass, 10, "uint8"))
+        own = np.array([[likeliest, -17.0, -18.0]], np.float32)
+        top.put(np.array([0]), np.array([[5, 3, 9]]), own)
+        assert top.ids[0].tolist() == expected
 
 
 @given(st.floats(0, 70_000, width=32))
