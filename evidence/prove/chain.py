@@ -262,10 +262,11 @@ class Chain:
         start: list[object] = ["-m", "vocag", "train"]
         if arm.program:
             start = [HERE / str(arm.program[0]), *arm.program[1:]]
-        stored = ["--stored-losses", self.source] if arm.scored else []
+        teacher = ["--stored-losses", self.source] if arm.scored else []
+        teacher += ["--teacher", self.source] if arm.running else []
         where = ["--where", arm.where(self.own)] if arm.where else []
         words: list[object] = [
-            *(*start, "--data", self.own / arm.data, *where, "--student", self.start, *stored),
+            *(*start, "--data", self.own / arm.data, *where, "--student", self.start, *teacher),
             *("--output", folder, "--seed", seed, "--learning-rate", rate, *arm.options),
             *("--num-steps", length * self.unit, "--warmup-steps", warmup),
             *("--exit-after", units * self.unit, "--export-every", self.unit),

@@ -14,7 +14,7 @@ sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "exa
 from prove.chain import Chain
 from prove.tasks import perform
 
-EXPERIMENTS = ("few", "filter", "transfer", "tokens")
+EXPERIMENTS = ("few", "filter", "transfer", "distributions", "tokens")
 
 
 def main() -> int:
@@ -26,10 +26,17 @@ def main() -> int:
     parser.add_argument("--scale", default="full", help="tiny, small, full, gpu; once: of filter")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time")
     parser.add_argument("--tasks", nargs="*", default=[], help="only these, with what they need")
-    parser.add_argument("--tokenizer", type=Path, help="of transfer: Llama 2's, a folder or a file")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="of transfer and distributions: Llama 2's, a folder or a file",
+    )
     options = parser.parse_args()
-    if (options.experiment == "transfer") != (options.tokenizer is not None):
-        parser.error("--tokenizer is the new vocabulary of transfer: needed there, and only there")
+    transfers = options.experiment in ("transfer", "distributions")
+    if transfers != (options.tokenizer is not None):
+        parser.error(
+            "--tokenizer is the new vocabulary of transfer and distributions: needed there"
+        )
     scales = importlib.import_module(f"prove.{options.experiment}").SCALES
     if options.scale not in scales:
         parser.error(f"--scale {options.scale}: {options.experiment} has {', '.join(scales)}")

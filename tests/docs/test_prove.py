@@ -19,7 +19,7 @@ import scipy.stats
 import torch
 from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import few, kinds, tokens, transfer
+from prove import distributions, few, kinds, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
 from prove.compare import (
@@ -44,7 +44,7 @@ from vocag import AlignedRows, Reading, Rows, StreamConfig
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
 RECORDS = PAGES / "records"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer)
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions)
 
 
 def _page(name: str) -> str:
@@ -252,6 +252,27 @@ def test_the_share_that_came_back_is_of_what_was_lost() -> None:
     assert (more.mean, more.low, more.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
+@pytest.mark.parametrize(
+    ("drawn", "rule"), [(20.0, "draws"), (24.0, "a bin"), (25.0, "a bin"), (None, "undecided")]
+)
+def test_draws_win_if_they_are_ahead_in_every_seed(drawn: float | None, rule: str) -> None:
+    def record(arm: str, seed: int, nats: float) -> dict[str, Any]:
+        return _record(arm, seed, [nats] * 3, transfer.SETS) | {"units": 2}
+
+    records = {"original": {0: record("o", 0, 10)}, "start": {0: record("s", 0, 30)}}
+    nats = {"plain": (26, 26, 26), "binned": (27, 27, 27), "binned-plain": (24, 24, 24)}
+    nats |= {"drawn": (28, 28, 28), "drawn-plain": (drawn,) * 3 if drawn else (20, 20, 25)}
+    for arm, values in nats.items():
+        records[arm] = {seed: record(arm, seed, value) for seed, value in enumerate(values)}
+        for made in records[arm].values():
+            made["development"] = [made["measured"]["2"]["math"]["nats"][0]] * 2
+    said = distributions.verdict(records)
+    assert "`drawn-plain` less `binned-plain` elsewhere: " in said
+    assert f"By the rules: **{rule}**" in said
+    assert "With a bin, `binned-plain` less plain elsewhere: +0.100" in said
+    assert said.count("**for distributions**") == 2 - (drawn is None)
+
+
 @pytest.mark.parametrize("best", [2.5e-4, 1e-3, 8e-3])
 def test_a_rate_is_doubled_and_halved_until_both_neighbours_are_worse(best: float) -> None:
     found = search_rate(lambda rate: abs(math.log2(rate / best)), 1e-3)
@@ -344,7 +365,7 @@ def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
-    tokenizer = tmp_path / "tokenizer" if module is transfer else None
+    tokenizer = tmp_path / "tokenizer" if module in (transfer, distributions) else None
     experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer)
     made: set[str] = set()
     tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
