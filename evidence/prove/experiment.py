@@ -132,6 +132,8 @@ class Experiment:
         stages: what follows each run.
         seeds: one run each: order of rows, random choices, dropout.
         tokenizer: of another vocabulary for all of SmolLM2-135M; None: the healed student.
+        other_teacher: whether another model teaches, which the user names, all of SmolLM2-135M.
+        teacher: the model that teaches; None: SmolLM2-135M.
         judge: returns the verdicts as Markdown, from the folder of the records.
     """
 
@@ -153,4 +155,6 @@ class Experiment:
     stages: tuple[Stage, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     tokenizer: Path | None = None
+    other_teacher: bool = False
+    teacher: str | None = None
     judge: Callable[[Path], str] = field(repr=False)
