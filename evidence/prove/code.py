@@ -160,7 +160,7 @@ _FRESH = replace(
 
 
 def _of(experiment: Experiment, packages: Sequence[str]) -> Experiment:
-    return replace(experiment, build=partial(experiment.build, packages=packages))
+    return replace(experiment, build=partial(experiment.build, **{"packages": packages}))
 
 
 SCALES = {
