@@ -40,7 +40,7 @@ examples:
       --metadata source,meta.score --student student/tokenizer.json \\
       --teacher teacher/tokenizer.model --output aligned
 
-  # Dataflow, from bucket to bucket (docs/dataflow.md has the worker image)
+  # Dataflow, from bucket to bucket (docs/guides/clusters.md has the worker image)
   vocag align --input 'gs://bucket/corpus/*.jsonl.gz' --output gs://bucket/aligned \\
       --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B --runner DataflowRunner \\
       --project my-project --region europe-west4 --temp_location gs://bucket/temp \\
