@@ -37,7 +37,7 @@ examples:
       --teacher models/teacher --heldout math=heldout/math code=heldout/code \\
       --evaluate-every 500 --export-every 500 --tensorboard --output runs/eight
 
-methods, --method (docs/guidance.md has the equations):
+methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}
 
 output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
@@ -45,7 +45,7 @@ AutoModelForCausalLM and AutoTokenizer load."""
 
 _GROUPS = {
     "data": "data and models",
-    "method": "method (docs/guidance.md)",
+    "method": "method (docs/concepts/guidance.md)",
     "num_steps": "steps",
     "evaluate_every": "measuring and keeping",
 }

@@ -32,8 +32,8 @@ from tests.support.hf_folders import write_model
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "evidence").rglob("*.md"))
-OTHERS_TEST = ("README.md", "evidence.md", "megatron.md", "transfer.md")
-"""The README's commands have a test below, the others' have tests of their own."""
+OTHERS_TEST = ("ten_minutes.md", "evidence.md", "megatron.md", "transfer.md")
+"""The first page's commands have a test below, the others' have tests of their own."""
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?:bash|console)\n(?P<text>.*?)^```",
@@ -247,9 +247,9 @@ def test_a_pages_commands_run(
         commands = [c for c in commands_of(page, block["text"]) if c.words[0] == "vocag"]
         if block["reason"] or not commands:
             continue
-        if page.name != "mixtures.md":  # its blocks go on with what the first one makes
+        if page.name != "mix.md":  # its blocks go on with what the first one makes
             shutil.rmtree(root / "aligned", ignore_errors=True)
-        if page.name != "mixtures.md" and not commands[0].makes("aligned"):
+        if page.name != "mix.md" and not commands[0].makes("aligned"):
             described = "source" in block["text"]
             shutil.copytree(root / ("described" if described else "plain"), root / "aligned")
         for command in commands:
@@ -258,11 +258,11 @@ def test_a_pages_commands_run(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_first_run_of_the_readme_leaves_a_student(tmp_path: Path) -> None:
+def test_the_first_ten_minutes_leave_a_student(tmp_path: Path) -> None:
     """As it is pasted, but for the environment, which is this one, and `make demo`'s corpus."""
     if find_gguf() is None:
         pytest.skip("make test installs the model")
-    text = (ROOT / "README.md").read_text("utf-8").partition("## From documents")[2]
+    text = (ROOT / "docs/start/ten_minutes.md").read_text("utf-8").partition("## A teacher")[2]
     blocks = [block["text"] for block in _BLOCK.finditer(text)]
     lines = "".join(blocks).splitlines(keepends=True)
     pasted = "".join(line for line in lines if not line.startswith(("pip ", ". .venv")))
