@@ -38,7 +38,7 @@ def require_tried_runner(name: str | None) -> None:
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
             f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes "
-            "only Spark 3, and was not tried), so nobody has compared the bytes that it writes; "
+            "only Spark 3, and was not tried), so its bytes were never compared; "
             "use FlinkRunner, DataflowRunner, Dask's or --workers"
         )
 

@@ -37,7 +37,7 @@ def _loss(given: MicroBatchLoss) -> LossResult:
 KINDS = (
     MethodKind(
         "distill",
-        "learn what else the teacher would have said (vocag score --top-k), any vocabulary",
+        "learn the teacher's next-token distributions (vocag score --top-k), any vocabulary",
         _loss,
         selector="teacher",
         needs="distributions",

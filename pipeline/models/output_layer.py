@@ -32,7 +32,7 @@ _MULTIPLY_BY_DIVISORS = ("hyperclovax",)
 _FIELDS = (*_CAPS, *_MULTIPLIERS, *_DIVISORS)
 _REMEDY = (
     "as a teacher, serve the model and let vocag score --engine openai ask it; as a student, "
-    "choose a model of another architecture"
+    "choose a model with a different architecture"
 )
 
 _NUM_TOKENS = 16

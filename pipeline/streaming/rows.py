@@ -94,7 +94,7 @@ class AlignedRows(TorchDataset[Rows]):
             DatasetError: damage that is not to be quarantined, or parts that share documents.
             ForeignLossesError: stored losses that are incomplete, don't belong to these rows, or
                 are of several teachers.
-            WhereError: a condition is true of no document.
+            WhereError: a condition matches no document.
             ValueError: impossible configuration. And what `open_run` raises.
 
         Example:

@@ -23,12 +23,12 @@ examples:
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
       --stored-losses Qwen/Qwen2.5-Math-7B --output runs/stored
 
-  # the same with what else the teacher would have said
+  # the same with the teacher's likeliest next tokens
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --top-k 16
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
       --method distill --stored-losses Qwen/Qwen2.5-Math-7B --output runs/distill
 
-  # what costs no teacher: plain continual pretraining, and chance
+  # without a teacher: plain continual pretraining, and random tokens
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method full --output runs/full
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method random --output runs/random
 
