@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-long test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-long test-prove test-megatron test-services test-served test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -48,7 +48,7 @@ prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of evidenc
 	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
-ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
+ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines --ignore tests/served
 # Three processes keep two cores busy, as many tests wait for others. In the files' own order the last
 # ones are short: no process waits long for the rest.
 TOGETHER := -n 3 --dist loadscope --no-loadscope-reorder
@@ -71,6 +71,10 @@ test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real 
 test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
+
+test-served: $(VENV)/.installed-test ## score with a real vLLM in .served-venv (3 GB to fetch, 6 GB on disk), kill it, train from its scores (a quarter of an hour)
+	tests/served/setup.sh
+	$(BIN)/python -m pytest -m served tests/served
 
 # ENGINE_MEGABYTES=20 tries it with less text.
 ENGINE_MEGABYTES ?= 200
@@ -132,4 +136,4 @@ benchmark-scoring: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scoring.py --corpus $(CORPUS)
 
 clean: ## remove the environment and everything made by the demos
-	rm -rf $(VENV) $(DEMO) train-demo transfer-demo prove-tiny build dist *.egg-info
+	rm -rf $(VENV) .served-venv $(DEMO) train-demo transfer-demo prove-tiny build dist *.egg-info

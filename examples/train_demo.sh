@@ -41,7 +41,7 @@ for seed in ${seeds:-0}; do
       --student "$here/student_10m" --random-init --teacher "$demo/smollm2" --method "$method" \
       --seed "$seed" --num-steps 300 --warmup-steps 15 --learning-rate 2e-3 \
       --seq-length 512 --global-batch-size 2 --micro-batch-size 2 "${precision[@]}" \
-      --evaluate-every 75 --checkpoint-every 75 --tensorboard --output "$run" |
+      --evaluate-every 75 --checkpoint-every 75 --tracker tensorboard --output "$run" |
       awk '/^step/ && $2 % 25 { next } { print; fflush() }'
   done
 done

@@ -302,6 +302,8 @@ def _map_boundary(
     place: int,
 ) -> None:
     """Write what the teacher expects behind its place `state` for the label at `place`."""
+    if expected.ids[state, 0] < 0:  # of which nothing is stored: the label's own loss says little
+        return
     count, total, stored = 0, np.float32(0), np.float32(-1)
     ids, probs = out.ids[place], out.probs[place]
     for entry in range(expected.ids.shape[1] - expected.draws):

@@ -92,6 +92,40 @@ def distribution_divergences(
     return temperature**2 * (teacher.exp() * difference).sum(-1)
 
 
+@torch.no_grad()
+def teacher_entropies(
+    entry_ids: Tensor, probs: Tensor, labels: Tensor, *, draws: int = 0
+) -> Tensor:
+    """Return the least entropy of each label's whole distribution, of which a part is known.
+
+    A token that isn't among the K likeliest is no likelier than the last of them, nor than all of
+    these together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
+    bin the rest would make a flat distribution look certain. The label's own mass is known
+    whatever its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds
+    masses up, the result is an estimate.
+
+    Args:
+        entry_ids: int [rows, seq_length, K], as in `distilled_loss`.
+        probs: float [rows, seq_length, K].
+        labels: int [rows, seq_length].
+        draws: how many of the K, the last, are draws: they aren't read.
+
+    Returns:
+        fp32 [rows, seq_length], nats; 0 if a label has no distribution.
+
+    Example:
+        >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
+        >>> teacher_entropies(ids, probs, torch.tensor([[3]]))
+        tensor([[1.0397]])
+    """
+    exact = probs.shape[-1] - draws
+    ids, probs = entry_ids[..., :exact], probs[..., :exact].float()
+    is_other = (ids >= 0) & (ids != labels.unsqueeze(-1))
+    rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
+    least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
+    return torch.special.entr(probs).sum(-1) - torch.xlogy(rest, torch.minimum(least, rest))
+
+
 def distilled_loss(
     scores: TokenScores,
     entry_ids: Tensor,

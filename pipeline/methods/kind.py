@@ -63,7 +63,7 @@ class MethodKind:
 
     def rule(self, method: Method) -> SelectionRule:
         """Return the rule by which tokens are chosen, under these options."""
-        return method.rule(self.selector, self.keep_fraction)
+        return method.rule(method.distill_by or self.selector, self.keep_fraction)
 
     def weight_of(self, method: Method) -> float:
         """Return the λ that holds."""

@@ -16,7 +16,7 @@ CHECKPOINT = "checkpoint.pt"
 # What may change when a run continues: none of it decides the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
-    *("tensorboard", "workers", "device"),
+    *("tracker", "workers", "device"),
     "data",  # `StreamState` knows what it holds
 )
 

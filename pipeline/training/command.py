@@ -35,7 +35,7 @@ examples:
   # eight GPUs; bits per byte of two held-out sets and a Hugging Face folder every 500 steps
   torchrun --nproc-per-node 8 -m pipeline.training --data aligned --student models/student \\
       --teacher models/teacher --heldout math=heldout/math code=heldout/code \\
-      --evaluate-every 500 --export-every 500 --tensorboard --output runs/eight
+      --evaluate-every 500 --export-every 500 --tracker tensorboard --output runs/eight
 
 methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipeline.streaming import StreamConfig
 
 Schedule = Literal["cosine", "linear", "constant"]
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class TrainConfig:
         checkpoint_every: steps between checkpoints; 0: at the end only.
         export_every: steps between Hugging Face folders OUTPUT/step-N; 0: only OUTPUT/model at the
             end.
-        tensorboard: also write TensorBoard's events.
+        tracker: also send each step's values to a tracker, by accelerate.
     """
 
     data: Reading
@@ -85,7 +86,7 @@ class TrainConfig:
     evaluate_every: int = 0
     checkpoint_every: int = 500
     export_every: int = 0
-    tensorboard: bool = False
+    tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data.

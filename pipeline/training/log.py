@@ -1,8 +1,9 @@
-"""What a run writes down: log.jsonl, the terminal and, if wanted, TensorBoard."""
+"""What a run writes down: log.jsonl, the terminal and, if wanted, a tracker."""
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.training.config import TrainConfig
@@ -19,9 +20,9 @@ class RunLog:
         Raises:
             ValueError: a package that is wanted and missing.
         """
-        self._board = _open_board(config, step) if config.tensorboard else None
-        self._path = config.output / "log.jsonl"
         config.output.mkdir(parents=True, exist_ok=True)
+        self._tracker = _start_tracker(config, step) if config.tracker else None
+        self._path = config.output / "log.jsonl"
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= step]
         self._path.write_text("".join(line + "\n" for line in kept), "utf-8")
@@ -31,18 +32,37 @@ class RunLog:
         record = {k: v if math.isfinite(v) else None for k, v in values.items()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+        if self._tracker is not None:
+            self._tracker.log(dict(values), step)
         shown = [name for name in values if name in _SHOWN or name.startswith("heldout")]
         parts = [f"{name} {values[name]:.4g}" for name in shown]
         print(f"step {step}: {', '.join(parts)}", flush=True)
 
+    def close(self) -> None:
+        """Let the tracker write what it has kept back; a killed run's ends without."""
+        if self._tracker is not None:
+            self._tracker.finish()
 
-def _open_board(config: TrainConfig, step: int) -> Any:
+
+def _start_tracker(config: TrainConfig, step: int) -> Any:
+    """Start accelerate's tracker of that name; a run that continues stays one run in it."""
+    from accelerate import PartialState, tracking
+
+    PartialState()  # it finds the process group that there is, and trackers ask for it
+    name, output = str(config.tracker), str(config.output)
+    values = json.loads(json.dumps(asdict(config), default=str))
+    run = {"name": config.output.resolve().name, "config": values}
+    earlier = sorted(config.output.glob("wandb/*run-*-*"))
+    run_id = earlier[-1].name.rpartition("-")[2] if step and earlier else None
+    options: dict[str, dict[str, Any]] = {
+        "tensorboard": {"run_name": "", "logging_dir": output, "purge_step": step + 1},
+        "trackio": {"run_name": "vocag", "resume": "allow" if step else "never", **run},
+        # The project is wandb's to find: WANDB_PROJECT or its settings.
+        "wandb": {"run_name": None, "dir": output, "id": run_id, "resume": "allow", **run},
+    }
+    tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**options[name])
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        tracker.start()
     except ModuleNotFoundError as error:
-        raise ValueError("--tensorboard needs a package: pip install tensorboard") from error
-    return SummaryWriter(str(config.output), purge_step=step + 1)
+        raise ValueError(f"--tracker {name} needs a package: pip install {name}") from error
+    return tracker

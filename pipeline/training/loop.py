@@ -217,6 +217,8 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         if log is not None:
             log.write(step, values)
             _keep(run, step, last)
+    if log is not None:
+        log.close()
     return values
 
 

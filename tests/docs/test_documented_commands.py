@@ -137,6 +137,16 @@ def test_a_shown_script_is_accepted(command: Command, monkeypatch: pytest.Monkey
         runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_shown_whole_on_the_site(page: Path) -> None:
+    """At 1280 px it shows 96 columns of code, and a list needs an empty line before it."""
+    text = page.read_text("utf-8")
+    blocks = [block["text"] for block in _BLOCK.finditer(text)]
+    assert not [line for block in blocks for line in block.splitlines() if len(line) > 96]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?!- |\d+\. |[\s#|<]).+\n(?:- |1\. ).*", prose, re.MULTILINE)
+
+
 def test_targets_and_extras_that_are_shown_exist() -> None:
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     makefile, setup = (

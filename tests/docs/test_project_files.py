@@ -18,7 +18,7 @@ def load(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("workflow", "expected"),
-    [("ci", {"make test", "make demo"}), ("weekly", {"make test-services"})],
+    [("ci", {"make test", "make demo"}), ("weekly", {"make test-services", "make test-served"})],
 )
 def test_workflows_run_commands_that_exist(workflow: str, expected: set[str]) -> None:
     [job] = load(f"workflows/{workflow}.yml")["jobs"].values()

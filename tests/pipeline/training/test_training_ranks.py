@@ -16,6 +16,8 @@ from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from tests.support.killing import run_ranks
 
+CHOSEN = "--distill-tokens kept --distill-by student_entropy --scope row"
+
 
 def arguments(world: Path, output: Path, *more: str) -> list[str]:
     fixed = "--seq-length 64 --global-batch-size 4 --micro-batch-size 1 --num-steps 4"
@@ -58,20 +60,31 @@ def log(output: Path) -> list[dict[str, float | None]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "teacher", "start"),
-    [("random", None, torchrun), ("distill", "stored", forked), ("distill", "online", forked)],
+    ("method", "teacher", "more", "start"),
+    [
+        ("random", None, "", torchrun),
+        ("distill", "stored", "", forked),
+        ("distill", "online", "", forked),
+        # Draws, and a share of the labels.
+        ("distill", "stored", CHOSEN, forked),
+        ("distill", "online", f"{CHOSEN} --top-k 4 --draws 3", forked),
+    ],
 )
 def test_two_processes_train_as_one_does(
+    drawn: Path,
     taught: Path,
     tmp_path: Path,
     method: str,
     teacher: str | None,
+    more: str,
     start: Callable[[Sequence[str]], None],
 ) -> None:
     """Two processes for two steps, one for the rest, against one all the way."""
-    world, options = taught, ["--method", method]
+    world, options = drawn if more else taught, ["--method", method, *more.split()]
     options += ["--stored-losses", ""] if teacher == "stored" else []
     options += ["--teacher", str(world / "teacher")] if teacher == "online" else []
+    # accelerate's trackers ask for the processes too.
+    options += ["--tracker", "tensorboard"] if start is torchrun else []
     run_rank(arguments(world, tmp_path / "one", *options))
     start(arguments(world, tmp_path / "two", *options, "--exit-after", "2"))
     run_rank(arguments(world, tmp_path / "two", *options))
@@ -85,10 +98,11 @@ def test_two_processes_train_as_one_does(
                 continue
             assert found[name] == pytest.approx(expected[name], rel=3e-6), name
     weights = [load_file(tmp_path / run / "model/model.safetensors") for run in ("one", "two")]
-    start = load_file(world / "student/model.safetensors")
-    for key in start:
+    initial = load_file(world / "student/model.safetensors")
+    for key in initial:
         torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-5)
-    assert any((weights[0][key] - start[key]).abs().max() > 1e-3 for key in start)
+    assert any((weights[0][key] - initial[key]).abs().max() > 1e-3 for key in initial)
+    assert len(list((tmp_path / "two").glob("events.*"))) == (2 if start is torchrun else 0)
 
 
 def test_a_batch_that_processes_can_t_share_is_refused(world: Path, tmp_path: Path) -> None:
