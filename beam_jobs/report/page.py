@@ -203,7 +203,7 @@ def _quality(statistics: AlignmentStatistics) -> Element:
 
 def _tokenizer_facts(record: TokenizerRecord, side: SideSummary) -> Element:
     fast = side.slow_reason is None
-    state = "taken: proven exact on the probe texts" if fast else f"not taken: {side.slow_reason}"
+    state = "taken: checked on the probe texts" if fast else f"not taken: {side.slow_reason}"
     return _facts(
         {
             "Source": record.source,

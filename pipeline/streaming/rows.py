@@ -294,7 +294,7 @@ def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> N
         if rule.without_where() != first.without_where():
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
-                f'"{mixture.datasets[0].name}" are of two teachers or conventions '
+                f'"{mixture.datasets[0].name}" come from two teachers or conventions '
                 f"({rule.fingerprint[:16]}… and {first.fingerprint[:16]}…): name one teacher that "
                 "has scored all datasets"
             )

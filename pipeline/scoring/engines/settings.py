@@ -93,7 +93,7 @@ class TopSettings:
             )
         if self.top_mass is not None:
             raise ValueError(
-                "--draws stands for all that --top-k leaves out, whatever its mass: leave out "
+                "--draws samples from all that --top-k leaves out, whatever its mass: leave out "
                 "--top-mass"
             )
         if not 0 <= self.draws_seed < 1 << 63:

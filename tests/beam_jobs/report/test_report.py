@@ -94,7 +94,7 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         manifest.student.sha256,
         manifest.teacher.sha256,
         f"{manifest.teacher.vocab_size} ids",
-        "taken: proven exact on the probe texts",
+        "taken: checked on the probe texts",
         "not taken: fastokens can't read it",
         "<s> (1) before a text",
         "DirectRunner",
