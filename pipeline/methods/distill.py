@@ -63,7 +63,7 @@ def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
 KINDS = (
     MethodKind(
         "distill",
-        "learn what else the teacher would have said (vocag score --top-k), any vocabulary",
+        "learn the teacher's next-token distributions (vocag score --top-k), any vocabulary",
         _loss,
         selector="teacher",
         needs="distributions",

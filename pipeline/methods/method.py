@@ -31,7 +31,7 @@ class Method:
         unmapped: what happens to tokens without guidance.
         scope: what the share is counted over: each row, each process's micro-batch, or the
             micro-batches of all processes together (group).
-        aggregation: Φ over a token's teacher losses.
+        aggregation: how a token's teacher losses become one: Φ.
         expectation: divide by the kept tokens or by all of them.
         num_chunks: chunks of each row; for chunks and chunks_random.
         weight: λ of kld, uld, alm and distill (default: 1.0 for kld (Eq. 5) and alm, 0.5 for uld

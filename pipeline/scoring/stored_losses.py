@@ -267,7 +267,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
             error = ForeignLossesError(
                 f"{scores.path} was scored for {scored.describe()}, which splits "
                 f"{record.num_split_documents} documents of {record.shard}; {online.describe()} "
-                "split them elsewhere, so that their tokens see other contexts: train with the "
+                "split them elsewhere, so their tokens see different contexts: train with the "
                 f"lengths of the scores, or {SCORE_AGAIN} with --seq-length {rows.seq_length} "
                 f"--teacher-seq-length {rows.teacher_seq_length}"
             )

@@ -21,7 +21,7 @@ class TopSettings:
             float16 by 0.0005.
         draws: also store N draws at every position from what --top-k leaves out; distill then
             follows the teacher's whole distribution on average, not its likeliest tokens alone.
-        draws_seed: seed of the draws; another one gives other scores.
+        draws_seed: seed of the draws; scores of different seeds are kept apart.
         entropy_above: store nothing of --top-k and --draws where the teacher is more certain: where
             its entropy, as far as --top-k shows, isn't above so many nats. Labels there are learned
             by cross entropy.
@@ -93,7 +93,7 @@ class TopSettings:
             )
         if self.top_mass is not None:
             raise ValueError(
-                "--draws stands for all that --top-k leaves out, whatever its mass: leave out "
+                "--draws samples from all that --top-k leaves out, whatever its mass: leave out "
                 "--top-mass"
             )
         if not 0 <= self.draws_seed < 1 << 63:
@@ -131,7 +131,7 @@ class ServedSettings:
         model: the teacher's name at the servers.
         quantization: the teacher's quantization at the servers, such as fp8 or none; they don't
             report it.
-        engine_version: version of the servers' program, if they don't report it.
+        engine_version: vLLM's version, if the servers don't report it.
         concurrency: requests under way at each server.
         answer_seconds: longest time to wait for one answer.
         attempts: attempts at each request, with growing waits, before the job ends.
