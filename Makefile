@@ -72,7 +72,7 @@ test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
 
-test-served: $(VENV)/.installed-test ## score with a real vLLM in .served-venv (3 GB to fetch, 6 GB on disk), kill it, train from its scores (a quarter of an hour)
+test-served: $(VENV)/.installed-test ## score with a real vLLM in .served-venv (3.2 GB to fetch, 6.2 GB on disk), kill it, train from its scores (a quarter of an hour)
 	tests/served/setup.sh
 	$(BIN)/python -m pytest -m served tests/served
 
