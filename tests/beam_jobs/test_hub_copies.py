@@ -192,6 +192,18 @@ def test_inputs_lie_there(hub: HubServer, made: HubServer, inputs: Path, tmp_pat
     assert not [asked for asked in hub.requests if asked.endswith("big.bin")]
 
 
+def test_a_dataset_there_is_aligned_anew(hub: HubServer, inputs: Path, tmp_path: Path) -> None:
+    call(*align_arguments(inputs, tmp_path / "kept"), "--keep-text")
+    hub.put("team/kept", files_of(tmp_path / "kept"))
+    options = ["--student", inputs / "teacher", "--name", "anew", "--quiet"]
+    for name, source in (("there", "hf://datasets/team/kept"), ("here", tmp_path / "kept")):
+        call("align", "--input", source, "--output", tmp_path / name, *options)
+    there, here = (files_of(tmp_path / name) for name in ("there", "here"))
+    tars = [name for name in here if name.endswith(".tar")]
+    assert tars
+    assert [there[name] for name in tars] == [here[name] for name in tars]
+
+
 def test_removed_documents_leave_a_generation_there(
     hub: HubServer, made: HubServer, tmp_path: Path
 ) -> None:

@@ -1,22 +1,28 @@
-"""The two examples of the loss in other people's trainers."""
+"""The examples of the loss in other people's trainers."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import accelerate_loop
+import fsdp2_loop
 import hf_trainer
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.multiprocessing import ProcessExitedException
 from transformers import AutoModelForCausalLM
 
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
+from tests.support.killing import run_ranks
 from tests.support.scored_data import SEQ_LENGTH, train_config
 from tests.support.servers import free_port
 
@@ -72,7 +78,7 @@ def test_the_accelerate_loop_bears_steps_that_keep_no_token(
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     nothing = Method("teacher", keep_fraction=1e-6, unmapped="exclude")
-    monkeypatch.setattr(accelerate_loop, "Method", lambda *_, **__: nothing)
+    monkeypatch.setattr("vocag.Method", lambda *_, **__: nothing)
     assert accelerate_loop.main(loop_arguments(world, tmp_path)) == [0.0] * 3
     before, after = weights(world / "student"), weights(tmp_path)
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -147,6 +153,68 @@ def test_the_accelerate_loop_in_two_processes_is_the_same(
     two = weights(tmp_path / "two")
     for name, tensor in weights(alone[1]).items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def shard_and_train(world: Path, output: Path, die: bool) -> None:
+    """Be one rank of the FSDP2 loop; rank 0 may die when the second checkpoint is complete but for
+    its last file."""
+    finish, calls = FileSystemWriter.finish, []
+
+    def counted(*given: Any, **options: Any) -> None:
+        calls.append(given)
+        if die and len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(*given, **options)
+
+    arguments = loop_arguments(world, output)
+    arguments[arguments.index("--learning-rate")] = "--lr"
+    arguments += ["--checkpoint-every", "1", "--num-steps", "4"]
+    with pytest.MonkeyPatch.context() as patch, Path(f"{output}.txt").open("a") as printed:
+        patch.setattr(FileSystemWriter, "finish", counted)
+        patch.setattr(sys, "argv", ["fsdp2_loop.py", *arguments])
+        with redirect_stdout(printed):
+            fsdp2_loop.main()
+
+
+def printed_losses(path: Path) -> list[tuple[int, float]]:
+    lines = [line for line in path.read_text().splitlines() if line.startswith("step ")]
+    parts = [line.removeprefix("step ").split(": loss ") for line in lines]
+    return [(int(step), float(loss)) for step, loss in parts]
+
+
+@pytest.mark.slow
+def test_the_fsdp2_loop_trains_as_vocag_train_does_and_continues(
+    world: Path, tmp_path: Path
+) -> None:
+    run_ranks(shard_and_train, world, tmp_path / "whole", False)
+    method = {"stored_losses": "teacher", "method": Method("teacher", scope="row")}
+    sizes = {"global_batch_size": 4, "micro_batch_size": 1, "num_steps": 4}
+    train(train_config(world, tmp_path / "run", **method, **sizes))
+    records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    losses = dict(printed_losses(tmp_path / "whole.txt"))
+    assert losses == pytest.approx({r["step"]: r["loss"] for r in records}, rel=3e-6)
+    whole, own = weights(tmp_path / "whole/model"), weights(tmp_path / "run/model")
+    for name, tensor in own.items():
+        torch.testing.assert_close(whole[name], tensor, rtol=1e-3, atol=1e-5)
+    tokenizers = [tmp_path / name / "model/tokenizer.json" for name in ("whole", "run")]
+    assert tokenizers[0].read_bytes() == tokenizers[1].read_bytes()
+
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        run_ranks(shard_and_train, world, tmp_path / "killed", True)
+    assert (tmp_path / "killed/step-00000001/.metadata").exists()
+    assert (tmp_path / "killed/step-00000002").exists()
+    assert not (tmp_path / "killed/step-00000002/.metadata").exists()
+    run_ranks(shard_and_train, world, tmp_path / "killed", False)
+    again = printed_losses(tmp_path / "killed.txt")
+    assert [step for step, _ in again] == [1, 2, 2, 3, 4]
+    assert dict(again) == losses
+    killed = weights(tmp_path / "killed/model")
+    assert all(torch.equal(killed[name], tensor) for name, tensor in whole.items())
+
+
+def test_examples_are_short() -> None:
+    for name in ("accelerate_loop", "fsdp2_loop"):
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 80, name
 
 
 def test_the_hugging_face_example_leaves_a_student(world: Path, tmp_path: Path) -> None:

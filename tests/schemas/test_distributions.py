@@ -120,7 +120,7 @@ def test_entries_come_back_as_an_obvious_reader_reads_them(shard: Any) -> None:
     assert about.mass_sum == pytest.approx(mass)
 
 
-@pytest.mark.parametrize("likeliest", [0.0, -2.0**-23])
+@pytest.mark.parametrize("likeliest", [0.0, -(2.0**-23)])
 def test_a_certain_token_leaves_room_for_others_unless_a_mass_is_asked_for(
     likeliest: float,
 ) -> None:

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=.served-venv
 [[ -e "$folder/.installed" ]] && exit
-echo "installing vLLM in $folder: 3 GB to fetch, 6.2 GB on disk, about 5 minutes (3.4 GB less on disk if" \
+echo "installing vLLM in $folder: 3.2 GB to fetch, 6.2 GB on disk, about 5 minutes (3.4 GB less on disk if" \
   "PIP_EXTRA_INDEX_URL names an index with torch for CPUs alone)"
 "${PYTHON:-.venv/bin/python}" -m venv "$folder"
 pip=("$folder/bin/python" -m pip install --quiet)

@@ -1,7 +1,6 @@
 """A real vLLM on CPUs, in a process that tests may kill."""
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,18 +31,17 @@ class VllmServer:
 
     def start(self, running: ExitStack) -> None:
         """Start it, and end it where what is `running` ends."""
-        module = ["-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
-        command = [
-            SETUP / "bin/python",
-            *module,
-            f"--model={self._model}",
-            f"--port={self._port}",
-            *_FLAGS,
-        ]
-        environment: Mapping[str, str] = {**os.environ, **_ENVIRONMENT}
-        self._process = running.enter_context(
-            serve(command, self._port, address="127.0.0.1", environment=environment, log=self._log)
+        module = [SETUP / "bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+        place = ["--host=127.0.0.1", f"--port={self._port}", f"--model={self._model}"]
+        server = serve(
+            [*module, *place, *_FLAGS],
+            self._port,
+            address="127.0.0.1",
+            environment={**os.environ, **_ENVIRONMENT},
+            log=self._log,
+            start_seconds=600,  # half a minute, and two where everything is read for the first time
         )
+        self._process = running.enter_context(server)
 
     def kill(self) -> None:
         """Kill it and its workers by SIGKILL."""

@@ -38,6 +38,16 @@ def test_the_build_context_holds_what_the_image_needs() -> None:
     assert set(packages) | set(named) <= set(kept)
 
 
+def test_the_training_image_has_extras_that_exist_and_files_that_are_sent() -> None:
+    text = (ROOT / "docker/training.Dockerfile").read_text()
+    python = (ROOT / ".python-version").read_text().strip()
+    assert re.findall(r"^FROM (\S+)$", text, re.MULTILINE) == [f"python:{python}-slim"]
+    [extras] = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)
+    assert set(extras.split(",")) <= set(SETUP["options.extras_require"])
+    kept = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert set(re.findall(r"/tmp/vocag/(\S+)", text)) == {"constraints.txt"} <= set(kept)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_of_the_image_compiles_nothing(tmp_path: Path) -> None:
