@@ -123,7 +123,8 @@ def teacher_entropies(
     is_other = (ids >= 0) & (ids != labels.unsqueeze(-1))
     rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
     least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
-    return torch.special.entr(probs).sum(-1) - torch.xlogy(rest, torch.minimum(least, rest))
+    known: Tensor = torch.special.entr(probs).sum(-1)
+    return known - torch.xlogy(rest, torch.minimum(least, rest))
 
 
 def distilled_loss(
