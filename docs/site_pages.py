@@ -30,7 +30,10 @@ PAGES = {
 }
 PAGES |= {
     f"evidence/{page}.md": f"evidence/{page}.md"
-    for page in ("tokens", "few", "filter", "transfer", "records/first/table")
+    for page in (
+        *("tokens", "few", "filter", "transfer", "distributions", "code"),
+        "records/first/table",
+    )
 }
 _SOURCES = {page: source for source, page in PAGES.items()}
 _OPTIONS = re.compile(r"^<!-- options: (\S+) -->$", re.MULTILINE)

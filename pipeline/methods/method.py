@@ -40,9 +40,9 @@ class Method:
         distill_tokens: which labels distill learns by the teacher's distribution: all that have
             one, those that a selection keeps, or those that it drops; the others are learned by
             cross entropy.
-        distill_by: what that selection ranks by, the highest first: student loss less teacher
-            loss (the paper's; default); or, among labels that have a distribution, the entropy of
-            the student's prediction (SE-KD) or of the teacher's, or chance.
+        distill_by: what that selection ranks labels by, highest first: student loss minus teacher
+            loss (the paper's; default); or, among labels with a distribution, the entropy of the
+            student's prediction (SE-KD) or of the teacher's, or chance.
         temperature: flattens both models' distributions; for distill.
         reverse_kl: KL(student || teacher) in place of KL(teacher || student); for distill.
     """

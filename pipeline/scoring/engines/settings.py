@@ -22,9 +22,8 @@ class TopSettings:
         draws: also store N draws at every position from what --top-k leaves out; distill then
             follows the teacher's whole distribution on average, not its likeliest tokens alone.
         draws_seed: seed of the draws; scores of different seeds are kept apart.
-        entropy_above: store nothing of --top-k and --draws where the teacher is more certain: where
-            its entropy, as far as --top-k shows, isn't above so many nats. Labels there are learned
-            by cross entropy.
+        entropy_above: store --top-k and --draws only at positions whose entropy, as far as --top-k
+            shows, is above this; other labels are learned by cross entropy.
     """
 
     top_k: Annotated[int | None, Option("K")] = None
