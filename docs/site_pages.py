@@ -29,11 +29,9 @@ PAGES = {
     "evidence/records/first/README.md": "evidence/records/first/record.md",
 }
 PAGES |= {
-    f"evidence/{page}.md": f"evidence/{page}.md"
-    for page in (
-        *("tokens", "few", "filter", "transfer", "distributions", "code"),
-        "records/first/table",
-    )
+    page: page
+    for path in (ROOT / "evidence").rglob("*.md")
+    if (page := path.relative_to(ROOT).as_posix()) not in PAGES
 }
 _SOURCES = {page: source for source, page in PAGES.items()}
 _OPTIONS = re.compile(r"^<!-- options: (\S+) -->$", re.MULTILINE)
