@@ -21,7 +21,7 @@ STYLE = """
 text { font: 17px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1d2127;
   text-anchor: middle }
 .label { font: 16px system-ui, "DejaVu Sans", sans-serif; fill: #5c6470; text-anchor: start }
-.loss { font-size: 13px; letter-spacing: -.5px }
+.loss { font-size: 15px; letter-spacing: -1.4px }
 .student { fill: #e8f0fb; stroke: #2563b8 } .teacher { fill: #fcf0e4; stroke: #c2681a }
 .band { fill: #c2681a; opacity: .16 }
 @media (prefers-color-scheme: dark) {
