@@ -45,8 +45,9 @@ class DistributionRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without those of draws and entropies if they don't matter."""
-        without = () if self.draws else ("draws", "draws_seed")
-        without += () if self.entropy_above else ("entropy_above",)
+        without: tuple[str, ...] = () if self.draws else ("draws", "draws_seed")
+        if not self.entropy_above:
+            without += ("entropy_above",)
         return {name: value for name, value in asdict(self).items() if name not in without}
 
     @property

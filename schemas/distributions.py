@@ -200,8 +200,9 @@ def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
     nats = np.where(log_probs > -np.inf, log_probs, 0.0).astype(np.float64)
     masses = np.exp(nats) * (log_probs > -np.inf)
     rest = np.maximum(1 - masses.sum(axis=1), np.finfo(np.float64).tiny)
-    entropies: NDArray[np.float64] = -(masses * nats).sum(axis=1)
-    return entropies - rest * np.minimum(nats.min(axis=1), np.log(rest))
+    of_rest = rest * np.minimum(nats.min(axis=1), np.log(rest))
+    entropies: NDArray[np.float64] = -(masses * nats).sum(axis=1) - of_rest
+    return entropies
 
 
 def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:

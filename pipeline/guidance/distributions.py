@@ -123,7 +123,8 @@ def teacher_entropies(
     is_other = (ids >= 0) & (ids != labels.unsqueeze(-1))
     rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
     least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
-    return torch.special.entr(probs).sum(-1) - torch.xlogy(rest, torch.minimum(least, rest))
+    known: Tensor = torch.special.entr(probs).sum(-1)
+    return known - torch.xlogy(rest, torch.minimum(least, rest))
 
 
 def distilled_loss(
@@ -200,11 +201,27 @@ def distilled_loss(
     if draws:
         learned = _cross_entropies(student, teacher).view(taught.shape)
     check_finite({"student_losses": (scores.losses, mask), "divergences": (learned, taught)})
-    divergence = divergences.sum()
     taught_loss = torch.where(taught, scores.losses, 0.0).sum()
     untaught_loss = torch.where(mask & ~taught, scores.losses, 0.0).sum()
-    gained = torch.where(taught, moved, 0.0)
-    counts = torch.stack((mask, known, taught, gained > 0)).flatten(1).sum(-1)
+    held = torch.where(known, probs[..., :num_exact].sum(-1), 0.0)
+    sums = taught_loss, untaught_loss, divergences.sum(), held.sum()
+    metrics = _metrics(sums, (mask, known, taught), torch.where(taught, moved, 0.0))
+    loss_sum = weight * learned.sum() + (1 - weight) * taught_loss + untaught_loss
+    return LossResult(loss_sum, mask.sum(), metrics)
+
+
+def _metrics(
+    sums: tuple[Tensor, Tensor, Tensor, Tensor], labels: tuple[Tensor, ...], gained: Tensor
+) -> dict[str, Tensor]:
+    """Return what `distilled_loss` says of them.
+
+    Args:
+        sums: losses of taught labels and of the others, divergences, and mass of the entries.
+        labels: bool [rows, seq_length]: all, those with a distribution, and the taught ones.
+        gained: float [rows, seq_length], the mass that was moved to taught labels.
+    """
+    taught_loss, untaught_loss, divergence, held = sums
+    counts = torch.stack((*labels, gained > 0)).flatten(1).sum(-1)
     num_labels, num_known, num_taught, num_contradicted = counts
     pairs = {
         "student_loss": (taught_loss + untaught_loss, num_labels),
@@ -213,15 +230,11 @@ def distilled_loss(
         "divergence": (divergence, num_taught),
         "taught_fraction": (num_taught, num_labels),
         "distribution_fraction": (num_known, num_labels),
-        "mass_held": (torch.where(known, probs[..., :num_exact].sum(-1), 0.0).sum(), num_known),
+        "mass_held": (held, num_known),
         "contradicted_fraction": (num_contradicted, num_taught),
         "mass_moved": (gained.sum(), num_taught),
     }
-    metrics = {
-        name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs
-    }
-    loss_sum = weight * learned.sum() + (1 - weight) * taught_loss + untaught_loss
-    return LossResult(loss_sum, num_labels, metrics)
+    return {name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs}
 
 
 def _cross_entropies(entry_log_probs: Tensor, probs: Tensor) -> Tensor:
