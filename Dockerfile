@@ -1,4 +1,4 @@
-# Image of the workers for --sdk_container_image (docs/dataflow.md):
+# Image of the workers for --sdk_container_image (docs/guides/clusters.md):
 #
 #     docker build --tag REGISTRY/vocag-worker:0.1.0 .                          # gs://
 #     docker build --tag REGISTRY/vocag-worker:0.1.0 --build-arg EXTRA=aws .    # s3://

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-lowest constraints test-long test-prove test-megatron test-services test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-lowest constraints test-long test-prove test-megatron test-services test-served test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -47,18 +47,18 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokenizer, heal it two ways, compare them (10 to 25 minutes)
 	PYTHON=$(BIN)/python examples/transfer_demo.sh transfer-demo
 
-# EXPERIMENT=few, filter, transfer or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny tries the
-# chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1 leaves a
-# core free.
-# EXPERIMENT=transfer needs TOKENIZER=, the new vocabulary.
+# EXPERIMENT=few, filter, transfer, distributions, code or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny
+# tries the chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1
+# leaves a core free.
+# EXPERIMENT=transfer and =distributions need TOKENIZER=, the new vocabulary; =code needs TEACHER=.
 prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of evidence/, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python evidence/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
 	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2) \
-	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER))
+	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(TEACHER),--teacher $(TEACHER))
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
-ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines
+ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines --ignore tests/served
 # Three processes keep two cores busy, as many tests wait for others. In the files' own order the last
 # ones are short: no process waits long for the rest.
 TOGETHER := -n 3 --dist loadscope --no-loadscope-reorder
@@ -88,6 +88,10 @@ test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real 
 test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh
 	$(BIN)/python -m pytest -m services tests/services
+
+test-served: $(VENV)/.installed-test ## score with a real vLLM in .served-venv (3.2 GB to fetch, 6.2 GB on disk), kill it, train from its scores (a quarter of an hour)
+	tests/served/setup.sh
+	$(BIN)/python -m pytest -m served tests/served
 
 # ENGINE_MEGABYTES=20 tries it with less text.
 ENGINE_MEGABYTES ?= 200
@@ -158,4 +162,4 @@ benchmark-scoring: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/scoring.py --corpus $(CORPUS)
 
 clean: ## remove the environment and everything made by the demos
-	rm -rf $(VENV) $(DEMO) train-demo transfer-demo prove-tiny build dist *.egg-info
+	rm -rf $(VENV) .served-venv $(DEMO) train-demo transfer-demo prove-tiny build dist *.egg-info

@@ -62,7 +62,7 @@ def find_finished(
         manifest = decode_manifest(storage.read_bytes(path), at=path)
         if manifest.configuration != configuration:
             difference = (describe or describe_differences)(manifest.configuration, configuration)
-            told = f"a dataset of another configuration: {difference}"
+            told = f"a dataset with a different configuration: {difference}"
             raise _refusal(output, told, others="add to it by --append, ")
         require_all_files(output, manifest)
         return manifest
@@ -71,7 +71,7 @@ def find_finished(
         theirs = read_left_file(run)
         if theirs != configuration:
             difference = (describe or describe_differences)(theirs, configuration)
-            raise _refusal(output, f"an unfinished run of another configuration: {difference}")
+            raise _refusal(output, f"an unfinished run, configured differently: {difference}")
     if not runs:
         _require_no_shards(output, str(configuration["name"]))
     return None

@@ -121,7 +121,7 @@ def open_shard_to_write(path: str) -> BinaryIO:
     """Return a new file to write from start to end that the page cache need not keep.
 
     Shards are read much later, if on this machine at all. Letting go of their pages keeps those
-    that a worker needs, and spares it a fifth of its CPU time where fresh pages are dear (virtual
+    that a worker needs, and spares it a fifth of its CPU time where fresh pages are costly (virtual
     machines that give free memory back to their host).
     """
     if is_local(path) and hasattr(os, "posix_fadvise"):

@@ -19,7 +19,7 @@ order, so that what fails fails early:
        rows; Transformer Engine's layers where it is installed, with the distributed optimizer
     6  with losses that vocag score stores first, which takes longest
 
-Prints a table for docs/megatron.md after each run, so that it can be stopped at any time. By
+Prints a table for docs/guides/megatron.md after each run, so that it can be stopped at any time. By
 arithmetic some 45 minutes on one H100, half of it the starts of eleven jobs; it has never run.
 
 Environment: PYTHON (python), STEPS of each run (12), GPUS to use (those there are), ENGINE (1 where

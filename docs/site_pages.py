@@ -4,13 +4,18 @@ Pages link to each other by their paths in the repository, so that links work th
 some of these pages have other places, and other files that a page links to come along as they are.
 """
 
+import argparse
 import posixpath
 import re
+from html import escape
 from pathlib import Path
+from pkgutil import resolve_name
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from pipeline.command_line.options import add_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -24,10 +29,12 @@ PAGES = {
     "evidence/records/first/README.md": "evidence/records/first/record.md",
 }
 PAGES |= {
-    f"evidence/{page}.md": f"evidence/{page}.md"
-    for page in ("tokens", "few", "filter", "transfer", "records/first/table")
+    page: page
+    for path in (ROOT / "evidence").rglob("*.md")
+    if (page := path.relative_to(ROOT).as_posix()) not in PAGES
 }
 _SOURCES = {page: source for source, page in PAGES.items()}
+_OPTIONS = re.compile(r"^<!-- options: (\S+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 
 
@@ -39,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return a page with links as they are on the site."""
+    """Return a page with links as they are on the site, and with tables of options."""
     here = page.file.src_uri
     source = _SOURCES.get(here, f"docs/{here}")
 
@@ -50,4 +57,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             files.append(File.generated(config, path, abs_src_path=str(ROOT / target)))
         return posixpath.relpath(path, posixpath.dirname(here) or ".")
 
-    return _LINK.sub(place, markdown)
+    return _OPTIONS.sub(_options_table, _LINK.sub(place, markdown))
+
+
+def _options_table(mark: re.Match[str]) -> str:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser, resolve_name(mark[1]))
+    rows = ["| option | |", "|---|---|"]
+    for action in parser._actions:
+        choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+        words = [*action.option_strings[:1], choices or action.metavar or action.dest]
+        shown = " ".join(map(str, words[: 1 if action.nargs == 0 else 2]))
+        help_text = escape((action.help or "").replace("%%", "%"), quote=False)
+        rows.append(f"| `{shown}` | {help_text} |".replace("||", r"\|\|"))
+    return "\n".join(rows)

@@ -153,6 +153,7 @@ class VocagOptions:
         """What must be the same for a run to continue."""
         method, kind = self.chosen_method, self.kind
         own = {name: getattr(method, name) for name in kind.options and ("name", *kind.options)}
+        own.pop("distill_by", None)  # which the rule's selector says
         if "weight" in own:
             own["weight"] = kind.weight_of(method)
         if kind.needs == "distributions":

@@ -133,7 +133,7 @@ class _Link:
     """A connection of two leaders, one of each world, for point-to-point messages.
 
     Every pair that talks has its own: one group would connect all leaders with each other, which
-    takes seconds to minutes from hundreds of them on (see docs/megatron.md).
+    takes seconds to minutes from hundreds of them on (see docs/guides/megatron.md).
     """
 
     def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:

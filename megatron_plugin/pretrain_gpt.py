@@ -7,8 +7,8 @@ r"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
         --seq-length 2048 --micro-batch-size 4 --global-batch-size 1024 \
         --train-iters 1000 --lr 8e-5 --calculate-per-token-loss --eval-iters 0 --bf16
 
-`--help` lists all arguments; docs/megatron.md explains them. A Megatron-LM checkout's own
-`pretrain_gpt.py` works too, with the lines that docs/megatron.md shows.
+`--help` lists all arguments; docs/guides/megatron.md explains them. A Megatron-LM checkout's own
+`pretrain_gpt.py` works too, with the lines that docs/guides/megatron.md shows.
 """
 
 from __future__ import annotations

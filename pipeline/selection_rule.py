@@ -6,7 +6,15 @@ Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Selector = Literal["teacher", "full", "random", "student_loss", "student_entropy", "teacher_loss"]
+Selector = Literal[
+    "teacher",
+    "full",
+    "random",
+    "student_loss",
+    "student_entropy",
+    "teacher_loss",
+    "teacher_entropy",
+]
 UnmappedStrategy = Literal["include", "exclude", "mean"]
 Scope = Literal["row", "microbatch", "group"]
 Aggregation = Literal["mean", "max", "sum"]
@@ -14,6 +22,8 @@ Expectation = Literal["kept", "all"]
 
 RANKED_BY_TEACHER: tuple[Selector, ...] = ("teacher", "teacher_loss")
 """Selectors that rank by the teacher's losses, and can't do without them."""
+RANKED_BY_ENTROPY: tuple[Selector, ...] = ("student_entropy", "teacher_entropy")
+"""Selectors that rank by the entropy of one model's predictions."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,8 @@ class SelectionRule:
         selector: what the competing tokens are ranked by, highest first. `teacher`: student loss
             minus teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
             student knows; it separates the difference from the teacher's taste. `student_loss`,
-            `student_entropy`: these alone. `random`: a hash of seed, step and position. `full`:
+            `student_entropy`: these alone. `teacher_entropy`: where the teacher is least certain,
+            if its distributions are known. `random`: a hash of seed, step and position. `full`:
             every token is kept (plain continual pretraining).
         keep_fraction: share of the competing tokens to keep; floor(keep_fraction * competing).
         unmapped: what happens to tokens without guidance (section 6.2). `include`: all are kept

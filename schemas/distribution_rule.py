@@ -21,6 +21,8 @@ class DistributionRule:
         draws: tokens drawn at each position from what is neither among its entries nor the text's
             own next token; rules without draws name neither this nor the seed.
         draws_seed: of the draws.
+        entropy_above: nats; a position whose `least_entropies` isn't above it has no entries. 0
+            isn't named.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
@@ -29,6 +31,7 @@ class DistributionRule:
     log_probs: Literal["uint8", "float16"]
     draws: Annotated[int, Meta(ge=0, le=MOST_ENTRIES)] = 0
     draws_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    entropy_above: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
     def width(self) -> int:
@@ -41,8 +44,10 @@ class DistributionRule:
         return self.top_k + (self.draws and self.draws + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without those of draws if there are none."""
-        without = () if self.draws else ("draws", "draws_seed")
+        """Return plain values, without those of draws and entropies if they don't matter."""
+        without: tuple[str, ...] = () if self.draws else ("draws", "draws_seed")
+        if not self.entropy_above:
+            without += ("entropy_above",)
         return {name: value for name, value in asdict(self).items() if name not in without}
 
     @property
@@ -64,7 +69,8 @@ class DistributionRule:
         """
         mass = f" up to {self.top_mass:g} of the mass" if self.top_mass < 1 else ""
         draws = f" and {self.draws} draws of the rest" if self.draws else ""
-        return f"the likeliest {self.top_k} tokens{mass}{draws} in {self.log_probs}"
+        where = f", where their entropy is above {self.entropy_above:g}" * bool(self.entropy_above)
+        return f"the likeliest {self.top_k} tokens{mass}{draws} in {self.log_probs}{where}"
 
     @property
     def entry_bytes(self) -> float:

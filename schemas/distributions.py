@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import exp, fsum
 from typing import Any
 
@@ -57,8 +57,8 @@ class ShardEntries:
             of each byte and id first.
         log_probs: uint8 or float16 [E], as the rule says; falling within a position.
         position_starts: int64 [D + 1]; document d owns positions as it owns entries.
-        draw_ids: uint8 [ceil(P * draws * id_bits / 8)], packed like ids; each position has as many
-            draws as the rule says, zeros if it has no entries.
+        draw_ids: uint8 [ceil(N * draws * id_bits / 8)], packed like ids; each of the N positions
+            that have entries has as many draws as the rule says.
     """
 
     rule: DistributionRule
@@ -68,6 +68,12 @@ class ShardEntries:
     log_probs: NDArray[Any]
     position_starts: NDArray[np.int64]
     draw_ids: NDArray[np.uint8]
+
+    @cached_property
+    def first_draws(self) -> NDArray[np.int64]:
+        """Document d's draws come behind so many of other documents', int64 [D + 1]."""
+        drawn = np.append(0, np.cumsum(self.counts > 0, dtype=np.int64))[self.position_starts]
+        return drawn * self.rule.draws
 
     def describe(self) -> EntriesRecord:
         """Return what a score manifest says of them."""
@@ -99,7 +105,7 @@ class TopTokens:
         rule: what is stored.
         ids: int32 [P, K]; -1 if a position has no entry.
         log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
-        draws: int32 [P, draws]; 0 if a position has no entry.
+        draws: int32 [P, draws]; any value if a position has no entry.
     """
 
     rule: DistributionRule
@@ -133,9 +139,12 @@ class TopTokens:
             ids: integers [n, K].
             log_probs: float [n, K], nats, falling, no NaN; -inf if there is no such token.
         """
-        masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
         is_entry = log_probs > -np.inf
-        is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
+        if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
+            masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
+            is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
+        if self.rule.entropy_above:
+            is_entry &= (least_entropies(log_probs) > self.rule.entropy_above)[:, None]
         self.ids[positions] = np.where(is_entry, ids, -1)
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
@@ -155,7 +164,7 @@ class TopTokens:
             ids=pack_ids(self.ids[is_entry], self.rule.id_bits),
             log_probs=self.log_probs[is_entry],
             position_starts=positions,
-            draw_ids=pack_ids(self.draws.ravel(), self.rule.id_bits),
+            draw_ids=pack_ids(self.draws[counts > 0].ravel(), self.rule.id_bits),
         )
 
 
@@ -171,6 +180,29 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     positions: NDArray[np.int64] = starts + np.append(0, np.cumsum(np.diff(starts) > 0))
     return positions
+
+
+def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the least entropy of distributions whose likeliest tokens are known.
+
+    Each of the others is no likelier than the least of these, nor than all others together.
+
+    Args:
+        log_probs: float [n, K], nats, falling, -inf if there is no such token.
+
+    Returns:
+        float64 [n], nats.
+
+    Example:
+        >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()
+        [1.0397, 0.0]
+    """
+    nats = np.where(log_probs > -np.inf, log_probs, 0.0).astype(np.float64)
+    masses = np.exp(nats) * (log_probs > -np.inf)
+    rest = np.maximum(1 - masses.sum(axis=1), np.finfo(np.float64).tiny)
+    of_rest = rest * np.minimum(nats.min(axis=1), np.log(rest))
+    entropies: NDArray[np.float64] = -(masses * nats).sum(axis=1) - of_rest
+    return entropies
 
 
 def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
@@ -276,7 +308,7 @@ def decode_entries(
             f"{len(log_probs)} entry_log_probs and {len(ids)} bytes of entry_ids, "
             f"{rule.id_bits} bits each, of {entry_starts[-1]} entries"
         )
-    draws, num_draws = ids[:0], len(counts) * rule.draws
+    draws, num_draws = ids[:0], np.count_nonzero(counts) * rule.draws
     if rule.draws:
         draws = view_vector(data, body, header["draw_ids"], "U8")
     if len(draws) != -(-num_draws * rule.id_bits // 8):

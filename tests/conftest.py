@@ -103,6 +103,17 @@ def taught(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def drawn(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world with draws of what 4 tokens leave out."""
+    from tests.support.scored_data import run_score
+
+    ignored = shutil.ignore_patterns("plans", "*teacher-*")
+    root = shutil.copytree(taught, tmp_path_factory.mktemp("drawn") / "world", ignore=ignored)
+    run_score(root, "--top-k", "4", "--draws", "3", "--top-log-probs", "float16")
+    return root
+
+
+@pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct, which a package carries; written once, to read."""
     pytest.importorskip("gguf", reason="needs vocag[packaged-teacher]")

@@ -16,6 +16,7 @@ from beam_jobs.align.making import make_dataset
 from beam_jobs.align.opened import open_input
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import InputError
+from beam_jobs.hub_copies import input_here, output_here
 from beam_jobs.left_out import require_few_left_out
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.running.clusters import require_cluster
@@ -44,6 +45,11 @@ def align(options: AlignOptions, *, started: float | None = None) -> Manifest:
         1000
     """
     started = time.monotonic() if started is None else started
+    with output_here(options.output, options.run.say) as output:
+        return _align(replace(options, output=output), started)
+
+
+def _align(options: AlignOptions, started: float) -> Manifest:
     options, beam_options = _settle(options)
     for place in (*options.input, options.output):
         storage.require_answer(place)
@@ -73,14 +79,16 @@ def describe(options: AlignOptions) -> tuple[str, str]:
         raise InputError(
             "--dry-run reads a sample, and standard input can't be read again: save it"
         )
-    options, beam_options = _settle(options)
-    opened = open_input(options)
-    Attempt(opened, configure(opened), beam_options, 0).find_made()  # refuses what align would
-    return describe_job(opened)
+    with output_here(options.output, options.run.say, uploads=False) as output:
+        options, beam_options = _settle(replace(options, output=output))
+        opened = open_input(options)
+        Attempt(opened, configure(opened), beam_options, 0).find_made()  # refuses what align would
+        return describe_job(opened)
 
 
 def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
     """Return the options with a full path of the output, and Beam's, once both can be used."""
+    options = replace(options, input=tuple(map(input_here, options.input)))
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, own=option_names(AlignOptions)
     )

@@ -40,7 +40,7 @@ examples:
       --metadata source,meta.score --student student/tokenizer.json \\
       --teacher teacher/tokenizer.model --output aligned
 
-  # Dataflow, from bucket to bucket (docs/dataflow.md has the worker image)
+  # Dataflow, from bucket to bucket (docs/guides/clusters.md has the worker image)
   vocag align --input 'gs://bucket/corpus/*.jsonl.gz' --output gs://bucket/aligned \\
       --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B --runner DataflowRunner \\
       --project my-project --region europe-west4 --temp_location gs://bucket/temp \\
@@ -69,22 +69,22 @@ input: .jsonl and .ndjson (one object a line), .json (the same, an array, or one
 .tsv (with a header), .txt (one document a file), each also .gz, .zst, .bz2 or .xz; .parquet; .arrow
 and .feather; folders that Hugging Face datasets saved; - for standard input; or one dataset that
 vocag align has made. Other names need --format: --format text reads .md or .tex. A document that
-can't be used goes to OUTPUT/dead_letters.jsonl with its reason and stops nothing; an input file
-that changes while it is read stops the job.
+can't be used goes to OUTPUT/dead_letters.jsonl with its reason, and the job continues. An input
+file that changes while it is read stops the job.
 
---input DATASET reads the newest generation without its removed documents. Texts are those that the
-dataset keeps, or are spelled from its tokens and compared by SHA-256; those that can't be had are
-counted and named before any are aligned. Ids and metadata travel along, and every option that isn't
-given is the dataset's: the other tokenizer, the tokens around a text, --keep-text, --shard-bytes
-and --name. With --append they are those of the dataset in OUTPUT.
+--input DATASET reads the newest generation without its removed documents. Texts are the kept ones,
+or are spelled from tokens and compared by SHA-256; missing ones are counted and named before any
+document is aligned. Ids and metadata travel along. Options that aren't given are the dataset's
+(with --append, those of the dataset in OUTPUT): the other tokenizer, the tokens around a text,
+--keep-text, --shard-bytes and --name.
 
 output: NAME-000000-of-000012.tar (plain WebDataset) and its .index.parquet, manifest.json,
 dead_letters.jsonl, tokenizers/, report.html and a dataset card, README.md.
 
 --append writes shards NAME-g001-000000-of-000003.tar next to those already there, and
-dead_letters-g001.jsonl. A run that was started before keeps exactly its rows. A document
-whose id the dataset has, a removed one too, is left out and counted: known_id in the dead letters,
-which --max-dead-letters does not count. vocag score then scores what is new.
+dead_letters-g001.jsonl. A running job keeps its exact rows. A document whose id the dataset has or
+had is left out and counted: known_id in the dead letters, which --max-dead-letters does not count.
+vocag score then scores what is new.
 
 exit status: 0 done; 1 the job failed, run it again to resume; 2 wrong usage; 3 done, but more
 documents are left out than --max-dead-letters allows, or some of the input can't be read.
@@ -134,7 +134,7 @@ class AlignOptions:
         student: the student's tokenizer: Hugging Face repository, folder, tokenizer.json,
             SentencePiece model, or bytes: the byte values; may be left out if the input is a
             dataset.
-        teacher: the teacher's, named the same way.
+        teacher: the teacher's tokenizer, in the same forms.
         where: which of a dataset's documents to read, such as "source = 'web' and score > 0.5".
         append: add the input's documents to the finished dataset in OUTPUT, as its next
             generation, with the dataset's own tokenizers and options.
@@ -164,9 +164,9 @@ class AlignOptions:
         keep_text: keep each document's text in its sample.
         shuffle: how texts travel to their shards: files in OUTPUT, or the runner's own shuffle
             (default: files if OUTPUT is a local or shared folder).
-        no_fast_path: tokenize with the reference only; the result is the same, later.
+        no_fast_path: tokenize with the reference only; the result is the same, but slower.
         run: how many processes, and what they say.
-        dry_run: say what the job would read, write and take; write nothing.
+        dry_run: report what the job would read, write and take; write nothing.
         beam_arguments: options for Beam.
     """
 

@@ -19,11 +19,11 @@ examples:
 
 the list: one id a line; in a file .jsonl or .ndjson, one JSON object a line with document_id or id.
 
-The dataset gets another generation. New runs never see these documents again; a run that was
-started before keeps exactly its rows, unless you pass --generation latest. The documents'
-bytes stay in the shards, and readers other than vocag (webdataset, datasets, pandas, DuckDB) still
-deliver them: vocag align --input DATASET --output NEW writes a dataset without them.
-Their ids stay taken, so vocag align --append does not bring them back.
+The dataset gets a new generation. New runs never see these documents again; a run that has started
+keeps its exact rows, unless you pass --generation latest. The documents' bytes stay in the shards,
+and readers other than vocag (webdataset, datasets, pandas, DuckDB) still deliver them:
+vocag align --input DATASET --output NEW writes a dataset without them. Their ids stay taken, so
+vocag align --append does not bring them back.
 
 exit status: 0 done, or nothing was left to do; 2 wrong usage, and nothing was written.
 
@@ -39,8 +39,8 @@ class RemoveOptions:
     Attributes:
         dataset: folder or URL of a dataset.
         ids: list of the documents' ids.
-        ignore_unknown: say how many ids no document has, instead of refusing the list.
-        dry_run: say what would be removed; write nothing.
+        ignore_unknown: skip unknown ids and print how many there were.
+        dry_run: print what would be removed; write nothing.
         quiet: print only errors.
         beam_arguments: options for Beam.
     """

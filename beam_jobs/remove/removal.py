@@ -1,6 +1,7 @@
 """The job of `vocag remove`: a generation that leaves documents out, and no shard rewritten."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from shlex import quote
 
@@ -10,6 +11,7 @@ from apache_beam.io.filesystems import FileSystems
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
+from beam_jobs.hub_copies import output_here
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.remove.ids import find_documents, read_ids
 from beam_jobs.remove.options import RemoveOptions
@@ -39,6 +41,12 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
+    say = int if options.quiet else print
+    with output_here(options.dataset, say, uploads=not options.dry_run) as location:
+        return _remove(replace(options, dataset=location))
+
+
+def _remove(options: RemoveOptions) -> Manifest:
     own = option_names(RemoveOptions)
     beam_options = make_beam_options(options.beam_arguments, command="remove", own=own)
     FileSystems.set_options(beam_options)

@@ -23,15 +23,11 @@ from pipeline.drawing.web_page import Child, render_page, tag
 from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
 
 _STYLE = """
-header .mono { overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11.5rem, 1fr)); gap: .8rem;
-  margin-top: 1.1rem; }
+.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin-top: 1.1rem; }
 @media (min-width: 64rem) {
   .opening { display: grid; grid-template-columns: minmax(0, 1fr) 24rem; gap: .8rem; }
-  .opening .cards { grid-template-columns: 1fr 1fr; }
 }
-@media (max-width: 30rem) { .cards { grid-template-columns: 1fr 1fr; } }
-.cards .card { padding: .8rem 1rem .75rem; }
+.cards .card { flex: 1 1 9.5rem; padding: .8rem 1rem .75rem; }
 .cards .label { font-size: .82rem; color: var(--soft); }
 .cards .value { font-size: 1.5rem; line-height: 1.3; font-weight: 620; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
@@ -99,8 +95,6 @@ def render_report(
         *_opening(documents, _cards(manifest, run, statistics)),
         tag("h2", "Distributions"),
         *distributions.draw_distributions(statistics, _quality(statistics)),
-        tag("h2", "Documents left out"),
-        _dead_letters(manifest),
         tag("h2", "Tokenizers"),
         _tables(
             _panel("student", _tokenizer_facts(manifest.student, run.student), class_="student"),
@@ -119,13 +113,30 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
     names = short_names(*sides)
     student = tag("span", names[0], class_="student", title=sides[0])
     teacher = tag("span", names[1], class_="teacher", title=sides[1])
-    fingerprint = tag("span", manifest.fingerprint, class_="mono")
     return tag(
         "header",
         tag("h1", manifest.name),
         tag("p", "Student ", student, " aligned with teacher ", teacher, f", by {run.runner}."),
-        tag("p", "Fingerprint ", fingerprint, class_="soft small"),
+        *_first_answers(manifest),
     )
+
+
+def _first_answers(manifest: Manifest) -> list[Element]:
+    """Return what people ask first: is it all right, what was left out, what comes next?"""
+    letters = manifest.dead_letters
+    seen = totals_of(manifest.newest_shards)["num_documents"] + letters.count
+    whole = f"{format_plural(seen, 'document')} ({format_share(letters.count, seen)})"
+    ranked = sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{reason} {format_count(count)}" for reason, count in ranked)
+    named = f"{format_count(letters.count)} of {whole}: {reasons}; listed in {letters.file}."
+    nothing = "Nothing: every document of the input is in a shard."
+    answers = {
+        "All right? ": "Yes: every token's bytes were compared with its text.",
+        "Left out? ": named if letters.count else nothing,
+        "Next? ": "Check the files (vocag validate), store a teacher's losses (vocag score), train "
+        "(vocag train).",
+    }
+    return [tag("p", tag("b", asked), answer) for asked, answer in answers.items()]
 
 
 def _opening(documents: Sequence[PreviewDocument], cards: Element) -> list[Element]:
@@ -142,16 +153,18 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
     text = totals["num_text_bytes"]
     stored = sum(shard.num_bytes + shard.index_num_bytes for shard in manifest.shards)
     speed = added["num_student_tokens"] / run.aligning_seconds
-    unmapped, left_out = student - statistics.num_mapped, manifest.dead_letters.count
-    seen, shards = added["num_documents"] + left_out, format_plural(len(manifest.shards), "shard")
+    unmapped = student - statistics.num_mapped
+    shards = format_plural(len(manifest.shards), "shard")
     if manifest.removed:
         # The report is of what the shards hold: what is left can't be told without reading them.
         shards += f", {format_count(manifest.removed.count)} of them removed and never read"
     cards = {
         "Documents": (format_count(totals["num_documents"]), shards),
         "Student tokens": (format_short(student), format_count(student)),
-        "Teacher tokens": (format_short(teacher), format_count(teacher)),
-        "Teacher / student tokens": (format_ratio(teacher, student), "token ratio"),
+        "Teacher tokens": (
+            format_short(teacher),
+            f"{format_count(teacher)}, {format_ratio(teacher, student)} a student token",
+        ),
         "Byte IoU": (f"{statistics.byte_iou:.3f}", f"IoS {statistics.byte_ios:.3f}"),
         "Unmapped": (
             format_share(unmapped, student),
@@ -159,8 +172,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
         ),
         "Text": (format_bytes(text), f"{format_count(text)} bytes of UTF-8"),
         "On disk": (format_bytes(stored), f"{format_ratio(stored, student)} B / student token"),
-        "Throughput": (f"{format_short(speed)}/s", "student tokens, start-up included"),
-        "Left out": (format_count(left_out), f"{format_share(left_out, seen)} of the input"),
+        "Throughput": (f"{format_short(speed)}/s", "student tokens, after start-up"),
     }
     if manifest.generation:
         documents, tokens = added["num_documents"], added["num_student_tokens"]
@@ -189,25 +201,9 @@ def _quality(statistics: AlignmentStatistics) -> Element:
     return _panel("Quality", _facts(facts, kind="number"), tag("p", note, class_="soft small"))
 
 
-def _dead_letters(manifest: Manifest) -> Element:
-    letters = manifest.dead_letters
-    if not letters.count:
-        return tag("p", "None: every document of the input is in a shard.", class_="good")
-    ranked = sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0]))
-    rows = [
-        [reason, format_count(count), format_share(count, letters.count)]
-        for reason, count in (*ranked, ("all", letters.count))
-    ]
-    return _panel(
-        None,
-        distributions.table(["reason", "documents", "share"], rows),
-        tag("p", "Each is named in ", tag("code", letters.file), ".", class_="soft small"),
-    )
-
-
 def _tokenizer_facts(record: TokenizerRecord, side: SideSummary) -> Element:
     fast = side.slow_reason is None
-    state = "taken: proven exact on the probe texts" if fast else f"not taken: {side.slow_reason}"
+    state = "taken: checked on the probe texts" if fast else f"not taken: {side.slow_reason}"
     return _facts(
         {
             "Source": record.source,
@@ -230,7 +226,8 @@ def _special(token_id: int | None, added: bool) -> str:
 
 
 def _run_tables(manifest: Manifest, run: RunSummary) -> Element:
-    facts = {
+    facts: dict[str, Child] = {
+        "Fingerprint": tag("code", manifest.fingerprint),
         "Runner": run.runner,
         "Wall time": format_duration(run.elapsed_seconds),
         "Start-up": format_duration(run.start_up_seconds),

@@ -26,7 +26,7 @@ from beam_jobs.errors import OptionsError
 
 _ANSWER_SECONDS = 8.0
 _INSIDE_THE_LAUNCHER = {"[local]", "[auto]"}
-_IMAGE = "vocag's image (docs/dataflow.md says how to build it)"
+_IMAGE = "vocag's image (docs/guides/clusters.md says how to build it)"
 
 
 def require_tried_runner(name: str | None) -> None:
@@ -38,7 +38,7 @@ def require_tried_runner(name: str | None) -> None:
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
             f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes "
-            "only Spark 3, and was not tried), so nobody has compared the bytes that it writes; "
+            "only Spark 3, and was not tried), so its bytes were never compared; "
             "use FlinkRunner, DataflowRunner, Dask's or --workers"
         )
 
@@ -136,7 +136,9 @@ def _require_flink(options: PipelineOptions) -> None:
         return
     jar = flink.flink_job_server_jar
     if jar and not urlsplit(jar).scheme and not os.path.isfile(jar):
-        raise OptionsError(f"--flink_job_server_jar {jar} is not a file; docs/flink.md names one")
+        raise OptionsError(
+            f"--flink_job_server_jar {jar} is not a file (docs/guides/clusters.md names one)"
+        )
     if flink.flink_master not in _INSIDE_THE_LAUNCHER:
         _require_version(flink.flink_master, flink.flink_version)
 

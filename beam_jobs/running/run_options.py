@@ -14,7 +14,7 @@ class RunOptions:
     Attributes:
         workers: processes on this machine; 1 works in the launcher itself.
         quiet: print only errors.
-        verbose: also print what Beam and its workers say.
+        verbose: also print the messages of Beam and its workers.
     """
 
     workers: int = 1

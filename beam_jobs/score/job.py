@@ -11,7 +11,8 @@ from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
-from beam_jobs.errors import JobError
+from beam_jobs.errors import JobError, OptionsError
+from beam_jobs.hub_copies import HUB, input_here, output_here
 from beam_jobs.locks import hold_lock
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.progress import scoring_stage
@@ -59,6 +60,13 @@ def score(options: ScoreOptions) -> list[ScoreManifest]:
         >>> [scores.source for scores in score(options)]  # doctest: +SKIP
         ['models/teacher']
     """
+    path, uploads = options.dataset.path, not options.dry_run
+    options = replace(options, reuse=tuple(map(input_here, options.reuse or ())) or None)
+    with output_here(path, options.run.say, uploads=uploads) as location:
+        return _score(replace(options, dataset=replace(options.dataset, path=location)))
+
+
+def _score(options: ScoreOptions) -> list[ScoreManifest]:
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, command="score", own=option_names(ScoreOptions)
     )
@@ -78,6 +86,8 @@ def score(options: ScoreOptions) -> list[ScoreManifest]:
     teacher = find_job_teacher(options, opened.dataset, context)
     done = []
     for each in opened.datasets:
+        if each.dataset.location.startswith(HUB):
+            raise OptionsError(f"{each.dataset.location} is scored alone, not as part of a mixture")
         if each.entry.name:
             options.run.say(f"{each.entry.name}: {each.dataset.location}")
         job = make_job(options, each, teacher, context)

@@ -32,7 +32,7 @@ examples:
   vocag score aligned --engine openai --endpoint http://gpu-1:8000 --endpoint http://gpu-2:8000 \\
       --model teacher --dtype bfloat16 --quantization fp8 --seq-length 2048
 
-  # what else the teacher would have said, too: 16 tokens a position, or fewer that hold 0.95
+  # also the 16 likeliest next tokens of each position, or fewer that hold 0.95
   vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 16 --top-mass 0.95
 
   # a third fewer bytes than 16 tokens, and no bias: 8 tokens, and 4 draws of all others
@@ -56,7 +56,7 @@ IN_PROCESS, NO_SERVERS, LOSSES_ONLY = TransformersSettings(), ServedSettings(), 
 
 _GROUPS = {
     "where": "what is scored",
-    "teacher": "whose losses, in which context",
+    "teacher": "teacher and context",
     "dtype": "how the job runs",
     "engine": "what runs the teacher",
     "workers": "processes of this machine",
@@ -67,9 +67,9 @@ _GROUPS = {
 class ScoreOptions:
     """Run a frozen teacher over every document of an aligned dataset, once, and store its losses.
 
-    Each teacher token's loss is written next to the shards, in two bytes; with --top-k also what
-    the teacher expected there. Training then needs no teacher. Shards are never rewritten; several
-    teachers' losses live side by side. Run the same command again to resume.
+    Each teacher token's loss is written next to the shards, in two bytes; with --top-k also the
+    likeliest next tokens. Training then needs no teacher. Shards are never rewritten, and several
+    teachers can score one dataset. Run the same command again to resume.
 
     Attributes:
         dataset: dataset to score, or a mixture, of which each dataset is scored. Rows of other
@@ -82,9 +82,8 @@ class ScoreOptions:
             12.5 %, as in training).
         top: what is stored besides losses.
         allow_untrained_teacher: accept a teacher that predicts a plain text no better than chance.
-        reuse: dataset whose stored losses by the same teacher are taken over: those of every
-            document with the same teacher tokens and context, whatever its id; the rest is
-            computed. Give several for several datasets.
+        reuse: dataset to copy stored losses from, for documents with the same teacher tokens and
+            context, whatever their ids; the rest is computed; repeatable.
         dtype: data type of the teacher's weights (default: bfloat16 on a GPU, float32 on a CPU).
         here: how a worker runs the teacher.
         dry_run: score the first hundred documents in this process, report what the job would read,

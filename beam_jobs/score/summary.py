@@ -31,15 +31,15 @@ def estimate_disk(
     dataset: str,
     shards: Sequence[ShardRecord],
     rule: TeacherRule,
-    entries_per_position: float | None = None,
+    bytes_per_position: float | None = None,
 ) -> int:
     """Return how many bytes a job will add to a dataset's disk, to a percent; no sidecar twice.
 
-    Shards come with the documents and tokens that are scored. Without a sample's entries per
-    position they are as many as the rule allows.
+    Shards come with the documents and tokens that are scored. Without a sample's bytes of next
+    tokens per position they are as many as the rule allows.
     """
     there = storage.list_folder(dataset)
-    of_token, of_document, of_shard = _sizes(rule.distributions, entries_per_position)
+    of_token, of_document, of_shard = _sizes(rule.distributions, bytes_per_position)
     left = [s for s in shards if not there.get(sidecar_name(s.file, rule.fingerprint))]
     return round(
         of_token * sum(shard.num_teacher_tokens for shard in left)
@@ -49,15 +49,16 @@ def estimate_disk(
 
 
 def _sizes(
-    rule: DistributionRule | None, entries_per_position: float | None
+    rule: DistributionRule | None, bytes_per_position: float | None
 ) -> tuple[float, float, int]:
     """Return the bytes that a token, a document and a shard take."""
     of_document = float(_START_BYTES + _ROW_BYTES)
     of_shard = _HEADER_BYTES + _RECORD_BYTES + _TABLE_BYTES
     if rule is None:
         return _LOSS_BYTES, of_document, of_shard
-    num_entries = rule.top_k if entries_per_position is None else entries_per_position
-    of_position = 1 + num_entries * rule.entry_bytes + rule.draws_bytes
+    if bytes_per_position is None:
+        bytes_per_position = rule.top_k * rule.entry_bytes + rule.draws_bytes
+    of_position = 1 + bytes_per_position
     of_document += _ENTRY_START_BYTES + of_position
     return _LOSS_BYTES + of_position, of_document, of_shard + _ENTRY_HEADER_BYTES
 
@@ -110,10 +111,11 @@ def _describe_entries(scores: ScoreManifest) -> list[str]:
     entries = [record.entries for record in scores.sidecars if record.entries]
     num_positions = max(1, sum(each.num_positions for each in entries))
     num_entries = sum(each.num_entries for each in entries)
+    where = f", at {format_count(num_positions)} positions" if rule.entropy_above else ""
     mass = sum(each.mass_sum for each in entries) / num_positions
     return [
         f"  distributions   {rule.describe()}: {num_entries / num_positions:.2f} a position on "
-        f"average, which hold {mass:.4f} of the mass"
+        f"average, which hold {mass:.4f} of the mass{where}"
     ]
 
 

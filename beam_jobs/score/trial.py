@@ -36,16 +36,16 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
     rate = len(losses) / max(work.seconds, 1e-9)
     mean = float(losses.mean()) if len(losses) else math.nan
-    per_position = float(counts.mean()) if len(counts) else None
-    num_bytes = estimate_disk(folder, shards, rule, per_position)
-    distributions = []
-    if rule.distributions is not None and per_position is not None:
-        stored = rule.distributions
-        each = 3 + per_position * stored.entry_bytes + stored.draws_bytes
+    each, distributions = None, []
+    if rule.distributions is not None and len(counts):
+        stored, share = rule.distributions, float((counts > 0).mean())
+        each = float(counts.mean()) * stored.entry_bytes + share * stored.draws_bytes
+        where = f" at {share:.1%} of them" if stored.entropy_above else ""
         distributions = [
-            f"  distributions   {stored.describe()}: {per_position:.2f} a position, "
-            f"{each:.1f} bytes a teacher token with its loss"
+            f"  distributions   {stored.describe()}: {counts.mean() / max(share, 1e-9):.2f} a "
+            f"position{where}, {3 + each:.1f} bytes a teacher token with its loss"
         ]
+    num_bytes = estimate_disk(folder, shards, rule, each)
     return "\n".join(
         [
             "dry run: nothing was written",
@@ -81,8 +81,7 @@ def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
         scored = teacher.engine.score(tokens, pieces, names=names)
         parts.append(scored.losses[~np.isnan(scored.losses)])
         if scored.top is not None:
-            of_positions = (scored.top.ids >= 0).sum(axis=1)
-            counts.append(of_positions[of_positions > 0])
+            counts.append((scored.top.ids >= 0).sum(axis=1))
         work += scored.work
         num_documents += int(first.sum())
         if num_documents == TRIED_DOCUMENTS:

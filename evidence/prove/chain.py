@@ -46,8 +46,15 @@ class Chain:
         return self.output / "smollm2"
 
     @property
+    def teacher(self) -> str | Path:
+        """The model that teaches."""
+        return self.experiment.teacher or self.source
+
+    @property
     def student(self) -> Path:
-        """Folder of the student before it is healed, or of SmolLM2 with another vocabulary."""
+        """Folder of the student before it is healed, or of SmolLM2, as it is or transplanted."""
+        if self.experiment.other_teacher:
+            return self.source
         return (self.own if self.experiment.tokenizer else self.output) / "student"
 
     @property
@@ -59,7 +66,7 @@ class Chain:
     def start(self) -> Path:
         """Folder of the model that all arms begin with."""
         base = self.experiment.base
-        if self.experiment.tokenizer:
+        if self.experiment.tokenizer or self.experiment.other_teacher:
             return self.student
         ended = base.heal_until == base.heal_steps
         return self.healed / ("model" if ended else f"step-{base.heal_until:06d}")
@@ -109,6 +116,7 @@ class Chain:
         if self.experiment.tokenizer is not None:
             needed = [text, self.source / "config.json"]
             yield task("student", [config], self._make_transplant, needed)
+        if self.experiment.tokenizer is not None or self.experiment.other_teacher:
             return
         yield once("student", [config], self._cut_student, ["source", "heal-text"])
         manifest = self.output / "heal" / "manifest.json"
@@ -190,14 +198,14 @@ class Chain:
             # Scoring resumes at the shard that it was at.
             *("--output", folder / name, "--name", name, "--shard-bytes", "2MiB"),
             *("--student", self.student, *around),
-            *("--teacher", self.source, "--teacher-context", END),
+            *("--teacher", self.teacher, "--teacher-context", END),
             *(("--metadata", *metadata) if metadata and folder == self.own else ()),
         )
 
     def _score(self, name: str, options: Sequence[object]) -> None:
         base = self.experiment.base
         self.vocag(
-            *(f"score-{name}", "score", self.own / name, "--teacher", self.source),
+            *(f"score-{name}", "score", self.own / name, "--teacher", self.teacher),
             *("--seq-length", base.seq_length, "--dtype", base.dtype, "--device", base.device),
             *(*options, *(("--threads", 1) if base.device == "cpu" else ())),
         )
@@ -262,10 +270,11 @@ class Chain:
         start: list[object] = ["-m", "vocag", "train"]
         if arm.program:
             start = [HERE / str(arm.program[0]), *arm.program[1:]]
-        stored = ["--stored-losses", self.source] if arm.scored else []
+        teacher = ["--stored-losses", self.teacher] if arm.scored else []
+        teacher += ["--teacher", self.teacher] if arm.running else []
         where = ["--where", arm.where(self.own)] if arm.where else []
         words: list[object] = [
-            *(*start, "--data", self.own / arm.data, *where, "--student", self.start, *stored),
+            *(*start, "--data", self.own / arm.data, *where, "--student", self.start, *teacher),
             *("--output", folder, "--seed", seed, "--learning-rate", rate, *arm.options),
             *("--num-steps", length * self.unit, "--warmup-steps", warmup),
             *("--exit-after", units * self.unit, "--export-every", self.unit),

@@ -47,6 +47,12 @@ class Difference:
         below = all(value < 0 for value in self.values.values())
         return below and self.mean + self.half_width < 0 and self.high < 0
 
+    @property
+    def is_above_zero(self) -> bool:
+        """Whether every seed and both intervals say that the first arm has more."""
+        above = all(value > 0 for value in self.values.values())
+        return above and self.mean - self.half_width > 0 and self.low > 0
+
     def __str__(self) -> str:
         """Return mean and intervals: +0.071 ± 0.001 [+0.060, +0.080]."""
         text = f"{self.mean:+.3f}"

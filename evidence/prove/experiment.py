@@ -68,6 +68,7 @@ class Arm:
         options: of `vocag train`.
         data: the text that is trained on.
         scored: whether it reads what the teacher has stored.
+        running: whether the teacher runs beside the student.
         rate: learning rate; None: searched for this arm; a name: that arm's.
         program: a script here that stands for `vocag train`, and what it takes before the options.
         units: how long the run is; None: as long as the experiment says.
@@ -80,6 +81,7 @@ class Arm:
     options: tuple[object, ...] = ()
     data: str = "train"
     scored: bool = False
+    running: bool = False
     rate: float | str | None = None
     program: tuple[object, ...] = ()
     units: int | None = None
@@ -130,6 +132,8 @@ class Experiment:
         stages: what follows each run.
         seeds: one run each: order of rows, random choices, dropout.
         tokenizer: of another vocabulary for all of SmolLM2-135M; None: the healed student.
+        other_teacher: whether another model teaches, which the user names, all of SmolLM2-135M.
+        teacher: the model that teaches; None: SmolLM2-135M.
         judge: returns the verdicts as Markdown, from the folder of the records.
     """
 
@@ -151,4 +155,6 @@ class Experiment:
     stages: tuple[Stage, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     tokenizer: Path | None = None
+    other_teacher: bool = False
+    teacher: str | None = None
     judge: Callable[[Path], str] = field(repr=False)

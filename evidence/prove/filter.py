@@ -79,6 +79,20 @@ def by_zlib(folder: Path) -> str:
     return _among(folder, tail, 1 - tail, ratios)
 
 
+def teacher_bits(folder: Path) -> dict[str, float]:
+    """Return the teacher's bits per byte of every document of the text `train`."""
+    found: dict[str, float] = {}
+    for path in (folder / "train").glob("*.documents.parquet"):
+        columns = pyarrow.parquet.read_table(path).to_pydict()
+        found |= dict(zip(columns["document_id"], columns["bits_per_byte"], strict=True))
+    return found
+
+
+def by_teacher(folder: Path) -> str:
+    """Return the condition for documents that the teacher finds likeliest."""
+    return _among(folder, 0, SHARE, lambda _: teacher_bits(folder))
+
+
 def by_difference(folder: Path) -> str:
     """Return the condition for documents on which the teacher is furthest ahead of the student.
 
@@ -87,10 +101,7 @@ def by_difference(folder: Path) -> str:
     """
 
     def differences(texts: dict[str, str]) -> dict[str, float]:
-        teacher: dict[str, float] = {}
-        for path in (folder / "train").glob("*.documents.parquet"):
-            columns = pyarrow.parquet.read_table(path).to_pydict()
-            teacher |= dict(zip(columns["document_id"], columns["bits_per_byte"], strict=True))
+        teacher = teacher_bits(folder)
         record = json.loads((folder / "records" / "start-0.json").read_text("utf-8"))
         nats = dict(zip(texts, record["measured"]["0"]["train"]["nats"], strict=True))
         return {

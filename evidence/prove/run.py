@@ -14,7 +14,7 @@ sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "exa
 from prove.chain import Chain
 from prove.tasks import perform
 
-EXPERIMENTS = ("few", "filter", "transfer", "tokens")
+EXPERIMENTS = ("few", "filter", "transfer", "distributions", "code", "tokens")
 
 
 def main() -> int:
@@ -26,15 +26,27 @@ def main() -> int:
     parser.add_argument("--scale", default="full", help="tiny, small, full, gpu; once: of filter")
     parser.add_argument("--jobs", type=int, default=2, help="runs at one time")
     parser.add_argument("--tasks", nargs="*", default=[], help="only these, with what they need")
-    parser.add_argument("--tokenizer", type=Path, help="of transfer: Llama 2's, a folder or a file")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="of transfer and distributions: Llama 2's, a folder or a file",
+    )
+    parser.add_argument("--teacher", help="of code: a folder, a repository or a .gguf file")
     options = parser.parse_args()
-    if (options.experiment == "transfer") != (options.tokenizer is not None):
-        parser.error("--tokenizer is the new vocabulary of transfer: needed there, and only there")
+    transfers = options.experiment in ("transfer", "distributions")
+    if transfers != (options.tokenizer is not None):
+        parser.error(
+            "--tokenizer is the new vocabulary of transfer and distributions: needed there"
+        )
+    if (options.experiment == "code") != (options.teacher is not None):
+        parser.error("--teacher is the model that teaches code: needed there, and only there")
     scales = importlib.import_module(f"prove.{options.experiment}").SCALES
     if options.scale not in scales:
         parser.error(f"--scale {options.scale}: {options.experiment} has {', '.join(scales)}")
     tokenizer = options.tokenizer.resolve() if options.tokenizer else None
-    experiment = replace(scales[options.scale], scale=options.scale, tokenizer=tokenizer)
+    experiment = replace(
+        scales[options.scale], scale=options.scale, tokenizer=tokenizer, teacher=options.teacher
+    )
     chain = Chain(experiment, options.data.resolve(), options.output.resolve())
     return perform(chain.tasks, chain.own, options.tasks, jobs=options.jobs)
 

@@ -88,7 +88,7 @@ def read_pools(
     """
     problems = _read(data, "math", ("problem", "solution"))
     asked = {place for place in math_500() if place < len(problems)}
-    train = _read(data, "gsm8k_train", ("question", "answer"))
+    train = read_questions(data, "gsm8k_train")
     if (data / "math_train.jsonl").exists():
         train += _read(data, "math_train", ("problem", "solution"))
     else:
@@ -96,7 +96,7 @@ def read_pools(
     if (data / "web.jsonl").exists():
         train += _read(data, "web", ("text",))
     pools = {
-        "gsm8k": _read(data, "gsm8k", ("question", "answer")),
+        "gsm8k": read_questions(data, "gsm8k"),
         "math": [document for document in problems if document.number in asked],
     }
     for documents in (train, *pools.values()):
@@ -119,6 +119,11 @@ def read_pools(
         pools[name] = without_overlap(found, train)
     texts = {name: without_overlap(pools[name], healing)[:most] for name, most in held.items()}
     return train, {f"held_{name}": documents for name, documents in texts.items()}
+
+
+def read_questions(data: Path, name: str) -> list[Document]:
+    """Return the problems of GSM8K, or of its training set, with their answers."""
+    return _read(data, name, ("question", "answer"))
 
 
 def _question(record: Mapping[str, Any]) -> str:

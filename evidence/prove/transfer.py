@@ -130,14 +130,19 @@ def means(records: Records, arms: Sequence[str]) -> str:
 def judge(folder: Path) -> str:
     """Return the tables and the verdict, by the rules of evidence/transfer.md."""
     records = read_records(folder)
+    parts = ["# Another tokenizer", "", verdict(records), ""]
+    return "\n".join([*parts, share_tables(records)])
+
+
+def share_tables(records: Records) -> str:
+    """Return the means of every arm, and its shares run by run, as Markdown."""
     arms = sorted(records.keys() - {"original", "start"})
     rows = [
         [f"`{arm}`", seed, *(f"{100 * own[name]:.1f} %" for name in SETS)]
         for arm in arms
         for seed, own in shares(records, arm).items()
     ]
-    parts = ["# Another tokenizer", "", verdict(records), ""]
-    parts += ["## Share of the lost bits per byte that came back", ""]
+    parts = ["## Share of the lost bits per byte that came back", ""]
     if PLAIN in arms:
         parts += [means(records, arms), "Run by run:", ""]
     return "\n".join([*parts, table(["arm", "seed", *SETS], rows)])

@@ -70,7 +70,7 @@ class MicroBatch:
 
     @property
     def next_tokens(self) -> LabelDistributions | None:
-        """What a teacher expects in place of each label; None if nobody was asked."""
+        """What a teacher expects in place of each label; None if none was asked."""
         return None if self.taught is None else self.taught.next_tokens
 
 

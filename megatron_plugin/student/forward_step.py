@@ -107,11 +107,13 @@ class MegatronPass(MicroBatchLoss):
         """See `MicroBatchLoss`."""
         sharing_rows = parallel_state.get_context_parallel_group()
         whole = gather_places(self.output.movedim(-1, 0), sharing_rows).movedim(0, -1)
-        if self.rule.ranks_by_entropy:
-            return TokenScores(whole[0], whole[1].detach())
-        if self.distributions is not None:
-            return TokenScores(whole[0], None, whole[1:].movedim(0, -1))
-        return TokenScores(whole, None)
+        if whole.dim() == 2:
+            return TokenScores(whole, None)
+        num_entropies = int(self.rule.ranks_by_entropy)
+        entropies = whole[1].detach() if num_entropies else None
+        if self.distributions is None:
+            return TokenScores(whole[0], entropies)
+        return TokenScores(whole[0], entropies, whole[1 + num_entropies :].movedim(0, -1))
 
     @property
     def distributions(self) -> LabelDistributions | None:
@@ -185,8 +187,8 @@ def _token_scores(
 ) -> Tensor:
     """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
 
-    Where tokens are ranked by entropies [2, b, s], losses and entropies; with next tokens
-    [1 + K, b, s], losses and their log-probabilities.
+    Where more is asked for, [1 + 1 + K, b, s]: losses, entropies if tokens are ranked by them, and
+    the log-probabilities of next tokens if there are some.
     """
     entry_ids = None if next_tokens is None else own_share().take(next_tokens.ids)
     scores = score_labels(
@@ -199,11 +201,12 @@ def _token_scores(
         entry_ids_obk=None if entry_ids is None else entry_ids.transpose(0, 1),
     )
     losses = scores.losses.transpose(0, 1)
+    more = []
     if scores.entropies is not None:
-        return torch.stack((losses, scores.entropies.transpose(0, 1)))
-    if scores.entry_log_probs is None:
-        return losses
-    return torch.cat((losses.unsqueeze(0), scores.entry_log_probs.permute(2, 1, 0)))
+        more.append(scores.entropies.transpose(0, 1).unsqueeze(0))
+    if scores.entry_log_probs is not None:
+        more.append(scores.entry_log_probs.permute(2, 1, 0))
+    return torch.cat((losses.unsqueeze(0), *more)) if more else losses
 
 
 def _never_nan(pair: Tensor) -> Tensor:

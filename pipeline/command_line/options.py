@@ -133,7 +133,7 @@ def add_options(
     prefix: str = "",
     groups: Mapping[str, str] | None = None,
 ) -> None:
-    """Add a dataclass's options to a parser, which may have others.
+    """Add a dataclass's options to a parser, which may have others; required ones are listed first.
 
     Args:
         parser: such as Megatron's.
@@ -142,6 +142,8 @@ def add_options(
         groups: by the name of a group's first option, the group's title.
     """
     place: argparse._ActionsContainer = parser
+    required = parser.add_argument_group("required")
+    parser._action_groups.insert(1, parser._action_groups.pop())  # behind values without a name
     for entry in _entries(kind, _Holder(prefix=prefix)):
         if entry.name in (groups or {}):
             place = parser.add_argument_group((groups or {})[entry.name])
@@ -149,9 +151,10 @@ def add_options(
             optional = {} if entry.default is MISSING else {"nargs": "?", "default": entry.default}
             place.add_argument(entry.name, help=entry.help, **_arguments(entry), **optional)
         elif entry.option.form != "rest":
-            required = entry.default is MISSING
-            default = {"required": True} if required else {"default": entry.default}
-            place.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
+            needed = entry.default is MISSING
+            default = {"required": True} if needed else {"default": entry.default}
+            chosen = required if needed else place
+            chosen.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
 
 
 def option_names(kind: type) -> list[str]:
@@ -214,8 +217,6 @@ class _Entry:
     def help(self) -> str:
         """What --help says: the docstring's line, and the default unless the line says it."""
         text, default = self.text.rstrip("."), self.default
-        if default is MISSING and self.option.form != "positional":
-            text += " (required)"
         told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
         if not told:
             values = default if isinstance(default, tuple) else (default,)
@@ -361,6 +362,12 @@ class _Once(argparse.Action):
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Prose in the terminal's width; paragraphs with indented lines stay as they are."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        """Show what is required; the help lists the options below."""
+        options = argparse.Action([], "options", metavar="[options]")
+        needed = [each for each in actions if each.required or not each.option_strings]
+        super().add_usage(usage, [options, *needed], groups, prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.conditions import ConditionQuery, WhereError, open_database
 
 LIMIT_SECONDS = 60.0
-"""For one question, such as which documents of a shard a condition is true of: usually 10 ms."""
+"""For one question, such as which documents of a shard match a condition: usually 10 ms."""
 LIMIT_BYTES = 4 << 30
 """Of address space, beyond what the process has when it starts."""
 

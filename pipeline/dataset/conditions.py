@@ -37,7 +37,7 @@ _STABILITIES = ("CONSISTENT", "CONSISTENT_WITHIN_QUERY")
 
 
 class WhereError(ValueError):
-    """A condition can't be understood, or is true of no document."""
+    """A condition can't be understood, or matches no document."""
 
 
 class ConditionQuery:

@@ -50,7 +50,7 @@ _OCTAVES = 33
 
 
 class Ranks:
-    """How dear documents are among all of a dataset that were scored."""
+    """How costly documents are among all of a dataset that were scored."""
 
     def __init__(self, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> None:
         """Count documents and bytes.
@@ -71,7 +71,7 @@ class Ranks:
         self._of_similar = (up_to - num_documents / 2) / np.maximum(1, up_to[:, -1:])
 
     def by_bytes(self, bits_per_byte: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the share of bytes in documents that are at most as dear as each of N."""
+        """Return the share of bytes in documents that are at most as costly as each of N."""
         known = ~np.isnan(bits_per_byte)
         return np.where(known, self._of_bytes[_halves(bits_per_byte)], np.nan)
 

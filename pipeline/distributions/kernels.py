@@ -302,8 +302,9 @@ def _map_boundary(
     place: int,
 ) -> None:
     """Write what the teacher expects behind its place `state` for the label at `place`."""
-    count, total, stored = 0, np.float32(0), np.float32(-1)
-    ids, probs = out.ids[place], out.probs[place]
+    if expected.ids[state, 0] < 0:  # of which nothing is stored: the label's own loss says little
+        return
+    count, stored = 0, np.float32(-1)
     for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
@@ -311,19 +312,18 @@ def _map_boundary(
         mass = expected.probs[state, entry]
         if teacher_id == own.token_id:
             stored = mass
-        if teacher_id >= len(mapped) or mapped[teacher_id] < 0:
-            continue
-        count = _add(ids, probs, count, mapped[teacher_id], mass, scratch)
-        total += mass
+        if teacher_id < len(mapped) and mapped[teacher_id] >= 0:
+            count = _add(out, place, count, mapped[teacher_id], mass, scratch)
     if own.token_id >= 0 and (stored < 0 or mapped[own.token_id] != own.label):
         room = expected.ids.shape[1] - expected.draws
         count = _give_label(mapped[own.token_id], stored, own, (count, room), scratch, out, place)
-        total = np.float32(0)
-        for slot in range(count):
-            total += probs[slot]
+    total = np.float32(0)
+    for slot in range(count):
+        total += out.probs[place, slot]
     # Quantised log-probabilities may add up to a little more than 1.
-    _finish(ids, probs, count, max(total, np.float32(1)), scratch)
-    _map_draws(mapped, expected, state, out, place)
+    _finish(out, place, count, max(total, np.float32(1)), scratch)
+    if expected.draws:
+        _map_draws(mapped, expected, state, out, place)
 
 
 @compiled
@@ -355,7 +355,6 @@ def _give_label(
     label's end. `counts` are of the entries and of the room for them: where there is none, the
     label takes the place of the smallest entry, whose mass goes to the residual.
     """
-    ids, probs = out.ids[place], out.probs[place]
     count, room = counts
     mass = np.exp(-own.loss_behind) * (stored if stored >= 0 else np.exp(-own.loss))
     if not mass > 0:  # a loss isn't known
@@ -364,32 +363,32 @@ def _give_label(
         out.moved[place] = mass
     if stored >= 0 and to >= 0:
         slot = scratch[to]
-        probs[slot] -= mass
-        if probs[slot] <= 0:
-            count = _drop(ids, probs, count, slot, scratch)
+        out.probs[place, slot] -= mass
+        if out.probs[place, slot] <= 0:
+            count = _drop(out, place, count, slot, scratch)
     if scratch[own.label] == FREE and count == room:
         least = 0
         for slot in range(1, count):
-            least = slot if probs[slot] < probs[least] else least
-        count = _drop(ids, probs, count, least, scratch)
-    return _add(ids, probs, count, own.label, mass, scratch)
+            least = slot if out.probs[place, slot] < out.probs[place, least] else least
+        count = _drop(out, place, count, least, scratch)
+    return _add(out, place, count, own.label, mass, scratch)
 
 
 @compiled
 def _drop(
-    ids: NDArray[np.int32],
-    probs: NDArray[np.float32],
+    out: LabelEntries,
+    place: int,
     count: int,
     slot: int,
     scratch: NDArray[np.uint8],
 ) -> int:
     """Leave an entry's mass to the residual; return how many entries there are."""
-    scratch[ids[slot]] = FREE
+    scratch[out.ids[place, slot]] = FREE
     last = count - 1
     if slot < last:
-        ids[slot], probs[slot] = ids[last], probs[last]
-        scratch[ids[slot]] = slot
-    ids[last], probs[last] = NONE, 0
+        out.ids[place, slot], out.probs[place, slot] = out.ids[place, last], out.probs[place, last]
+        scratch[out.ids[place, slot]] = slot
+    out.ids[place, last], out.probs[place, last] = NONE, 0
     return last
 
 
@@ -412,7 +411,6 @@ def _map_inside(
     at = tables.teacher_starts[prefix[0]]
     given = tables.teacher_bytes[at : at + width]
     count, extending, ending = 0, np.float32(0), np.float32(0)
-    ids, probs = out.ids[place], out.probs[place]
     for entry in range(expected.ids.shape[1] - expected.draws):
         teacher_id = expected.ids[state, entry]
         if teacher_id < 0:
@@ -429,45 +427,49 @@ def _map_inside(
         extending += mass
         student_id = find_prefix(tables.teacher_bytes[at + width : stop], tables)
         if student_id >= 0:
-            count = _add(ids, probs, count, student_id, mass, scratch)
-    _finish(ids, probs, count, extending, scratch)
+            count = _add(out, place, count, student_id, mass, scratch)
+    _finish(out, place, count, extending, scratch)
     if extending < LEAST_EXTENDING or ending >= MOST_ENDING * (extending + ending):
         _take_back(out, place, place + 1)
 
 
 @compiled
 def _add(
-    ids: NDArray[np.int32],
-    probs: NDArray[np.float32],
+    out: LabelEntries,
+    place: int,
     count: int,
     token_id: int,
     mass: float,
     scratch: NDArray[np.uint8],
 ) -> int:
-    """Add mass to a token; `scratch` says where each token is. Return how many there are."""
+    """Add mass to a token; `scratch` says where each token is. Return how many there are.
+
+    A label's entries are `out`'s at `place`, here and below: making views of them takes longer.
+    """
     slot = scratch[token_id]
     if slot != FREE:
-        probs[slot] += mass
+        out.probs[place, slot] += mass
         return count
     scratch[token_id] = count
-    ids[count], probs[count] = token_id, mass
+    out.ids[place, count], out.probs[place, count] = token_id, mass
     return count + 1
 
 
 @compiled
 def _finish(
-    ids: NDArray[np.int32],
-    probs: NDArray[np.float32],
+    out: LabelEntries,
+    place: int,
     count: int,
     whole: np.float32,
     scratch: NDArray[np.uint8],
 ) -> None:
     """Divide by `whole`, sort by falling mass, and free `scratch`."""
-    for place in range(count):
-        scratch[ids[place]] = FREE
-        token_id, mass = ids[place], probs[place] / whole
-        before = place
-        while before > 0 and probs[before - 1] < mass:
-            ids[before], probs[before] = ids[before - 1], probs[before - 1]
+    for slot in range(count):
+        scratch[out.ids[place, slot]] = FREE
+        token_id, mass = out.ids[place, slot], out.probs[place, slot] / whole
+        before = slot
+        while before > 0 and out.probs[place, before - 1] < mass:
+            out.ids[place, before] = out.ids[place, before - 1]
+            out.probs[place, before] = out.probs[place, before - 1]
             before -= 1
-        ids[before], probs[before] = token_id, mass
+        out.ids[place, before], out.probs[place, before] = token_id, mass

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from pipeline.drawing.formatting import format_share
 from pipeline.drawing.web_page import clean
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _ROW: Final = 0.24
 _WIDE = 11.2
 """Width of a chart that fills a page, in inches."""
 _FEW, _AXIS_LETTERS = 5, 60
-"""Bars that carry their values, and letters that fit under bars."""
+"""Bars that carry their values, and letters and gaps that fit under bars."""
 
 Interval = tuple[float, float, float]
 
@@ -134,15 +135,15 @@ def bar_chart(
             places = [bar + (n - (len(series) - 1) / 2) * thick for bar in range(len(labels))]
             drawn[name] = axes.bar(places, shares, thick, color=_colour(n))
             if len(labels) <= _FEW:
-                axes.bar_label(drawn[name], list(map(_percent, shares)), fontsize=10)
+                axes.bar_label(drawn[name], [format_share(each, 1) for each in shares], fontsize=10)
         bars = [bar for bar, label in enumerate(labels) if not ticks or label in ticks]
         widest = max((len(labels[bar]) for bar in bars), default=1)
-        written = bars[:: -(-len(bars) * widest // _AXIS_LETTERS) or 1]
+        written = bars[:: -(-len(bars) * (widest + 1) // _AXIS_LETTERS) or 1]
         axes.set_xticks(written, [clean(labels[bar]) for bar in written])
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.1)
         _round_ticks(axes.yaxis)
-        axes.yaxis.set_major_formatter(lambda share, _: _percent(share))
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
         axes.set(xlabel=clean(x_label), ylabel=clean(y_label))
         if len(series) > 1:
             _legend(axes, drawn, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
@@ -313,7 +314,3 @@ def _save(figure: "Figure", file: Path | IO[str], kind: str, **options: Any) -> 
 
 def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
-
-
-def _percent(share: float) -> str:
-    return "< 0.001 %" if 0 < share < 5e-6 else f"{100 * share:.3g} %"

@@ -48,7 +48,6 @@ rect.kept.unmapped { fill: var(--student-tint); stroke-dasharray: none; }
 .legend svg { flex: none; }
 article { padding: 1.1rem 1.25rem 1.3rem; margin-top: 1.1rem; }
 article h2 { margin: 0; font-size: 1.05rem; overflow-wrap: anywhere; }
-.tokens hr { border: 0; margin: 0; height: 0; }
 td { padding: .15rem 1.2rem .15rem 0; } td.number { text-align: right; }
 """
 _LEGEND = (
@@ -222,11 +221,6 @@ def _hint(token: PreviewToken, side: str) -> str:
 
 
 def _document(document: PreviewDocument, marks: Mapping[int, Mark]) -> Element:
-    contents: list[Element] = []
-    for block in document.blocks:
-        contents.append(draw_block(block, marks))
-        if any("⏎" in token.text for token in block.student):
-            contents.append(tag("hr"))
     notes = []
     if not document.has_text:
         notes.append("The text was not kept, and the tokens, shown by their ids, do not spell it.")
@@ -236,7 +230,7 @@ def _document(document: PreviewDocument, marks: Mapping[int, Mark]) -> Element:
         "article",
         tag("h2", document.title),
         tag("p", document.facts, class_="soft small"),
-        tag("div", *contents, class_="tokens"),
+        tag("div", *(draw_block(block, marks) for block in document.blocks), class_="tokens"),
         *(tag("p", note, class_="soft small") for note in notes),
         class_="card",
     )

@@ -37,7 +37,7 @@ main { max-width: 70rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.75rem; line-height: 1.2; font-weight: 650; margin: 0 0 .35rem; }
 h2 { font-size: 1.15rem; font-weight: 650; margin: 2.75rem 0 .9rem; }
 h3 { font-size: .95rem; font-weight: 600; margin: 0 0 .2rem; }
-p { margin: .35rem 0; max-width: 46rem; }
+p { margin: .35rem 0; }
 code, .mono { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .86em; }
 code { overflow-wrap: anywhere; }
 .soft { color: var(--soft); }

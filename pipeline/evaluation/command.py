@@ -30,7 +30,7 @@ examples:
       set, spread evenly, from local files.
 
 sets, --tasks: {", ".join(SETS)}
-measures, --measures (docs/evaluation.md says what each is worth at which size):
+measures, --measures (docs/guides/evaluate.md says what each is worth at which size):
   accuracy   greedy answers after worked examples, as math-evaluation-harness asks and judges
   solution   bits per byte of the worked solution, given the problem
   text       bits per byte of problem and solution

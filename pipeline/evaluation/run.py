@@ -42,7 +42,7 @@ def open_results(student: Student, folder: Path, engine: Engine) -> Results:
     found = read_results(folder)
     if found.sha256 != student.sha256:
         raise ValueError(
-            f"{folder} has results of another student (files {found.sha256[:12]}…, this one "
+            f"{folder} has results of a different student (files {found.sha256[:12]}…, this one "
             f"{student.sha256[:12]}…): name this one, NAME={student.source}, or remove the folder"
         )
     for _, _, made in found.all():

@@ -85,7 +85,7 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{name}: a line isn't in math-evaluation-harness's format ({error!r}): see "
-            "docs/evaluation.md"
+            "docs/guides/evaluate.md"
         ) from error
 
 

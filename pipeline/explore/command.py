@@ -105,7 +105,7 @@ class PreviewOptions:
 
 @dataclass(frozen=True)
 class ScoresOptions:
-    """Documents by teachers' stored losses: what thresholds keep, and texts to look at.
+    """Documents by teachers' stored losses: how much each threshold keeps, and texts to look at.
 
     Attributes:
         dataset: folder, URL or manifest of a dataset that vocag score has scored.

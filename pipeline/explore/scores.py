@@ -145,7 +145,7 @@ def describe_scores(
 def describe_thresholds(
     table: ScoreTable, values: NDArray[np.float64], column: str, quantiles: Sequence[float]
 ) -> list[str]:
-    """Return a table of what thresholds keep, of all documents and bytes that are read."""
+    """Return a table of how many documents and bytes each threshold keeps."""
     rows = [["quantile", f"{column} <=", "documents", "", "text bytes", ""]]
     all_bytes = int(table.num_text_bytes.sum())
     for each in find_thresholds(values, table.num_text_bytes, quantiles):
@@ -171,7 +171,7 @@ def describe_quantiles(dataset: Dataset) -> Iterator[str]:
         try:
             scores = ScoredDocuments(dataset, scores_of(files, dataset))
         except ForeignLossesError:
-            rows.append([name, "of another generation: run vocag score again", *[""] * 7])
+            rows.append([name, "of a different generation: run vocag score again", *[""] * 7])
             continue
         table = read_table(dataset, {column: (scores, column) for column in STORED_COLUMNS})
         for column, values in table.values.items():

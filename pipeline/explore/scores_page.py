@@ -1,4 +1,4 @@
-"""`vocag explore scores --html`: texts at chosen quantiles, and the spots that are dear in them.
+"""`vocag explore scores --html`: texts at chosen quantiles, and their costly spots.
 
 A spot is a run of windows of `SPOT_TOKENS` teacher tokens, each of whose bits per byte is more than
 `SPOT_FACTOR` times the document's own.
@@ -16,7 +16,7 @@ from pipeline.dataset.document_scores import ScoredDocuments
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.score_files import read_sidecar
 from pipeline.dataset.tokenizers import text_in
-from pipeline.drawing.charts import NOT_DRAWN, can_draw, draw_svg, line_chart
+from pipeline.drawing.charts import NOT_DRAWN, bar_chart, can_draw, draw_svg
 from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.drawing.web_page import Child, render_page, tag
 from pipeline.explore.scores import (
@@ -38,13 +38,14 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; margin:
   gap: .8rem; margin-bottom: .8rem; }
 .texts .card { padding: .8rem 1rem; min-width: 0; }
 mark { background: var(--teacher-tint); color: inherit; border-bottom: 2px solid var(--teacher); }
-figure { margin: 0; padding: 1rem; }
+figure { margin: 0; }
+figure + pre { white-space: pre; overflow-x: auto; font-size: .76rem; margin: 0; }
 """
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A run of dear windows, bytes [start, stop) of the text, and its bits per byte."""
+    """A run of costly windows, bytes [start, stop) of the text, and its bits per byte."""
 
     start: int
     stop: int
@@ -52,7 +53,7 @@ class Spot:
 
 
 def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) -> list[Spot]:
-    """Return where a document is far dearer than on the whole, in order.
+    """Return where a document is far costlier than on the whole, in order.
 
     Args:
         losses: float [T], nats, NaN if a token has none.
@@ -65,10 +66,10 @@ def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) 
     num_bytes = np.maximum(1, stops[SPOT_TOKENS - 1 :] - starts[: 1 - SPOT_TOKENS])
     windows = (bits[SPOT_TOKENS:] - bits[:-SPOT_TOKENS]) / num_bytes
     mean = bits[-1] / max(1, stops[-1] - starts[0])
-    is_dear = np.zeros(len(losses), np.bool_)
+    is_costly = np.zeros(len(losses), np.bool_)
     for first in np.flatnonzero(windows > SPOT_FACTOR * mean):
-        is_dear[first : first + SPOT_TOKENS] = True
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_dear, [False]]))).reshape(-1, 2)
+        is_costly[first : first + SPOT_TOKENS] = True
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_costly, [False]]))).reshape(-1, 2)
     found = []
     for first, end in edges.tolist():
         start, stop = int(starts[first]), int(stops[end - 1])
@@ -96,10 +97,10 @@ def render_scores(
         children.append(tag("p", NOT_DRAWN, class_="soft small"))
     for name, values in table.values.items():
         children.append(tag("h2", name))
-        if can_draw():
-            children.append(tag("figure", _draw(table, values, name, column), class_="card"))
         lines = describe_thresholds(table, values, column, quantiles)
-        children.append(tag("pre", "\n".join(lines)))
+        values_kept = tag("pre", "\n".join(lines), class_="card")
+        drawn = [_draw(table, values, name, column)] if can_draw() else []
+        children.append(tag("div", *drawn, values_kept, class_="texts"))
     first = next(iter(table.values.values()))
     known = np.flatnonzero(~np.isnan(first))
     order = known[np.argsort(first[known], kind="stable")]
@@ -114,12 +115,14 @@ def render_scores(
 
 def _draw(table: ScoreTable, values: NDArray[np.float64], name: str, column: str) -> Element:
     edges = bin_edges(values)
-    lines = {}
+    shares = {}
     for group, chosen in table.groups()[:_CHARTED_GROUPS]:
         counts = count_bins(values[chosen], edges)
-        lines[group or "all"] = (counts / max(1, counts.sum())).tolist()
-    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
-    return draw_svg(line_chart(name, middles, lines, x_label=column, y_label="share of documents"))
+        shares[group or "all"] = (counts / max(1, counts.sum())).tolist()
+    labels = [f"{edge:.3g}" for edge in edges[:-1]]
+    x_label = f"{column} (from)"
+    chart = bar_chart(name, labels, shares, x_label=x_label, y_label="share of documents")
+    return tag("figure", draw_svg(chart), class_="card")
 
 
 def _document(
@@ -154,7 +157,7 @@ def _card(
         tag(
             "p",
             f"{about}, {format_count(document.num_text_bytes)} bytes, "
-            f"{format_plural(len(spots), 'dear spot')}",
+            f"{format_plural(len(spots), 'costly spot')}",
             class_="soft small",
         ),
     ]
@@ -166,7 +169,7 @@ def _card(
         later = sum(spot.start >= SHOWN_BYTES for spot in spots)
         more = f"{format_count(len(text) - SHOWN_BYTES)} more bytes"
         children.append(
-            tag("p", f"{more} with {format_plural(later, 'dear spot')}", class_="soft small")
+            tag("p", f"{more} with {format_plural(later, 'costly spot')}", class_="soft small")
         )
     return tag("div", *children, class_="card")
 

@@ -92,6 +92,41 @@ def distribution_divergences(
     return temperature**2 * (teacher.exp() * difference).sum(-1)
 
 
+@torch.no_grad()
+def teacher_entropies(
+    entry_ids: Tensor, probs: Tensor, labels: Tensor, *, draws: int = 0
+) -> Tensor:
+    """Return the least entropy of each label's whole distribution, of which a part is known.
+
+    A token that isn't among the K likeliest is no likelier than the last of them, nor than all of
+    these together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
+    bin the rest would make a flat distribution look certain. The label's own mass is known
+    whatever its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds
+    masses up, the result is an estimate.
+
+    Args:
+        entry_ids: int [rows, seq_length, K], as in `distilled_loss`.
+        probs: float [rows, seq_length, K].
+        labels: int [rows, seq_length].
+        draws: how many of the K, the last, are draws: they aren't read.
+
+    Returns:
+        fp32 [rows, seq_length], nats; 0 if a label has no distribution.
+
+    Example:
+        >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
+        >>> teacher_entropies(ids, probs, torch.tensor([[3]]))
+        tensor([[1.0397]])
+    """
+    exact = probs.shape[-1] - draws
+    ids, probs = entry_ids[..., :exact], probs[..., :exact].float()
+    is_other = (ids >= 0) & (ids != labels.unsqueeze(-1))
+    rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
+    least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
+    known: Tensor = torch.special.entr(probs).sum(-1)
+    return known - torch.xlogy(rest, torch.minimum(least, rest))
+
+
 def distilled_loss(
     scores: TokenScores,
     entry_ids: Tensor,
@@ -166,11 +201,27 @@ def distilled_loss(
     if draws:
         learned = _cross_entropies(student, teacher).view(taught.shape)
     check_finite({"student_losses": (scores.losses, mask), "divergences": (learned, taught)})
-    divergence = divergences.sum()
     taught_loss = torch.where(taught, scores.losses, 0.0).sum()
     untaught_loss = torch.where(mask & ~taught, scores.losses, 0.0).sum()
-    gained = torch.where(taught, moved, 0.0)
-    counts = torch.stack((mask, known, taught, gained > 0)).flatten(1).sum(-1)
+    held = torch.where(known, probs[..., :num_exact].sum(-1), 0.0)
+    sums = taught_loss, untaught_loss, divergences.sum(), held.sum()
+    metrics = _metrics(sums, (mask, known, taught), torch.where(taught, moved, 0.0))
+    loss_sum = weight * learned.sum() + (1 - weight) * taught_loss + untaught_loss
+    return LossResult(loss_sum, mask.sum(), metrics)
+
+
+def _metrics(
+    sums: tuple[Tensor, Tensor, Tensor, Tensor], labels: tuple[Tensor, ...], gained: Tensor
+) -> dict[str, Tensor]:
+    """Return what `distilled_loss` says of them.
+
+    Args:
+        sums: losses of taught labels and of the others, divergences, and mass of the entries.
+        labels: bool [rows, seq_length]: all, those with a distribution, and the taught ones.
+        gained: float [rows, seq_length], the mass that was moved to taught labels.
+    """
+    taught_loss, untaught_loss, divergence, held = sums
+    counts = torch.stack((*labels, gained > 0)).flatten(1).sum(-1)
     num_labels, num_known, num_taught, num_contradicted = counts
     pairs = {
         "student_loss": (taught_loss + untaught_loss, num_labels),
@@ -179,15 +230,11 @@ def distilled_loss(
         "divergence": (divergence, num_taught),
         "taught_fraction": (num_taught, num_labels),
         "distribution_fraction": (num_known, num_labels),
-        "mass_held": (torch.where(known, probs[..., :num_exact].sum(-1), 0.0).sum(), num_known),
+        "mass_held": (held, num_known),
         "contradicted_fraction": (num_contradicted, num_taught),
         "mass_moved": (gained.sum(), num_taught),
     }
-    metrics = {
-        name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs
-    }
-    loss_sum = weight * learned.sum() + (1 - weight) * taught_loss + untaught_loss
-    return LossResult(loss_sum, num_labels, metrics)
+    return {name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs}
 
 
 def _cross_entropies(entry_log_probs: Tensor, probs: Tensor) -> Tensor:

@@ -18,7 +18,12 @@ from pipeline.guidance.checks import (
     refuse_broken,
 )
 from pipeline.guidance.top_fraction import keep_top_fraction
-from pipeline.selection_rule import PAPER_RULE, RANKED_BY_TEACHER, SelectionRule
+from pipeline.selection_rule import (
+    PAPER_RULE,
+    RANKED_BY_ENTROPY,
+    RANKED_BY_TEACHER,
+    SelectionRule,
+)
 
 _FIXED_POINT = 2.0**24
 
@@ -54,7 +59,7 @@ def select_tokens(
     group: dist.ProcessGroup | None = None,
     teacher_losses: Tensor | None = None,
     mapped: Tensor | None = None,
-    student_entropies: Tensor | None = None,
+    entropies: Tensor | None = None,
     step: int = 0,
 ) -> Selection:
     """Choose the student tokens whose loss counts, from detached values.
@@ -74,7 +79,8 @@ def select_tokens(
             `mean` with a selector that ranks by the teacher; otherwise not read.
         mapped: bool [rows, seq_length] of `pipeline.guidance.mapped_tokens`, in place of guidance
             where nothing is ranked by a teacher. None without guidance: every token is mapped.
-        student_entropies: float [rows, seq_length], nats; selector `student_entropy` only.
+        entropies: float [rows, seq_length], nats, of the predictions of the model that the selector
+            names; selectors `student_entropy` and `teacher_entropy` only.
         step: of training; selector `random` draws anew for each.
 
     Returns:
@@ -90,7 +96,7 @@ def select_tokens(
 
     Source: Eq. 4 and section 6.2.
     """
-    values = _Values(student_losses, guidance, mapped, student_entropies, teacher_losses)
+    values = _Values(student_losses, guidance, mapped, entropies, teacher_losses)
     _check_selection_inputs(values, loss_mask, rule, group)
     values, mask = values.detached(), loss_mask.bool()
     known = mask if values.mapped is None else mask & values.mapped
@@ -143,7 +149,7 @@ class _Values:
     student_losses: Tensor
     guidance: Tensor | None
     mapped: Tensor | None
-    student_entropies: Tensor | None
+    entropies: Tensor | None
     teacher_losses: Tensor | None
 
     def detached(self) -> _Values:
@@ -154,7 +160,7 @@ class _Values:
             self.student_losses.detach().float(),
             guidance,
             None if mapped is None else mapped.bool(),
-            _detach(self.student_entropies),
+            _detach(self.entropies),
             _detach(self.teacher_losses),
         )
 
@@ -174,8 +180,8 @@ def _that_count(
     counted = {"student_losses": (values.student_losses, mask)}
     if values.guidance is not None:
         counted["guidance"] = (values.guidance, known)
-    if values.student_entropies is not None:
-        counted["student_entropies"] = (values.student_entropies, mask)
+    if values.entropies is not None:
+        counted["entropies"] = (values.entropies, mask)
     if values.teacher_losses is not None and _needs_teacher_losses(rule):
         counted["teacher_losses"] = (values.teacher_losses, ~values.teacher_losses.isnan())
     return counted
@@ -192,9 +198,9 @@ def _ranking(
     """Return what the rule ranks tokens by, fp32 [rows, seq_length], highest first."""
     if rule.selector == "random":
         return _hash(positions, rule.seed, step)
-    if rule.ranks_by_entropy:
-        assert values.student_entropies is not None
-        return values.student_entropies
+    if rule.selector in RANKED_BY_ENTROPY:
+        assert values.entropies is not None
+        return values.entropies
     if rule.selector == "student_loss":
         return values.student_losses
     guidance = values.guidance
@@ -238,7 +244,7 @@ def _check_selection_inputs(
         loss_mask=loss_mask,
         guidance=values.guidance,
         mapped=values.mapped,
-        student_entropies=values.student_entropies,
+        entropies=values.entropies,
     )
     if values.mapped is not None and values.guidance is not None:
         raise ValueError(
@@ -248,9 +254,9 @@ def _check_selection_inputs(
         raise ValueError(
             f"selector {rule.selector!r} needs guidance; aggregate_teacher_losses makes it"
         )
-    if rule.ranks_by_entropy and values.student_entropies is None:
+    if rule.selector in RANKED_BY_ENTROPY and values.entropies is None:
         raise ValueError(
-            "selector 'student_entropy' needs student_entropies; linear_cross_entropy gives them "
+            f"selector {rule.selector!r} needs entropies; linear_cross_entropy gives them "
             "with with_entropy=True"
         )
     if _needs_teacher_losses(rule) and values.teacher_losses is None:

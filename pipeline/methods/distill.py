@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.methods.kind import MethodKind
+from pipeline.selection_rule import RANKED_BY_TEACHER
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pipeline.guidance import LossResult
+    from pipeline.methods.label_distributions import LabelDistributions
     from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
@@ -16,10 +20,6 @@ def _loss(given: MicroBatchLoss) -> LossResult:
 
     method, known = given.method, given.distributions
     assert known is not None
-    chosen = None
-    if method.distill_tokens != "all":
-        kept = given.select(given.teacher_losses()).kept
-        chosen = kept if method.distill_tokens == "kept" else ~kept
     return distilled_loss(
         given.scores,
         known.ids,
@@ -27,21 +27,47 @@ def _loss(given: MicroBatchLoss) -> LossResult:
         moved=known.moved,
         loss_mask=given.loss_mask,
         weight=given.weight,
-        chosen=chosen,
+        chosen=None if method.distill_tokens == "all" else _chosen(given, known),
         temperature=method.temperature,
         reverse=method.reverse_kl,
         draws=known.draws,
     )
 
 
+def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
+    """Return the labels whose distribution is to be learned, bool [rows, seq_length]."""
+    from pipeline.guidance import select_tokens
+    from pipeline.guidance.distributions import teacher_entropies
+
+    if given.rule.selector in RANKED_BY_TEACHER:
+        kept = given.select(given.teacher_losses()).kept
+    else:
+        entropies = given.scores.entropies
+        if given.rule.selector == "teacher_entropy":
+            entropies = teacher_entropies(
+                known.ids, known.probs, given.batch["labels"], draws=known.draws
+            )
+        # Others have nothing to be chosen for, and would take places in the share.
+        kept = select_tokens(
+            given.scores.losses,
+            None,
+            loss_mask=given.loss_mask.bool() & (known.ids[..., 0] >= 0),
+            rule=given.rule,
+            group=given.group,
+            entropies=entropies,
+            step=given.step,
+        ).kept
+    return kept if given.method.distill_tokens == "kept" else ~kept
+
+
 KINDS = (
     MethodKind(
         "distill",
-        "learn what else the teacher would have said (vocag score --top-k), any vocabulary",
+        "learn the teacher's next-token distributions (vocag score --top-k), any vocabulary",
         _loss,
         selector="teacher",
         needs="distributions",
         weight=0.8,
-        options=("weight", "distill_tokens", "temperature", "reverse_kl"),
+        options=("weight", "distill_tokens", "distill_by", "temperature", "reverse_kl"),
     ),
 )

@@ -63,7 +63,7 @@ class MethodKind:
 
     def rule(self, method: Method) -> SelectionRule:
         """Return the rule by which tokens are chosen, under these options."""
-        return method.rule(self.selector, self.keep_fraction)
+        return method.rule(method.distill_by or self.selector, self.keep_fraction)
 
     def weight_of(self, method: Method) -> float:
         """Return the λ that holds."""
@@ -85,18 +85,13 @@ class MethodKind:
             raise ValueError(
                 f"stored_losses are given, and method={self.name} needs {need}: leave them out"
             )
-        if teaching.top_k is not None and self.needs != "distributions":
-            error = ValueError(
-                f"top_k={teaching.top_k} is for methods that learn next tokens, such as "
-                f"method=distill: leave it out with {self.name}"
-            )
-            raise hinted(error, "leave out top_k=")
-        if teaching.draws and self.needs != "distributions":
-            error = ValueError(
-                f"draws={teaching.draws} is for methods that learn next tokens, such as "
-                f"method=distill: leave it out with {self.name}"
-            )
-            raise hinted(error, "leave out draws=")
+        for name, value in (("top_k", teaching.top_k), ("draws", teaching.draws)):
+            if value and self.needs != "distributions":
+                error = ValueError(
+                    f"{name}={value} is for methods that learn next tokens, such as "
+                    f"method=distill: leave it out with {self.name}"
+                )
+                raise hinted(error, f"leave out {name}=")
         if self.needs == "nothing":
             return Served("nothing")
         if not (stored or running):

@@ -16,6 +16,7 @@ from pipeline.selection_rule import (
 )
 
 DistillTokens = Literal["all", "kept", "dropped"]
+DistillBy = Literal["teacher", "student_entropy", "teacher_entropy", "random"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,18 @@ class Method:
         unmapped: what happens to tokens without guidance.
         scope: what the share is counted over: each row, each process's micro-batch, or the
             micro-batches of all processes together (group).
-        aggregation: Φ over a token's teacher losses.
+        aggregation: how a token's teacher losses become one: Φ.
         expectation: divide by the kept tokens or by all of them.
         num_chunks: chunks of each row; for chunks and chunks_random.
         weight: λ of kld, uld, alm and distill (default: 1.0 for kld (Eq. 5) and alm, 0.5 for uld
             (Eq. 6), 0.8 for distill, which gives the rest to cross entropy).
         seed: seed of random choices.
         distill_tokens: which labels distill learns by the teacher's distribution: all that have
-            one, those that the paper's selection keeps, or those that it drops; the others are
-            learned by cross entropy.
+            one, those that a selection keeps, or those that it drops; the others are learned by
+            cross entropy.
+        distill_by: what that selection ranks labels by, highest first: student loss minus teacher
+            loss (the paper's; default); or, among labels with a distribution, the entropy of the
+            student's prediction (SE-KD) or of the teacher's, or chance.
         temperature: flattens both models' distributions; for distill.
         reverse_kl: KL(student || teacher) in place of KL(teacher || student); for distill.
     """
@@ -53,6 +57,7 @@ class Method:
     weight: float | None = None
     seed: int = 0
     distill_tokens: DistillTokens = "all"
+    distill_by: DistillBy | None = None
     temperature: float = 1.0
     reverse_kl: bool = False
 
@@ -60,6 +65,13 @@ class Method:
         """Check how tokens are chosen; `pipeline.methods` knows the names."""
         self.rule("full", PAPER_RULE.keep_fraction)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
+        if self.distill_by is not None:
+            check_choice("distill_by", self.distill_by, DistillBy)
+            if self.distill_tokens == "all":
+                raise ValueError(
+                    f"distill_by={self.distill_by} chooses nothing where all are learned: add "
+                    "distill_tokens=kept or dropped, or leave it out"
+                )
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 

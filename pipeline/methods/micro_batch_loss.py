@@ -104,7 +104,7 @@ class MicroBatchLoss(ABC):
             group=self.group,
             teacher_losses=teacher_losses,
             mapped=mapped,
-            student_entropies=self.scores.entropies,
+            entropies=self.scores.entropies,
             step=self.step,
         )
 

@@ -32,7 +32,7 @@ _MULTIPLY_BY_DIVISORS = ("hyperclovax",)
 _FIELDS = (*_CAPS, *_MULTIPLIERS, *_DIVISORS)
 _REMEDY = (
     "as a teacher, serve the model and let vocag score --engine openai ask it; as a student, "
-    "choose a model of another architecture"
+    "choose a model with a different architecture"
 )
 
 _NUM_TOKENS = 16
@@ -99,7 +99,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
     own = cross_entropy(logits[0, :-1].to(found.dtype), ids[0, 1:], reduction="none")
     if not own.isfinite().all():
         logger.warning(
-            "%s gives losses that are not finite: nothing can be held against them",
+            "%s gives losses that are not finite: nothing can be compared with them",
             type(model).__name__,
         )
         return

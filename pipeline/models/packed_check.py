@@ -66,7 +66,7 @@ def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -
         model.train(training)
     raise LeakingRowsError(
         f"{type(model).__name__} ({model.config.model_type}) can't be run on packed rows: the "
-        f"losses of its documents are not those that each has alone ({'; '.join(failures)}). As a "
+        f"losses of its documents differ from those of each alone ({'; '.join(failures)}). As a "
         "teacher let vocag score run it, which takes a document at a time, and train with its "
         "stored losses (--stored-losses); as a student it needs rows of one document each, which "
         "these trainers don't make"

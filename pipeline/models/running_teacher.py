@@ -81,8 +81,8 @@ def open_running_teacher(
     if one_vocabulary_for and student.sha256 != teacher.sha256:
         raise ValueError(
             f"--method {one_vocabulary_for} needs a teacher with the student's tokenizer, but "
-            f"{opened.reading.path} was aligned with {teacher.source}: align with the student's as "
-            "--teacher, too"
+            f"{opened.reading.path} was aligned with {teacher.source}: align with the student's "
+            "tokenizer as --teacher"
         )
     model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
     model.train(False).requires_grad_(False)

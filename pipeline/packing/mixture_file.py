@@ -54,7 +54,7 @@ class MixedDataset:
         name: in the mixture; "" for a single dataset.
         path: its folder or manifest, a path or a URL.
         max_epochs: how often it may be read; None: without end.
-        where: read those documents only that this is true of; "": all.
+        where: read only documents that match this; "": all.
     """
 
     name: str

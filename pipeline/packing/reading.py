@@ -38,10 +38,9 @@ class Reading:
     Attributes:
         path: folder, URL or manifest of an aligned dataset, or a mixture's FILE.toml.
         where: read only documents that match, such as "language == 'en' and score > 0.5"; any
-            condition of DuckDB over their metadata (default: all; a mixture's file says it for each
-            dataset).
-        generation: state of a growing dataset to read, by its number, or latest, to which a resumed
-            run then moves (default: the newest, and a resumed run keeps its own).
+            condition of DuckDB over their metadata (default: all; a mixture's file has its own).
+        generation: generation of a growing dataset, by number; latest moves a resumed run to the
+            newest (default: the newest; a resumed run keeps its own).
         student_bos: token before a student's text, its id, or none (default: the dataset's).
         student_eos: token after a student's document, its id, or none (default: the dataset's).
         teacher_context: token before a teacher's text, its id, or none (default: the dataset's).

@@ -25,14 +25,16 @@ def fill_entries(
     log_probs: NDArray[np.float32],
     at: str,
 ) -> None:
-    """Fill in the entries of some positions of a document.
+    """Fill in the entries of some positions of a document, and what was drawn there.
 
     Args:
         entries: of its shard.
         document: its number in the shard.
         start: the first position; it has all that are asked for.
-        ids: int32 [n, K], gets token ids, -1 if a position has no more entries; K is the rule's.
-        log_probs: float32 [n, K], gets nats, falling, -inf if there is none.
+        ids: int32 [n, K + draws or more], by the rule's K and draws, gets token ids, entries first
+            and draws last; -1 where there is none.
+        log_probs: float32, of the same shape, gets nats, falling, -inf if there is none, and for
+            draws.
         at: the sidecar's path, for errors.
 
     Raises:
@@ -49,47 +51,14 @@ def fill_entries(
         entry=int(entries.starts[document] + counts[:start].sum(dtype=np.int64)),
         packed=entries.ids,
         codes=codes if codes.dtype == np.uint8 else codes.view(np.uint16),
-        sizes=(rule.id_bits, rule.vocab_size),
+        first_draw=int(
+            entries.first_draws[document] + np.count_nonzero(counts[:start]) * rule.draws
+        ),
+        drawn=entries.draw_ids,
+        sizes=(rule.id_bits, rule.vocab_size, rule.draws),
         values=stored_values(rule.log_probs),
         ids=ids,
         log_probs=log_probs,
-    )
-    if bad < len(ids):
-        raise _damaged(kind, rule, document, start + bad, at)
-
-
-def fill_draws(
-    entries: ShardEntries,
-    document: int,
-    start: int,
-    *,
-    ids: NDArray[np.int32],
-    draws: NDArray[np.int32],
-    at: str,
-) -> None:
-    """Fill in what was drawn at the same positions.
-
-    Args:
-        entries: of its shard.
-        document: its number in the shard.
-        start: the first position.
-        ids: int32 [n, K or more], as `fill_entries` has filled them.
-        draws: int32 [n, draws], gets token ids, -1 if a position has no entries.
-        at: the sidecar's path, for errors.
-
-    Raises:
-        DamagedShardError: an id is none, or one of the position's entries.
-
-    Example:
-        >>> fill_draws(shard.entries, 7, 0, ids=ids, draws=draws, at=path)
-    """
-    rule = entries.rule
-    bad, kind = _fill_draws(
-        first=(int(entries.position_starts[document]) + start) * rule.draws,
-        packed=entries.draw_ids,
-        sizes=(rule.id_bits, rule.vocab_size, rule.top_k),
-        ids=ids,
-        draws=draws,
     )
     if bad < len(ids):
         raise _damaged(kind, rule, document, start + bad, at)
@@ -110,15 +79,12 @@ def copy_entries(
     Raises:
         DamagedShardError: they are none that a teacher gives.
     """
-    ids = top.ids[positions]
-    log_probs = np.empty(ids.shape, np.float32)
-    fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at=at)
+    rule = entries.rule
+    ids = np.empty((positions.stop - positions.start, rule.top_k + rule.draws), np.int32)
+    fill_entries(entries, document, 0, ids=ids, log_probs=np.empty(ids.shape, np.float32), at=at)
+    top.ids[positions], top.draws[positions] = np.split(ids, [rule.top_k], axis=1)
     own = slice(*entries.starts[document : document + 2].tolist())
-    top.log_probs[positions][ids >= 0] = entries.log_probs[own]
-    if entries.rule.draws:
-        draws = top.draws[positions]
-        fill_draws(entries, document, 0, ids=ids, draws=draws, at=at)
-        draws[draws < 0] = 0
+    top.log_probs[positions][top.ids[positions] >= 0] = entries.log_probs[own]
 
 
 def require_sound(entries: ShardEntries, *, at: str) -> None:
@@ -127,16 +93,14 @@ def require_sound(entries: ShardEntries, *, at: str) -> None:
     Raises:
         DamagedShardError: some are none that a teacher gives.
     """
-    shape = _BLOCK, entries.rule.top_k
+    top_k = entries.rule.top_k
+    shape = _BLOCK, top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    draws = np.empty((_BLOCK, entries.rule.draws), np.int32)
     for document, count in enumerate(np.diff(entries.position_starts).tolist()):
         for start in range(0, count, _BLOCK):
-            own = ids[: count - start]
-            fill_entries(entries, document, start, ids=own, log_probs=log_probs[: len(own)], at=at)
-            if entries.rule.draws:
-                fill_draws(entries, document, start, ids=own, draws=draws[: len(own)], at=at)
-            own.sort(axis=1)
+            own, values = ids[: count - start], log_probs[: count - start]
+            fill_entries(entries, document, start, ids=own, log_probs=values, at=at)
+            own = np.sort(own[:, :top_k], axis=1)
             twice = ((own[:, 1:] == own[:, :-1]) & (own[:, 1:] >= 0)).any(axis=1)
             if twice.any():
                 raise DamagedShardError(
@@ -170,46 +134,22 @@ def _token_at(packed: NDArray[np.uint8], number: int, num_bits: int) -> np.int64
 
 
 @compiled
-def _fill_draws(
-    first: int,
-    packed: NDArray[np.uint8],
-    sizes: tuple[int, int, int],
-    ids: NDArray[np.int32],
-    draws: NDArray[np.int32],
-) -> tuple[int, int]:
-    """Unpack positions' draws from number `first` on; return the first bad one, and its fault."""
-    num_bits, vocab_size, top_k = sizes
-    for row in range(len(draws)):
-        for place in range(draws.shape[1]):
-            if ids[row, 0] < 0:
-                draws[row, place] = -1
-                continue
-            token = _token_at(packed, first + row * draws.shape[1] + place, num_bits)
-            if token >= vocab_size:
-                return row, _ID
-            is_entry = False
-            for entry in range(top_k):
-                is_entry |= ids[row, entry] == token
-            if is_entry:
-                return row, _TWICE
-            draws[row, place] = token
-    return len(draws), 0
-
-
-@compiled
 def _fill(
     counts: NDArray[np.uint8],
     entry: int,
     packed: NDArray[np.uint8],
     codes: NDArray[Any],
-    sizes: tuple[int, int],
+    first_draw: int,
+    drawn: NDArray[np.uint8],
+    sizes: tuple[int, int, int],
     values: tuple[NDArray[np.float32], NDArray[np.float64]],
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
 ) -> tuple[int, int]:
-    """Unpack positions' entries from number `entry` on; return the first bad one, and its fault."""
-    num_bits, vocab_size = sizes
+    """Unpack positions' next tokens from some numbers on; return the first bad one, and why."""
+    num_bits, vocab_size, draws = sizes
     nats, least = values
+    width, draw = ids.shape[1], first_draw
     for row in range(len(counts)):
         mass, last = 0.0, np.float32(0.0)
         for place in range(counts[row]):
@@ -225,6 +165,15 @@ def _fill(
             ids[row, place], log_probs[row, place] = token, value
             last = value
             entry += 1
-        for place in range(counts[row], ids.shape[1]):
+        for place in range(counts[row], width):
             ids[row, place], log_probs[row, place] = -1, -np.inf
+        for place in range(width - draws, width if counts[row] else 0):
+            token = _token_at(drawn, draw, num_bits)
+            draw += 1
+            if token >= vocab_size:
+                return row, _ID
+            for entry_place in range(counts[row]):
+                if ids[row, entry_place] == token:
+                    return row, _TWICE
+            ids[row, place] = token
     return len(counts), 0

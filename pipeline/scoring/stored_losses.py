@@ -30,7 +30,7 @@ from pipeline.dataset.score_files import (
 from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
-from pipeline.scoring.entries import fill_draws, fill_entries
+from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import ShardLosses, TeacherRule
 
@@ -131,9 +131,6 @@ class StoredLosses:
             raise self._not_scored(shard_index, place, f"{end - first} positions", stop)
         path = self.scores.sidecar(self.scores.manifest.sidecars[shard_index]).url
         fill_entries(opened.entries, place, start, ids=ids, log_probs=log_probs, at=path)
-        if num_draws := opened.entries.rule.draws:
-            draws = ids[:, -num_draws:]
-            fill_draws(opened.entries, place, start, ids=ids, draws=draws, at=path)
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch the sidecars of remote shards in the background."""
@@ -270,7 +267,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
             error = ForeignLossesError(
                 f"{scores.path} was scored for {scored.describe()}, which splits "
                 f"{record.num_split_documents} documents of {record.shard}; {online.describe()} "
-                "split them elsewhere, so that their tokens see other contexts: train with the "
+                "split them elsewhere, so their tokens see different contexts: train with the "
                 f"lengths of the scores, or {SCORE_AGAIN} with --seq-length {rows.seq_length} "
                 f"--teacher-seq-length {rows.teacher_seq_length}"
             )

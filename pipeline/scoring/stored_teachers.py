@@ -107,6 +107,8 @@ class StoredTeachers:
             np.exp(own) * weight for (_, own), weight in zip(found, self._weights, strict=True)
         ]
         ids[:], log_probs[:] = _heaviest(every, np.concatenate(masses, axis=1), ids.shape[1])
+        # Where one has stored nothing, its share of the mass could be anywhere.
+        ids[np.any([own[:, 0] < 0 for own, _ in found], axis=0)] = -1
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch all teachers' sidecars of remote shards in the background."""

@@ -30,8 +30,8 @@ class Teaching:
             likelier.
         top_k: number of likeliest tokens that a running teacher gives, for methods that learn them
             (default: 16; stored distributions have as many as were stored).
-        draws: number of draws of what its top_k leave out that a running teacher gives, too;
-            distill then follows its whole distribution on average.
+        draws: tokens that a running teacher also draws from what its top_k leave out; distill then
+            follows its whole distribution on average.
 
     Example:
         >>> Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(1, 3)).shares

@@ -94,7 +94,7 @@ class AlignedRows(TorchDataset[Rows]):
             DatasetError: damage that is not to be quarantined, or parts that share documents.
             ForeignLossesError: stored losses that are incomplete, don't belong to these rows, or
                 are of several teachers.
-            WhereError: a condition is true of no document.
+            WhereError: a condition matches no document.
             ValueError: impossible configuration. And what `open_run` raises.
 
         Example:
@@ -294,7 +294,7 @@ def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> N
         if rule.without_where() != first.without_where():
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
-                f'"{mixture.datasets[0].name}" are of two teachers or conventions '
+                f'"{mixture.datasets[0].name}" come from two teachers or conventions '
                 f"({rule.fingerprint[:16]}… and {first.fingerprint[:16]}…): name one teacher that "
                 "has scored all datasets"
             )

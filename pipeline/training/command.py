@@ -23,12 +23,12 @@ examples:
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
       --stored-losses Qwen/Qwen2.5-Math-7B --output runs/stored
 
-  # the same with what else the teacher would have said
+  # the same with the teacher's likeliest next tokens
   vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --top-k 16
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
       --method distill --stored-losses Qwen/Qwen2.5-Math-7B --output runs/distill
 
-  # what costs no teacher: plain continual pretraining, and chance
+  # without a teacher: plain continual pretraining, and random tokens
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method full --output runs/full
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method random --output runs/random
 
@@ -37,7 +37,7 @@ examples:
       --teacher models/teacher --heldout math=heldout/math code=heldout/code \\
       --evaluate-every 500 --export-every 500 --tracker tensorboard --output runs/eight
 
-methods, --method (docs/guidance.md has the equations):
+methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}
 
 output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
@@ -45,7 +45,7 @@ AutoModelForCausalLM and AutoTokenizer load."""
 
 _GROUPS = {
     "data": "data and models",
-    "method": "method (docs/guidance.md)",
+    "method": "method (docs/concepts/guidance.md)",
     "num_steps": "steps",
     "evaluate_every": "measuring and keeping",
 }

@@ -30,12 +30,12 @@ class TrainConfig:
         data: what to train on.
         student: folder, Hugging Face repository or .gguf file.
         output: folder of this run; run the same command again to continue from its checkpoint.
-        random_init: use only the student's configuration.
+        random_init: start from random weights; only the student's configuration is read.
         teaching: who teaches.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
-        num_epochs: how often the data may be read; a mixture's file says it for each dataset.
+        num_epochs: passes over the data; a mixture's file has its own for each dataset.
         workers: processes that read ahead; 0: the run's own process reads.
         method: how the loss is made.
         num_steps: steps of the whole run; the learning rate's schedule ends there.
@@ -44,7 +44,7 @@ class TrainConfig:
         micro_batch_size: rows at a time in each process; the rest is accumulated.
         learning_rate: peak learning rate (default: 8e-5, the paper's for continued pretraining;
             random weights need about 10 times as much).
-        schedule: course of the learning rate after the warm-up.
+        schedule: learning-rate schedule after the warm-up.
         warmup_steps: steps of linear warm-up, from 0.
         min_lr_fraction: fraction of the peak at which cosine and linear end.
         weight_decay: weight decay of matrices.

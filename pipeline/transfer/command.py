@@ -24,7 +24,7 @@ Where each new token's embedding and output row come from, the first rule that a
   segmented  the old tokenizer's own tokens of its bytes, in equal parts
   mean       all old tokens
 
-A transplanted model has lost part of what it knew. To win it back, train it with the old model as
+A transplanted model has lost part of what it knew. To recover it, train it with the old model as
 the teacher:
   vocag align --input corpus.jsonl --student student --teacher models/smollm2 --output aligned
   vocag score aligned --teacher models/smollm2 --seq-length 1024 --top-k 16

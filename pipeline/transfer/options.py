@@ -16,13 +16,13 @@ class TransferOptions:
         tokenizer: the new tokenizer: a tokenizer.json, a SentencePiece model, a folder that holds
             one, a Hugging Face repository, or bytes: the 256 byte values.
         text: texts in which tokens are seen and on which the model is measured: .jsonl and .txt
-            files, or aligned datasets. Some megabytes of the text to train on are enough.
+            files, or aligned datasets. A few megabytes of the training text are enough.
         output: folder for the new model.
         layers: keep these layers only, counted from 0 (default: all).
         text_field: field of each line that holds the text.
         text_megabytes: read no more text than this.
         multiple: pad the number of rows to a multiple, such as 128 for tensor cores.
-        rows_of: the model that this one drafts for: make as many rows as its, which vLLM demands.
+        rows_of: model that this one drafts for: make as many rows as it has, as vLLM requires.
     """
 
     model: Annotated[ModelSource, Option("MODEL", form="positional")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scoring.entries import fill_draws, fill_entries, require_sound
+from pipeline.scoring.entries import fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import ShardEntries, largest_error
 from schemas.errors import DamagedShardError
@@ -41,7 +41,9 @@ def contradicting_places(
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     own = np.arange(len(has_loss)) + (entries.position_starts - starts)[document]
     expected[own] = has_loss
-    bad = np.flatnonzero((entries.counts > 0) != expected)
+    has_entries = entries.counts > 0
+    is_free = expected if entries.rule.entropy_above else np.False_
+    bad = np.flatnonzero((has_entries != expected) & ~is_free)
     if not len(bad):
         return []
     number = int(np.searchsorted(entries.position_starts, bad[0], "right")) - 1
@@ -57,16 +59,26 @@ def compare_entries(
 
     An entry agrees if the token has nearly the same log-probability again. One that isn't among
     the others' is as likely as their last one, or not needed to reach the mass that is stored. The
-    tolerance is in nats, beyond the rounding of both.
+    tolerance is in nats, beyond the rounding of both. Where entropies decide which positions have
+    entries, as many may be decided otherwise as draws may be others.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
+    num_lone, num_positions = 0, 0
     for document in documents:
         a, b = (_entries_of(entries, document) for entries in (again, stored))
+        num_lone += int(np.count_nonzero((a[0][:, 0] < 0) != (b[0][:, 0] < 0)))
+        num_positions += len(a[0])
         for one, other in ((a, b), (b, a)):
             off = _differences(one, other, stored.rule)
             num_bad += int(np.count_nonzero(off > tolerance))
             num_entries += int(np.count_nonzero(one[0] >= 0))
             worst = max(worst, float(off.max(initial=0.0)))
+    if num_lone > min(4 * tolerance, 0.5) * num_positions:
+        return (
+            f"{num_lone} of {num_positions} positions of {len(documents)} documents have entries "
+            "only as stored or only when they are scored again: another teacher gave them, or they "
+            "were altered; run vocag score again"
+        )
     if not num_bad:
         return ""
     return (
@@ -101,17 +113,21 @@ def compare_draws(
 
 
 def _draws_of(entries: ShardEntries, document: int) -> NDArray[np.int32]:
-    ids, _ = _entries_of(entries, document)
-    draws = np.empty((len(ids), entries.rule.draws), np.int32)
-    fill_draws(entries, document, 0, ids=ids, draws=draws, at="")
-    return draws
+    return _next_tokens_of(entries, document)[0][:, entries.rule.top_k :]
 
 
 def _entries_of(
     entries: ShardEntries, document: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ids, log_probs = _next_tokens_of(entries, document)
+    return ids[:, : entries.rule.top_k], log_probs[:, : entries.rule.top_k]
+
+
+def _next_tokens_of(
+    entries: ShardEntries, document: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     start, stop = entries.position_starts[document : document + 2].tolist()
-    shape = stop - start, entries.rule.top_k
+    shape = stop - start, entries.rule.top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
     fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
     return ids, log_probs
@@ -134,4 +150,5 @@ def _differences(
     with np.errstate(invalid="ignore"):  # places without an entry
         off = np.where(np.isnan(found), log_probs - last, np.abs(log_probs - found))
         off = off - 2 * largest_error(log_probs, rule.log_probs)
-    return np.where(ids >= 0, np.maximum(off, 0), 0).astype(np.float32)
+    is_judged = (ids >= 0) & (counts > 0)[:, None]
+    return np.where(is_judged, np.maximum(off, 0), 0).astype(np.float32)

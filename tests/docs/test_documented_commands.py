@@ -32,8 +32,8 @@ from tests.support.hf_folders import write_model
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "evidence").rglob("*.md"))
-OTHERS_TEST = ("README.md", "evidence.md", "megatron.md", "transfer.md")
-"""The README's commands have a test below, the others' have tests of their own."""
+OTHERS_TEST = ("ten_minutes.md", "evidence.md", "megatron.md", "transfer.md")
+"""The first page's commands have a test below, the others' have tests of their own."""
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?:bash|console)\n(?P<text>.*?)^```",
@@ -137,6 +137,16 @@ def test_a_shown_script_is_accepted(command: Command, monkeypatch: pytest.Monkey
         runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_shown_whole_on_the_site(page: Path) -> None:
+    """At 1280 px it shows 96 columns of code, and a list needs an empty line before it."""
+    text = page.read_text("utf-8")
+    blocks = [block["text"] for block in _BLOCK.finditer(text)]
+    assert not [line for block in blocks for line in block.splitlines() if len(line) > 96]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?!- |\d+\. |[\s#|<]).+\n(?:- |1\. ).*", prose, re.MULTILINE)
+
+
 def test_targets_and_extras_that_are_shown_exist() -> None:
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     makefile, setup = (
@@ -153,7 +163,8 @@ def test_the_help_of_transfer_trains_as_its_page_does() -> None:
     from pipeline.transfer import command
 
     [shown] = re.findall(r"^  (vocag train .*)", command._EPILOG.replace("\\\n", " "), re.MULTILINE)
-    assert " ".join(shown.split()) in (ROOT / "docs/transfer.md").read_text("utf-8")
+    page = (ROOT / "docs/guides/transfer.md").read_text("utf-8").replace("\\\n", " ")
+    assert " ".join(shown.split()) in " ".join(page.split())
 
 
 def test_every_command_and_runner_is_shown() -> None:
@@ -246,9 +257,9 @@ def test_a_pages_commands_run(
         commands = [c for c in commands_of(page, block["text"]) if c.words[0] == "vocag"]
         if block["reason"] or not commands:
             continue
-        if page.name != "mixtures.md":  # its blocks go on with what the first one makes
+        if page.name != "mix.md":  # its blocks go on with what the first one makes
             shutil.rmtree(root / "aligned", ignore_errors=True)
-        if page.name != "mixtures.md" and not commands[0].makes("aligned"):
+        if page.name != "mix.md" and not commands[0].makes("aligned"):
             described = "source" in block["text"]
             shutil.copytree(root / ("described" if described else "plain"), root / "aligned")
         for command in commands:
@@ -257,11 +268,11 @@ def test_a_pages_commands_run(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_first_run_of_the_readme_leaves_a_student(tmp_path: Path) -> None:
+def test_the_first_ten_minutes_leave_a_student(tmp_path: Path) -> None:
     """As it is pasted, but for the environment, which is this one, and `make demo`'s corpus."""
     if find_gguf() is None:
         pytest.skip("make test installs the model")
-    text = (ROOT / "README.md").read_text("utf-8").partition("## From documents")[2]
+    text = (ROOT / "docs/start/ten_minutes.md").read_text("utf-8").partition("## A teacher")[2]
     blocks = [block["text"] for block in _BLOCK.finditer(text)]
     lines = "".join(blocks).splitlines(keepends=True)
     pasted = "".join(line for line in lines if not line.startswith(("pip ", ". .venv")))

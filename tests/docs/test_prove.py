@@ -19,7 +19,7 @@ import scipy.stats
 import torch
 from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import few, kinds, tokens, transfer
+from prove import code, distributions, few, kinds, tokens, transfer
 from prove import filter as filtering
 from prove.chain import Chain, search_rate
 from prove.compare import (
@@ -44,7 +44,7 @@ from vocag import AlignedRows, Reading, Rows, StreamConfig
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
 RECORDS = PAGES / "records"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer)
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, code)
 
 
 def _page(name: str) -> str:
@@ -252,6 +252,58 @@ def test_the_share_that_came_back_is_of_what_was_lost() -> None:
     assert (more.mean, more.low, more.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
+@pytest.mark.parametrize(
+    ("drawn", "rule"), [(20.0, "draws"), (24.0, "a bin"), (25.0, "a bin"), (None, "undecided")]
+)
+def test_draws_win_if_they_are_ahead_in_every_seed(drawn: float | None, rule: str) -> None:
+    def record(arm: str, seed: int, nats: float) -> dict[str, Any]:
+        return _record(arm, seed, [nats] * 3, transfer.SETS) | {"units": 2}
+
+    records = {"original": {0: record("o", 0, 10)}, "start": {0: record("s", 0, 30)}}
+    nats = {"plain": (26, 26, 26), "binned": (27, 27, 27), "binned-plain": (24, 24, 24)}
+    nats |= {"drawn": (28, 28, 28), "drawn-plain": (drawn,) * 3 if drawn else (20, 20, 25)}
+    for arm, values in nats.items():
+        records[arm] = {seed: record(arm, seed, value) for seed, value in enumerate(values)}
+        for made in records[arm].values():
+            made["development"] = [made["measured"]["2"]["math"]["nats"][0]] * 2
+    said = distributions.verdict(records)
+    assert "`drawn-plain` less `binned-plain` elsewhere: " in said
+    assert f"By the rules: **{rule}**" in said
+    assert "With a bin, `binned-plain` less plain elsewhere: +0.100" in said
+    assert said.count("**for distributions**") == 2 - (drawn is None)
+
+
+def test_windows_of_sources_are_whole_lines_of_different_files() -> None:
+    windows = code._windows(["tqdm"])
+    assert len(windows) > 5
+    assert len({window.number for window in windows}) == len(windows)
+    root = Path(code.find_spec("tqdm").origin).parent
+    files = [path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
+    for window in windows:
+        assert f"\n{window.text}\n" in files[window.number]
+        assert 1200 < len(window.text) <= 1500
+
+
+@pytest.mark.parametrize(("ahead", "rule"), [(2.0, "for"), (-1.0, "against"), (None, "undecided")])
+def test_a_method_wins_on_other_files_of_the_package_in_every_draw(
+    ahead: float | None, rule: str, tmp_path: Path
+) -> None:
+    for draw in range(3):
+        folder = tmp_path / f"code-small-{draw}" / "records"
+        folder.mkdir(parents=True)
+        for arm in (*code.PLAIN, *code.METHODS):
+            nats = [20.0] * 3
+            if arm == "distill":
+                nats = [20.0 - (ahead if ahead is not None else (3, 3, -1)[draw])] * 3
+            record = _record(arm, 0, nats, code.SETS)
+            (folder / f"{arm}-0.json").write_text(json.dumps(record))
+    said = code.judge(tmp_path / "code-small-1" / "records")
+    line = next(line for line in said.splitlines() if line.startswith("- `distill`"))
+    assert f": **{rule}**; others" in line
+    (folder / "distill-0.json").unlink()
+    assert "Not finished: distill 2 of 3." in code.judge(folder)
+
+
 @pytest.mark.parametrize("best", [2.5e-4, 1e-3, 8e-3])
 def test_a_rate_is_doubled_and_halved_until_both_neighbours_are_worse(best: float) -> None:
     found = search_rate(lambda rate: abs(math.log2(rate / best)), 1e-3)
@@ -305,7 +357,7 @@ def test_what_thresholds_keep_is_counted_by_kind() -> None:
 
 def test_the_pages_table_of_noise_is_of_the_stored_scores() -> None:
     rows = [json.loads(line) for line in (RECORDS / "kinds.jsonl").read_text("utf-8").splitlines()]
-    page = (PAGES.parent / "docs" / "filtering.md").read_text("utf-8")
+    page = (PAGES.parent / "docs" / "guides" / "filter.md").read_text("utf-8")
     assert kinds.overview(rows) in page
     kept = {
         kind: np.mean([row["bits_per_byte"] < 1.5 for row in rows if row["kind"] == kind])
@@ -344,8 +396,8 @@ def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
-    tokenizer = tmp_path / "tokenizer" if module is transfer else None
-    experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer)
+    tokenizer = tmp_path / "tokenizer" if module in (transfer, distributions) else None
+    experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer, teacher="t.gguf")
     made: set[str] = set()
     tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
     if tokenizer:  # made of the text, which comes later
@@ -550,15 +602,13 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
 
     back = read_records(RECORDS / "transfer")
     gain = transfer.compare_shares(back, "distill-plain", "plain", transfer.ELSEWHERE)
-    assert f"**{100 * gain.mean:.1f} points** {hull(gain, 1, 100)}" in said
-    for runs, own, other in (
-        ("few", "distill", "full-dropout"),
-        ("filter-once", "teacher", "all"),
+    assert f"{100 * gain.mean:.1f} points {hull(gain, 1, 100)}" in said
+    for runs, own, other, name in (
+        ("few", "distill", "full-dropout", "math"),
+        ("filter-once", "teacher", "all", "gsm8k"),
     ):
-        records = read_records(RECORDS / runs)
-        for name in ("gsm8k", "math"):
-            found = compare(records, own, other, name, "last")
-            assert f"{-found.mean:.2f} {hull(found, 2)}" in said
+        found = compare(read_records(RECORDS / runs), own, other, name, "last")
+        assert f"{-found.mean:.2f} {hull(found, 2)}" in said
 
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:

@@ -10,6 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from pipeline.command_line.options import option_names
+from pipeline.training.config import TrainConfig
+
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]
 
@@ -45,3 +48,6 @@ def test_every_link_of_the_site_leads_somewhere(tmp_path: Path) -> None:
     assert not dead
     assert checked > 1000
     assert 'class="md-search' in pages[(tmp_path / "index.html").resolve()]
+    options = pages[(tmp_path / "reference/options/index.html").resolve()]
+    missing = [name for name in option_names(TrainConfig) if f"<code>{name}" not in options]
+    assert not missing

@@ -86,7 +86,7 @@ def test_the_accelerate_loop_bears_steps_that_keep_no_token(
 
 def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
     """It crashed on a model of transformers."""
-    page = (EXAMPLES.parent / "docs" / "streaming.md").read_text("utf-8")
+    page = (EXAMPLES.parent / "docs" / "concepts" / "rows.md").read_text("utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     for there, here in (
         ('"aligned"', repr(str(world / "data"))),
@@ -102,6 +102,35 @@ def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
     expected = guided(names["batch"])
     mean = float(expected.loss_sum.detach() / expected.num_tokens)
     assert float(names["loss"].detach()) == pytest.approx(mean, rel=1e-5)
+
+
+def test_the_plain_loop_of_the_page_is_the_accelerate_loop(
+    world: Path,
+    tmp_path: Path,
+    alone: tuple[list[float], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (EXAMPLES.parent / "docs/guides/your_trainer.md").read_text("utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    for there, here in (
+        ('"cuda", 1000, 64, 4', '"cpu", 3, 4, 1'),
+        ('"TinyLlama/TinyLlama_v1.1"', repr(str(world / "student"))),
+        ('"aligned"', repr(str(world / "data"))),
+        ('"Qwen/Qwen2.5-Math-7B"', '""'),
+        ("seq_length=2048", f"seq_length={SEQ_LENGTH}"),
+        ("lr=8e-5", "lr=1e-3"),
+    ):
+        assert there in code
+        code = code.replace(there, here)
+    exec(code, {})
+    losses, student = alone
+    expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(losses, start=1)]
+    assert capsys.readouterr().out.splitlines() == expected
+    own = weights(tmp_path / "student")
+    for name, tensor in weights(student).items():
+        torch.testing.assert_close(own[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -210,7 +239,7 @@ def test_the_page_shows_lines_that_run(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (EXAMPLES.parent / "docs/your_trainer.md").read_text("utf-8")
+    page = (EXAMPLES.parent / "docs/guides/your_trainer.md").read_text("utf-8")
     [code] = [block for block in page.split("```python\n") if "GuidedTrainer(" in block]
     code = code.split("```")[0]
     for there, here in (

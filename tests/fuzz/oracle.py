@@ -51,7 +51,8 @@ class Oracle:
             number, content = token["id"], token["content"]
             self.added[number] = content
             form = library.normalizer.normalize_str(content) if library.normalizer else content
-            blank = content.startswith(" ") or not form.strip(" ▁")
+            prefixed = token["normalized"] and form.startswith((" ", "▁"))
+            blank = content.startswith(" ") or not form.strip(" ▁") or prefixed
             if blank or token["lstrip"] or token["rstrip"]:
                 self.contents[number] = b""  # how much white space, nobody says
             if content == model.get("unk_token"):

@@ -44,8 +44,14 @@ LAYOUTS = {
     ),
     "context-colocated": (
         4,
-        {**CONTEXT, **TENSOR, "vocag_distill_tokens": "dropped", "vocag_temperature": 2.0},
-        {"distill_tokens": "dropped", "temperature": 2.0},
+        {
+            **CONTEXT,
+            **TENSOR,
+            "vocag_distill_tokens": "dropped",
+            "vocag_distill_by": "student_entropy",
+            "vocag_temperature": 2.0,
+        },
+        {"distill_tokens": "dropped", "distill_by": "student_entropy", "temperature": 2.0},
     ),
 }
 

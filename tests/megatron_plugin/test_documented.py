@@ -1,4 +1,4 @@
-"""What docs/megatron.md tells people to start can be stopped, and goes on bit for bit."""
+"""What docs/guides/megatron.md tells people to start can be stopped, and goes on bit for bit."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from tests.megatron_plugin.training_job import merged, train
 
 pytestmark = pytest.mark.slow
 
-MANUAL = ROOT / "docs/megatron.md"
+MANUAL = ROOT / "docs/guides/megatron.md"
 TRAINER = "megatron_plugin.pretrain_gpt"
 # What makes a documented job small enough for this machine; the rest stays as it is documented.
 SMALL = {

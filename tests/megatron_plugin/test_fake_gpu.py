@@ -24,7 +24,7 @@ from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
 
 VOCAB_SIZE, HIDDEN, MICRO_BATCHES, TOP_K = 400, 64, 2, 4
-# As docs/megatron.md says: in a micro-batch, and in a step.
+# In a micro-batch, and in a step.
 IN_EACH = {"refuse_broken _local_scalar_dense": 1, "_LinearCrossEntropy.backward nonzero": 1}
 FOR_DISTRIBUTIONS = {"ChosenEntries.of tolist": 2}
 IN_A_STEP = {"Guide.by_teacher tolist": 1}

@@ -1,4 +1,4 @@
-"""A Megatron-LM checkout's own pretrain_gpt.py, with the lines that docs/megatron.md gives.
+"""A Megatron-LM checkout's own pretrain_gpt.py, with the lines that docs/guides/megatron.md gives.
 
 VOCAG_TEST_MEGATRON_NEXT: a checkout, whose script is tried in place of ours.
 """
@@ -22,7 +22,7 @@ OURS = ROOT / "tests/megatron_plugin/checkout_script.py"
 
 def changed(script):
     """Return a script with the documented lines from where the documentation says to its end."""
-    text = (ROOT / "docs/megatron.md").read_text()
+    text = (ROOT / "docs/guides/megatron.md").read_text()
     section = text.split("## Your own pretrain_gpt.py\n")[1].split("\n## ")[0]
     (first,) = re.findall(r"from the line `(.+?)` to the end", section)
     (lines,) = re.findall(r"```python\n(.+?)```", section, re.DOTALL)

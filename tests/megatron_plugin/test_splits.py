@@ -116,7 +116,7 @@ COLUMNS = ((8, 1024), (8, 960), (32, 1024), (32, 960))
 
 
 def test_the_manuals_table_is_computed():
-    rows = ROW.findall((ROOT / "docs/megatron.md").read_text())
+    rows = ROW.findall((ROOT / "docs/guides/megatron.md").read_text())
     assert len(rows) >= 6
     for teacher, student, ratio, splits in rows:
         balanced = float(teacher) / (3 * float(student))

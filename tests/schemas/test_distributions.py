@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from pipeline.scoring.entries import fill_draws, fill_entries, require_sound
+from pipeline.scoring.entries import fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import TopTokens, position_starts, stored_values, to_stored
 from schemas.errors import DamagedShardError
@@ -104,7 +104,10 @@ def test_entries_come_back_as_an_obvious_reader_reads_them(shard: Any) -> None:
         count = 1
         while (
             count < rule.top_k
-            and np.exp(own_log_probs[:count].astype(np.float64)).sum() < rule.top_mass
+            and (
+                rule.top_mass == 1
+                or np.exp(own_log_probs[:count].astype(np.float64)).sum() < rule.top_mass
+            )
             and own_log_probs[count] > -np.inf
         ):
             count += 1
@@ -115,6 +118,18 @@ def test_entries_come_back_as_an_obvious_reader_reads_them(shard: Any) -> None:
     assert (about.num_positions, about.num_entries) == (len(found), num_entries)
     mass = sum(np.exp(value) for own in found for _, value in own)
     assert about.mass_sum == pytest.approx(mass)
+
+
+@pytest.mark.parametrize("likeliest", [0.0, -(2.0**-23)])
+def test_a_certain_token_leaves_room_for_others_unless_a_mass_is_asked_for(
+    likeliest: float,
+) -> None:
+    """Whether one engine's log-probability rounds to 0 and another's not, both store the same."""
+    for mass, expected in ((1.0, [5, 3, 9]), (0.9, [5, -1, -1])):
+        top = TopTokens.empty(np.array([0, 1]), DistributionRule(3, mass, 10, "uint8"))
+        own = np.array([[likeliest, -17.0, -18.0]], np.float32)
+        top.put(np.array([0]), np.array([[5, 3, 9]]), own)
+        assert top.ids[0].tolist() == expected
 
 
 @given(st.floats(0, 70_000, width=32))
@@ -251,21 +266,27 @@ def test_losses_without_distributions_are_written_as_before() -> None:
 
 @pytest.mark.parametrize("vocab_size", [7, 255, 257, 49152, 151_936, (1 << 24) + 1, 1 << 31])
 def test_draws_come_back_from_any_position(vocab_size: int) -> None:
-    """A position without entries has room for them, and none."""
+    """Positions without entries, the first and one amid a document, take no room."""
     rule = DistributionRule(2, 1.0, vocab_size, "uint8", draws=3)
     starts = np.array([0, 3, 3, 5])
     top = TopTokens.empty(starts, rule)
-    places = np.arange(1, 7)
-    top.put(places, np.full((6, 2), [1, 0]), np.full((6, 2), np.log([0.5, 0.25])))
-    drawn = np.random.default_rng(0).integers(2, vocab_size, (6, 3)).astype(np.int32)
+    places = np.array([1, 3, 4, 5, 6])
+    top.put(places, np.full((5, 2), [1, 0]), np.full((5, 2), np.log([0.5, 0.25])))
+    drawn = np.random.default_rng(0).integers(2, vocab_size, (5, 3)).astype(np.int32)
     top.draws[places] = drawn
     decoded = decode_sidecar(encode_sidecar(sidecar(starts, top)), at="x")
     assert decoded.entries is not None
     require_sound(decoded.entries, at="x")
-    expected = {0: np.append([[-1] * 3], drawn[:3], axis=0), 2: drawn[3:]}
+    assert len(decoded.entries.draw_ids) == -(-5 * 3 * rule.id_bits // 8)
+    none = np.full(3, -1)
+    expected = {0: np.array([none, drawn[0], none, drawn[1]]), 2: drawn[2:]}
     for document, draws in expected.items():
         for start in range(len(draws)):
-            ids = np.where(draws[start:, :2] < 0, -1, [1, 0]).astype(np.int32)
-            found = np.empty((len(ids), 3), np.int32)
-            fill_draws(decoded.entries, document, start, ids=ids, draws=found, at="x")
-            assert (found == draws[start:]).all()
+            ids = np.empty((len(draws) - start, 6), np.int32)  # one more for the text's own
+            log_probs = np.empty(ids.shape, np.float32)
+            fill_entries(decoded.entries, document, start, ids=ids, log_probs=log_probs, at="x")
+            is_there = draws[start:, :1] >= 0
+            assert (ids == np.hstack([np.where(is_there, [1, 0, -1], -1), draws[start:]])).all()
+            assert (
+                (log_probs > -np.inf) == np.hstack([is_there, is_there, [[False] * 4] * len(ids)])
+            ).all()

@@ -53,6 +53,7 @@ def serve(
     environment: Mapping[str, str] = os.environ,
     log: Path | None = None,
     folder: Path | None = None,
+    start_seconds: float = START_SECONDS,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a server in a folder for as long as the context lasts, from when it accepts connections.
 
@@ -68,7 +69,7 @@ def serve(
             process_group=0,  # with what it starts
         )
         try:
-            if not accepts(process, port, address):
+            if not accepts(process, port, address, seconds=start_seconds):
                 output.seek(0)
                 pytest.fail(f"{command[0]} did not start:\n{output.read().decode()}")
             yield process
@@ -76,7 +77,13 @@ def serve(
             end(process)
 
 
-def accepts(process: "subprocess.Popen[bytes]", port: int, address: str = "localhost") -> bool:
+def accepts(
+    process: "subprocess.Popen[bytes]",
+    port: int,
+    address: str = "localhost",
+    *,
+    seconds: float = START_SECONDS,
+) -> bool:
     """Wait until a server accepts connections; return False where it ends or takes too long."""
 
     def is_open() -> bool:
@@ -84,7 +91,7 @@ def accepts(process: "subprocess.Popen[bytes]", port: int, address: str = "local
             return True
         return False
 
-    return wait_until(is_open, process, seconds=START_SECONDS)
+    return wait_until(is_open, process, seconds=seconds)
 
 
 def wait_until(

@@ -153,12 +153,12 @@ def require_same_teacher(first: Handshake, now: Handshake, at: str) -> None:
     """
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(
-            f"{at} is {now.describe()}, the job's scores are of {first.describe()}: and "
-            "their losses must not be mixed: serve all with one version"
+            f"{at} is {now.describe()}, the job's scores are from {first.describe()}, and their "
+            "losses must not be mixed: serve all with one version"
         )
     difference = float(np.nanmean(np.abs(np.subtract(first.losses, now.losses))))
     if not difference <= _SAME_MODEL:
         raise DisprovedError(
             f"{at} gives losses of a plain text that differ by {difference:.2f} nats a token "
-            "from those at the start: it serves another model or quantization, or has gone wrong"
+            "from those at the start: it serves another model or quantization, or is broken"
         )

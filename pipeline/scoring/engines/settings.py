@@ -21,7 +21,9 @@ class TopSettings:
             float16 by 0.0005.
         draws: also store N draws at every position from what --top-k leaves out; distill then
             follows the teacher's whole distribution on average, not its likeliest tokens alone.
-        draws_seed: seed of the draws; another one gives other scores.
+        draws_seed: seed of the draws; scores of different seeds are kept apart.
+        entropy_above: store --top-k and --draws only at positions whose entropy, as far as --top-k
+            shows, is above this; other labels are learned by cross entropy.
     """
 
     top_k: Annotated[int | None, Option("K")] = None
@@ -29,6 +31,7 @@ class TopSettings:
     top_log_probs: Literal["uint8", "float16"] = "uint8"
     draws: Annotated[int, Option("N")] = 0
     draws_seed: int = 0
+    entropy_above: Annotated[float, Option("NATS")] = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -37,11 +40,15 @@ class TopSettings:
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
             if self.draws or self.draws_seed:
                 raise ValueError("--draws needs --top-k: draws are of what the likeliest leave out")
+            if self.entropy_above:
+                raise ValueError("--entropy-above needs --top-k: losses are stored of all tokens")
             return
         if not 1 <= self.top_k <= MOST_ENTRIES:
             raise ValueError(f"--top-k {self.top_k} is not between 1 and {MOST_ENTRIES}")
         if not 0 < (1.0 if self.top_mass is None else self.top_mass) <= 1:
             raise ValueError(f"--top-mass {self.top_mass} is not above 0 and at most 1")
+        if not 0 <= self.entropy_above < float("inf"):
+            raise ValueError(f"--entropy-above {self.entropy_above} is not 0 or more nats")
         self._check_draws()
 
     def rule(self, vocab_size: int) -> DistributionRule | None:
@@ -61,8 +68,9 @@ class TopSettings:
                 f"--top-k {self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
             )
         mass = 1.0 if self.top_mass is None else self.top_mass
+        drawn = self.draws, self.draws_seed
         rule = DistributionRule(
-            self.top_k, mass, vocab_size, self.top_log_probs, self.draws, self.draws_seed
+            self.top_k, mass, vocab_size, self.top_log_probs, *drawn, self.entropy_above
         )
         if rule.draws and rule.width > vocab_size:
             raise ValueError(
@@ -84,7 +92,7 @@ class TopSettings:
             )
         if self.top_mass is not None:
             raise ValueError(
-                "--draws stands for all that --top-k leaves out, whatever its mass: leave out "
+                "--draws samples from all that --top-k leaves out, whatever its mass: leave out "
                 "--top-mass"
             )
         if not 0 <= self.draws_seed < 1 << 63:
@@ -122,7 +130,7 @@ class ServedSettings:
         model: the teacher's name at the servers.
         quantization: the teacher's quantization at the servers, such as fp8 or none; they don't
             report it.
-        engine_version: version of the servers' program, if they don't report it.
+        engine_version: vLLM's version, if the servers don't report it.
         concurrency: requests under way at each server.
         answer_seconds: longest time to wait for one answer.
         attempts: attempts at each request, with growing waits, before the job ends.

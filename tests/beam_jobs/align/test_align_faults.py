@@ -259,7 +259,7 @@ def test_an_unfinished_run_of_another_configuration_is_refused(
         patch.setattr(steps, "encode_manifest", fail)
         assert main(command_line(align_options(corpus, tmp_path / "out"))) == 1
     with pytest.raises(
-        OptionsError, match="an unfinished run of another configuration: --t"
+        OptionsError, match="an unfinished run, configured differently: --t"
     ) as error:
         align(align_options(corpus, tmp_path / "out", text_field="id"))
     assert "--text-field is text there and id here; choose" in str(error.value)

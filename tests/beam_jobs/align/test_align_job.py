@@ -213,7 +213,9 @@ def test_the_output_of_another_configuration_is_not_touched(tmp_path: Path) -> N
         ("student", "bytes"): f"--student is {output}/tokenizers/student .* and bytes .SHA-256 ",
         ("student_bos", "none"): "the token of --student-bos or .* is not given there and {",
     }.items():
-        with pytest.raises(OptionsError, match=f"of another configuration: {difference}") as caught:
+        with pytest.raises(
+            OptionsError, match=f"with a different configuration: {difference}"
+        ) as caught:
             align(align_options(small, output, **dict([changes])))
         assert ";" not in str(caught.value).split("configuration: ")[1].partition("; add")[0]
         (hint,) = hints_of(caught.value)

@@ -92,7 +92,7 @@ def test_a_dry_run_refuses_what_the_job_would_refuse(
     corpus, reference = reference_dataset()
     arguments = command_line(align_options(corpus, reference))
     assert main([*arguments, "--dry-run", "--name=other"]) == 2
-    assert "holds a dataset of another configuration" in capsys.readouterr().err
+    assert "holds a dataset with a different configuration" in capsys.readouterr().err
     assert main([*arguments, "--dry-run", "--id-field=ulr"]) == 2
 
 

@@ -92,7 +92,7 @@ def test_summary_and_dry_run_say_what_is_stored(
     shards = open_dataset(unscored / "data").manifest.shards
     rule = scores_with(unscored / "data").rule
     (unscored / "gone").mkdir()
-    estimate = estimate_disk(str(unscored / "gone"), shards, rule, float(mean))
+    estimate = estimate_disk(str(unscored / "gone"), shards, rule, float(mean) * (9 / 8 + 1))
     written = sum(len(data) for data in sidecars(unscored).values())
     assert estimate == pytest.approx(written, rel=0.02)
     assert estimate_disk(str(unscored / "gone"), shards, rule) > estimate, "before any is known"

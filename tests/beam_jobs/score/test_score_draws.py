@@ -18,14 +18,18 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.guidance.draws import draw_keys
 from pipeline.scoring.engines.settings import TopSettings
-from pipeline.scoring.entries import fill_draws, fill_entries
+from pipeline.scoring.entries import fill_entries
+from pipeline.scoring.teaching import Teaching
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.dataset import validate_dataset
 from schemas.distribution_rule import DistributionRule
+from schemas.distributions import least_entropies
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
 from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar, encode_sidecar
 from tests.support.datasets import build_dataset, byte_level, make_texts
-from tests.support.scored_data import run_score, score_arguments, sidecars
+from tests.support.killing import run_killed
+from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
 
 DRAWN = ("--top-k", "4", "--draws", "3")
 ID_BITS = 9  # of 480 tokens
@@ -59,17 +63,11 @@ def stored_draws(root: Path) -> Iterator[tuple[Any, Any]]:
         bits = np.unpackbits(packed, bitorder="little")[: len(entries.counts) * 3 * ID_BITS]
         every = (bits.reshape(-1, ID_BITS) @ (1 << np.arange(ID_BITS))).reshape(-1, 3)
         for document, (start, stop) in enumerate(pairwise(entries.position_starts.tolist())):
-            shape = stop - start, 4
+            shape = stop - start, 7
             ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
             fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
-            draws = np.empty((stop - start, 3), np.int32)
-            fill_draws(entries, document, 0, ids=ids, draws=draws, at="")
-            assert (draws == every[start:stop]).all()
-            if stop - start > 2:
-                fill_draws(entries, document, 2, ids=ids[2:3], draws=draws[:1], at="")
-                assert (draws[0] == draws[2]).all()
-                draws[0] = every[start]
-            yield ids, draws
+            assert (ids[:, 4:] == every[start:stop]).all()
+            yield ids[:, :4], ids[:, 4:]
 
 
 def test_they_are_the_rest_and_cost_an_id(drawn: Path, tmp_path: Path) -> None:
@@ -88,7 +86,9 @@ def test_they_are_the_rest_and_cost_an_id(drawn: Path, tmp_path: Path) -> None:
         num_drawn += draws.size
     assert num_drawn > 10_000
     shards = folder.manifest.shards
-    estimate = estimate_disk(str(tmp_path), shards, scores_of(drawn).rule, 4.0)
+    estimate = estimate_disk(
+        str(tmp_path), shards, scores_of(drawn).rule, 4 * (9 / 8 + 1) + 3 * 9 / 8
+    )
     written = sum(len(data) for name, data in sidecars(drawn).items())
     assert estimate == pytest.approx(written, rel=0.02)
     assert validate_dataset(str(drawn / "data"), teacher=str(drawn / "teacher")).findings == ()
@@ -108,6 +108,86 @@ def test_batches_change_no_draw_and_another_seed_does(drawn: Path, unscored: Pat
     assert same.mean() < 0.1
     data = str(unscored / "data")
     assert validate_dataset(data, teacher=str(unscored / "teacher")).findings == ()
+
+
+def test_only_where_the_teacher_is_uncertain(
+    drawn: Path, unscored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There as before, at the other positions nothing: no draws, and no label learns any."""
+    full = [losses.entries for losses in read_sidecars(drawn)]
+    bounds = np.concatenate([least_entropies(all_of(entries)[1]) for entries in full])
+    middle = float(np.quantile(bounds, 0.7))
+    run_score(unscored, *DRAWN, "--entropy-above", repr(middle))
+    shown = capsys.readouterr().out
+    assert f"in uint8, where their entropy is above {middle:g}: 4.00 a position" in shown
+    found = [losses.entries for losses in read_sidecars(unscored)]
+    has_some = np.concatenate([entries.counts > 0 for entries in found])
+    assert f"of the mass, at {has_some.sum():,} positions" in shown
+    rounded = np.abs(bounds - middle) < 0.1  # as 8 bits may
+    assert (has_some == (bounds > middle))[~rounded].all()
+    assert 0.2 < has_some.mean() < 0.4
+    num_bytes = sum(len(entries.draw_ids) for entries in found)
+    assert num_bytes == pytest.approx(has_some.sum() * 3 * ID_BITS / 8, abs=len(found))
+    ids, again = (np.concatenate([all_of(e)[0] for e in each]) for each in (full, found))
+    assert (ids == again)[has_some].all()
+    assert (again[~has_some] == -1).all()
+    data = str(unscored / "data")
+    assert validate_dataset(data, teacher=str(unscored / "teacher")).findings == ()
+    run_score(unscored, *DRAWN, "--entropy-above", repr(middle), "--dry-run")
+    share = f"{has_some.mean():.1%}"
+    each = 3 + has_some.mean() * (4 * (9 / 8 + 1) + 3 * 9 / 8)
+    assert f"4.00 a position at {share} of them, {each:.1f} bytes" in capsys.readouterr().out
+    rows = AlignedRows(
+        StreamConfig(
+            Reading(data),
+            seq_length=SEQ_LENGTH,
+            teaching=Teaching(stored_losses=("",)),
+            with_distributions=True,
+        )
+    )
+    batch = rows.__getitems__(range(len(rows)))
+    known = (batch["next_token_ids"][..., 0] >= 0) & batch["loss_mask"].bool()
+    share = known.sum() / batch["loss_mask"].sum()
+    assert 0.15 < share < 0.45
+    assert not batch["next_token_probs"][~known].any()
+
+
+def test_positions_that_others_would_have_are_named(
+    unscored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "schemas.distributions.least_entropies", lambda log_probs: log_probs[:, 0] + 100
+        )
+        run_score(unscored, "--top-k", "4", "--entropy-above", "6")
+    (finding,) = validate_dataset(
+        str(unscored / "data"), teacher=str(unscored / "teacher")
+    ).findings
+    assert "have entries only as stored or only when they are scored again" in str(finding)
+
+
+def all_of(entries: Any) -> tuple[Any, Any]:
+    """Return ids, draws included, and log-probabilities of a shard's entries."""
+    parts = []
+    for document, (start, stop) in enumerate(pairwise(entries.position_starts.tolist())):
+        out = np.empty((stop - start, 7), np.int32), np.empty((stop - start, 7), np.float32)
+        fill_entries(entries, document, 0, ids=out[0], log_probs=out[1], at="")
+        parts.append(out)
+    ids, log_probs = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return ids, log_probs[:, :4]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(drawn: Path, unscored: Path) -> None:
+    write = ["beam_jobs.score.steps._write"]
+    run_killed("beam_jobs.score.command", score_arguments(unscored, *DRAWN), write, call=3)
+    assert len(sidecars(unscored)) < len(sidecars(drawn))
+    run_score(unscored, *DRAWN)
+    found, expected = (
+        {name: data.replace(str(root).encode(), b"") for name, data in sidecars(root).items()}
+        for root in (unscored, drawn)
+    )
+    assert found == expected
 
 
 def test_foreign_draws_are_named(unscored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +215,10 @@ def test_damaged_draws_are_named(drawn: Path) -> None:
         bits = np.unpackbits(bad, bitorder="little")
         bits[place * ID_BITS : (place + 1) * ID_BITS] = (wanted >> np.arange(ID_BITS)) & 1
         bad = np.packbits(bits, bitorder="little")
-        draws = np.empty((len(ids), 3), np.int32)
+        out = np.empty((len(ids), 7), np.int32), np.empty((len(ids), 7), np.float32)
+        damaged = replace(entries, draw_ids=bad)
         with pytest.raises(DamagedShardError, match=rf"position 5 of document 0 has .*{what}"):
-            fill_draws(replace(entries, draw_ids=bad), 0, 0, ids=ids, draws=draws, at="")
+            fill_entries(damaged, 0, 0, ids=out[0], log_probs=out[1], at="")
     fewer = replace(entries, draw_ids=entries.draw_ids[:-1].copy())
     cut = encode_sidecar(replace(next(read_sidecars(drawn)), entries=fewer))
     with pytest.raises(DamagedShardError, match="bytes of draw_ids, 9 bits each"):
@@ -175,6 +256,8 @@ def test_draws_are_reused_by_the_same_rule(
         (("--top-k", "4", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
         ((*DRAWN, "--draws-seed", "-5"), "--draws-seed -5 is not between 0 and"),
         ((*DRAWN, "--top-mass", "0.9"), "leave out --top-mass"),
+        (("--entropy-above", "1"), "--entropy-above needs --top-k"),
+        (("--top-k", "4", "--entropy-above", "-1"), "--entropy-above -1.0 is not 0 or more"),
         (("--engine", "openai", *DRAWN), "servers give their likeliest tokens alone"),
     ],
 )

@@ -22,7 +22,7 @@ FILES = [
 OTHERS = {
     *("--force-reinstall", "--no-deps"),  # pip's
     *("--debug", "--version"),  # vocag's own
-    *("--include", "--local-dir", "--revision", "--search"),  # hf
+    *("--include", "--local-dir", "--private", "--revision", "--search", "--type"),  # hf
     *("--nproc-per-node", "--max-restarts"),  # torchrun
     *("--logprobs-mode", "--max-logprobs", "--max-model-len", "--served-model-name"),  # vLLM
     "--dask_client_address",  # Beam's, if its Dask runner is imported

@@ -158,6 +158,20 @@ def test_the_help_is_the_docstring(
     assert max(map(len, text.splitlines())) < 80
 
 
+def test_help_starts_with_what_is_required(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse_options(TrainConfig, ["--help"], prog="vocag train")
+    usage, *others = capsys.readouterr().out.split("\n\n")
+    assert usage == "usage: vocag train --data DATASET --student MODEL --output FOLDER [options]"
+    titles = [title for text in others if (title := text.split("\n")[0]).endswith(":")]
+    assert titles[:2] == ["required:", "options:"]
+    [required] = [text for text in others if text.startswith("required:")]
+    assert re.findall(r"^  (--\S+)", required, re.M) == ["--data", "--student", "--output"]
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_every_option_is_described(kind: type) -> None:
     entries = list(_entries(kind))

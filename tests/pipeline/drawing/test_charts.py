@@ -35,7 +35,9 @@ def test_bars_are_as_high_as_their_shares(num_bars: int) -> None:
     figure = bar_chart("Width", labels, series, x_label="width", y_label="share of tokens")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == [*shares, *shares[::-1]]
-    assert {text.get_text() for text in axes.texts} == ({"0 %", "1 %"} if num_bars == 2 else set())
+    assert {text.get_text() for text in axes.texts} == (
+        {"0 %", "1.00 %"} if num_bars == 2 else set()
+    )
     assert legend(figure) == ["student", "teacher"]
     shown = [text.get_text() for text in axes.get_xticklabels()]
     assert shown == labels[:: 1 if num_bars == 2 else 2]
@@ -43,7 +45,7 @@ def test_bars_are_as_high_as_their_shares(num_bars: int) -> None:
 
 def test_a_share_that_is_almost_none_says_so() -> None:
     figure = bar_chart("W", ["0", "1", "2"], {"a": [0, 2e-7, 0.02]}, x_label="w", y_label="share")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["0 %", "< 0.001 %", "2 %"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0 %", "< 0.001 %", "2.00 %"]
 
 
 def test_intervals_hold_their_ends() -> None:

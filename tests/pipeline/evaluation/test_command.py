@@ -110,7 +110,7 @@ def test_one_table_adds_measures_and_does_not_mix_runs(
     assert evaluate(one, "--dtype", "bfloat16") == 2
     assert "has results with --dtype auto, this run has bfloat16" in capsys.readouterr().err
     assert evaluate(student(tmp_path / "other" / "one", seed=1)) == 2
-    assert "has results of another student" in capsys.readouterr().err
+    assert "has results of a different student" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_ends_is_refused(

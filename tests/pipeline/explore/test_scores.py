@@ -25,7 +25,7 @@ GONE = "doc-0-5"
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ScoreManifest]]:
-    """Documents of two teachers, one of them removed; the first teacher finds a spot dear."""
+    """Documents of two teachers, one of them removed; the first teacher finds a spot costly."""
     folder = tmp_path_factory.mktemp("explored")
     build_dataset(folder, metadata=METADATA, values=values)
     plain = losses_of(1)

@@ -3,8 +3,11 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.guidance import NonFiniteLossError, metric_values
 from pipeline.guidance.cross_entropy import linear_cross_entropy
@@ -12,7 +15,9 @@ from pipeline.guidance.distributions import (
     MIN_RESIDUAL,
     distilled_loss,
     distribution_divergences,
+    teacher_entropies,
 )
+from schemas.distributions import least_entropies
 
 
 def slow_divergence(student, teacher, temperature=1.0, reverse=False):
@@ -219,3 +224,37 @@ def test_broken_divergences_and_impossible_weights_are_refused():
 def test_wrong_inputs_are_named(student, options, message):
     with pytest.raises(ValueError, match=message):
         distribution_divergences(student, torch.zeros(2, 4), **options)
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=2, max_size=9),
+    st.integers(1, 9),
+    st.integers(0, 8),
+    st.booleans(),
+)
+def test_a_known_part_bounds_the_entropy_from_below(weights, top_k, label, label_is_entry):
+    """Whatever the rest is, and next to one bin for it; exact where the rest is even."""
+    masses = np.array(weights) / sum(weights)
+    order = np.argsort(-masses, kind="stable")[: min(top_k, len(masses))].tolist()
+    label %= len(masses)
+    if label_is_entry and label not in order:
+        order.append(label)
+    draws = [[order[0], -1]]
+    ids = torch.tensor([[[*order, -1] + draws[0]]])
+    probs = torch.tensor([[[*masses[order], 0.0, 0.5, 0.0]]])
+    found = teacher_entropies(ids, probs, torch.tensor([[label]]), draws=2).item()
+    whole = -float(np.sum(masses * np.log(masses)))
+    if label != order[-1]:  # as `vocag score --entropy-above` judges it
+        assert found == pytest.approx(least_entropies(np.log(masses[None, order]))[0], abs=1e-4)
+    bins = np.append(masses[order], max(0.0, 1 - masses[order].sum()))
+    one_bin = -float(np.sum(bins * np.log(np.maximum(bins, 1e-12))))
+    assert one_bin - 1e-4 <= found <= whole + 1e-4
+    if len(order) == len(masses) or (len(set(weights)) == 1 and order != [label]):
+        assert found == pytest.approx(whole, abs=1e-4)
+
+
+def test_no_distribution_has_no_entropy():
+    ids, probs = torch.tensor([[[-1, -1]]]), torch.zeros(1, 1, 2)
+    assert teacher_entropies(ids, probs, torch.tensor([[0]])).tolist() == [[0.0]]
+    ids, probs = torch.tensor([[[1, 2]]]), torch.tensor([[[1.0, 0.0]]])
+    assert teacher_entropies(ids, probs, torch.tensor([[0]])).item() == pytest.approx(0, abs=1e-6)

@@ -229,7 +229,7 @@ class TestSelection:
             guidance,
             loss_mask=ones_like(student),
             rule=SelectionRule(selector=selector, keep_fraction=0.5),
-            student_entropies=entropies,
+            entropies=entropies,
         )
         assert selection.kept.int().tolist() == [expected]
 
@@ -274,12 +274,12 @@ class TestSelection:
         [
             ("student_losses", PAPER_RULE),
             ("guidance", PAPER_RULE),
-            ("student_entropies", SelectionRule("student_entropy")),
+            ("entropies", SelectionRule("student_entropy")),
             ("teacher_losses", SelectionRule(unmapped="mean")),
         ],
     )
     def test_broken_values_name_the_row(self, name, rule):
-        names = ("student_losses", "guidance", "student_entropies", "teacher_losses")
+        names = ("student_losses", "guidance", "entropies", "teacher_losses")
         inputs = {each: torch.ones(3, 4) for each in names} | {"loss_mask": torch.ones(3, 4)}
         inputs[name][2, 1] = math.inf
         with pytest.raises(NonFiniteLossError, match=rf"{name}\[2, 1\] is inf.*rows \[2\]"):
@@ -297,7 +297,7 @@ class TestSelection:
             ({"guidance": torch.ones(2, 4)}, r"guidance \(2, 4\) must have the shape"),
             ({"loss_mask": torch.ones(3)}, r"loss_mask \(3,\) must have the shape"),
             ({"rule": SelectionRule("teacher_loss"), "guidance": None}, "'teacher_loss' needs gui"),
-            ({"rule": SelectionRule("student_entropy")}, "needs student_entropies"),
+            ({"rule": SelectionRule("student_entropy")}, "needs entropies"),
             ({"rule": SelectionRule(unmapped="mean")}, "'mean' needs teacher_losses"),
             ({"mapped": torch.ones(2, 3)}, "mapped and guidance are given"),
             ({"mapped": torch.ones(2, 4), "guidance": None}, r"mapped \(2, 4\) must have the sh"),

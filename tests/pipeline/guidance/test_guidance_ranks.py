@@ -55,7 +55,7 @@ def select(batch, case, group=None):
         rule=SelectionRule(selector, fraction, unmapped, scope, seed=5),
         group=group,
         teacher_losses=teacher,
-        student_entropies=entropies,
+        entropies=entropies,
         step=7,
     )
 

@@ -195,7 +195,7 @@ def test_servers_that_differ_are_refused_whenever_they_show(
     write_model(tmp_path / "other", byte_level(480), seed=9)
     folder, version, message = {
         "model": (tmp_path / "other", "0.20.2", "it serves another model or quantization"),
-        "version": (world / "teacher", "0.21.0", "is vllm 0.21.0, the job's scores are of vllm"),
+        "version": (world / "teacher", "0.21.0", "is vllm 0.21.0, the job's scores are from vllm"),
     }[change]
     engine = ask(world, server, attempts=3)
     assert ask(world, server, known=engine.handshake).handshake is engine.handshake

@@ -1,4 +1,4 @@
-"""Our files in the hands of other readers, as docs/streaming.md shows them."""
+"""Our files in the hands of other readers, as docs/guides/readers.md shows them."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from tests.support.documents import assert_same
 from tests.support.sample_encoder import encode_document
 from tests.support.streaming_data import make_documents, write_dataset
 
-DOCS = Path(__file__).parents[3] / "docs" / "streaming.md"
+DOCS = Path(__file__).parents[3] / "docs" / "guides" / "readers.md"
 
 
 @pytest.fixture
@@ -102,7 +102,8 @@ def test_stock_webdataset_swallows_what_ours_raises(dataset):
 @pytest.mark.slow
 def test_energon_with_the_documented_task_encoder(reduced):
     energon = pytest.importorskip("megatron.energon", reason="pip install megatron-energon")
-    command = re.search(r"\$ energon (prepare .*) DATASET", DOCS.read_text()).group(1).split()
+    page = DOCS.read_text().replace("\\\n", " ")
+    command = re.search(r"\$ energon (prepare .*) DATASET", page)[1].split()
     program = Path(sys.executable).parent / "energon"
     subprocess.run([program, *command, reduced.folder], check=True, timeout=120)
     names = {}
@@ -135,7 +136,7 @@ def test_documents_scores_in_tables(reduced):
     name = "data-000000-of-000005.teacher-08e924cac34e2837.documents.parquet"
     pyarrow.parquet.write_table(table, reduced.folder / name)
     names = {}
-    exec(documented_code("documents.parquet", reduced, DOCS.with_name("filtering.md")), names)
+    exec(documented_code("documents.parquet", reduced, DOCS.with_name("filter.md")), names)
     assert names["quantiles"] == [([1.0] * 3, len(reduced.documents))]
 
 
@@ -176,7 +177,7 @@ def run_apart(code, scratch):
     except PackageNotFoundError:
         pytest.skip("datasets is not installed")
     caches = {"HF_DATASETS_CACHE": str(scratch), "HF_HUB_OFFLINE": "1"}
-    environment = os.environ | caches | {"PYTHONPATH": str(DOCS.parents[1])}
+    environment = os.environ | caches | {"PYTHONPATH": str(DOCS.parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=scratch, env=environment, capture_output=True, text=True
     )

@@ -66,6 +66,21 @@ def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (file.source, file.data) == (name, source("llama_like").read_bytes())
 
 
+def test_a_gguf_file_has_its_model_s_tokenizer(smollm2: Path, tmp_path: Path) -> None:
+    from packaged_model import find_gguf
+
+    tokenizer, expected = load_tokenizer(str(find_gguf())), load_tokenizer(str(smollm2))
+    text = "def f(x):\n    return x  # naïve 数学".encode()
+    found, wanted = tokenizer.tokenize_batch([text]), expected.tokenize_batch([text])
+    assert found.input_ids.tolist() == wanted.input_ids.tolist()
+    assert tokenizer.around_text == expected.around_text
+    assert tokenizer.file_name == "tokenizer.json"
+    broken = tmp_path / "model.gguf"
+    broken.write_bytes(b"GGUF\x03\0\0\0")
+    with pytest.raises(TokenizerError, match=r"model\.gguf.*name the model's tokenizer\.json"):
+        load_tokenizer(str(broken))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [

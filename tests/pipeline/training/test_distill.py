@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipeline.guidance import LossResult, metric_values
+from pipeline.guidance.distributions import distribution_divergences, teacher_entropies
+from pipeline.methods import kind_of
 from pipeline.methods.label_distributions import ask_distributions
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import hidden_states, load_language_model
@@ -23,6 +26,7 @@ from pipeline.training.loop import train
 from schemas.errors import ForeignLossesError
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
+from tests.support.killing import run_killed
 from tests.support.scored_data import SEQ_LENGTH, run_score
 from tests.support.teaching import with_teaching
 
@@ -76,6 +80,48 @@ def test_kept_and_dropped_are_all(taught: Path) -> None:
         metrics = result_of(Method("distill", distill_tokens=tokens), taught, batch).metrics
         sums[tokens] = metrics["divergence"]
     torch.testing.assert_close(sums["kept"] + sums["dropped"], sums["all"])
+
+
+@pytest.mark.parametrize("by", ["student_entropy", "teacher_entropy", "random"])
+def test_a_share_of_the_labels_that_have_a_distribution_learns_it(taught: Path, by: Any) -> None:
+    """Those of the highest entropy, by whole distributions of the student."""
+    batch = stored_rows(taught).__getitems__([0, 1, 2, 3])
+    student = load_language_model(str(taught / "student"))
+    with torch.no_grad():
+        given = batch["input_ids"], batch["position_ids"]
+        logits = output_layer(student).logits(
+            hidden_states(student, given[0], position_ids=given[1])
+        )
+    log_probs = logits.log_softmax(-1)
+    ids, probs = batch["next_token_ids"].long(), batch["next_token_probs"]
+    own = log_probs.gather(-1, ids.clamp_min(0)).masked_fill(ids < 0, -torch.inf)
+    divergences = distribution_divergences(own.flatten(0, 1), probs.flatten(0, 1))
+    known = (batch["loss_mask"].bool() & (ids[..., 0] >= 0)).flatten()
+    entropies = torch.special.entr(log_probs.exp()).sum(-1)
+    if by == "teacher_entropy":
+        entropies = teacher_entropies(ids, probs, batch["labels"])
+    order = entropies.flatten().masked_fill(~known, -1).argsort(descending=True)
+    num_kept = int(0.3 * int(known.sum()))
+    found = {}
+    for tokens in ("kept", "dropped"):
+        method = Method("distill", distill_tokens=tokens, distill_by=by, keep_fraction=0.3)
+        metrics = found[tokens] = result_of(method, taught, batch).metrics
+        num_taught = num_kept if tokens == "kept" else int(known.sum()) - num_kept
+        assert metrics["taught_fraction"].tolist() == [num_taught, int(batch["loss_mask"].sum())]
+    both = found["kept"]["divergence"] + found["dropped"]["divergence"]
+    assert both[0].item() == pytest.approx(divergences[known].sum().item(), rel=1e-4)
+    best = divergences[order[:num_kept]].sum().item()
+    share = found["kept"]["divergence"][0].item()
+    if by == "random":
+        assert share != pytest.approx(best, rel=1e-2)
+        again = result_of(
+            Method("distill", distill_tokens="kept", distill_by=by, seed=1, keep_fraction=0.3),
+            taught,
+            batch,
+        )
+        assert again.metrics["divergence"][0].item() != pytest.approx(share, rel=1e-4)
+    else:
+        assert share == pytest.approx(best, rel=1e-4)
 
 
 def test_weight_0_is_plain_training(taught: Path) -> None:
@@ -135,6 +181,10 @@ def test_what_can_t_be_learned_is_refused(world: Path, taught: Path, tmp_path: P
         result_of(Method("distill"), world, batch)
     with pytest.raises(ValueError, match="top_k=4 is for a running teacher"):
         config(world, tmp_path, top_k=4)
+    with pytest.raises(ValueError, match="distill_by=random chooses nothing where all are"):
+        Method("distill", distill_by="random")
+    with pytest.raises(ValueError, match="distill_tokens=kept is for method=distill: leave it out"):
+        kind_of(Method("teacher", distill_by="random", distill_tokens="kept"))
     with pytest.raises(ValueError, match="method=distill needs a teacher, or stored_losses"):
         config(world, tmp_path, stored_losses=None)
 
@@ -216,15 +266,6 @@ def test_weights_are_refused_before_anything_is_read(
         config(tmp_path / "missing", tmp_path, **changes)
 
 
-@pytest.fixture(scope="module")
-def drawn(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The world with draws of what 4 tokens leave out."""
-    ignored = shutil.ignore_patterns("plans", "*teacher-*")
-    root = shutil.copytree(taught, tmp_path_factory.mktemp("drawn") / "world", ignore=ignored)
-    run_score(root, "--top-k", "4", "--draws", "3", "--top-log-probs", "float16")
-    return root
-
-
 def test_a_running_teacher_draws_what_was_stored(drawn: Path) -> None:
     stored, online = stored_rows(drawn), open_rows(drawn)
     places, method = [0, 1, 2, 3], Method("distill")
@@ -247,6 +288,33 @@ def test_a_running_teacher_draws_what_was_stored(drawn: Path) -> None:
     mass = batch["next_token_probs"].sum(-1)[known[..., 0]]
     assert mass.max() <= 1 + 1e-5
     assert mass.median() > 0.9, "what the student's tokens can't spell is missing"
+
+
+@pytest.mark.slow
+def test_a_run_by_draws_that_is_killed_goes_on(drawn: Path, tmp_path: Path) -> None:
+    logs = []
+    for name in ("whole", "killed"):
+        command = [
+            *("--data", str(drawn / "data"), "--student", str(drawn / "student")),
+            *("--output", str(tmp_path / name), "--method", "distill", "--stored-losses", ""),
+            *("--distill-tokens", "kept", "--distill-by", "student_entropy"),
+            *("--seq-length", str(SEQ_LENGTH), "--global-batch-size", "4"),
+            *("--micro-batch-size", "2", "--num-steps", "4", "--warmup-steps", "1"),
+            *("--checkpoint-every", "1", "--learning-rate", "1e-3"),
+        ]
+        if name == "killed":
+            steps = ["pipeline.training.loop.train_step"]
+            run_killed("pipeline.training.command", command, steps, call=3)
+            assert (tmp_path / name / "checkpoint.pt").exists()
+        assert main(command) == 0
+        lines = (tmp_path / name / "log.jsonl").read_text("utf-8").splitlines()
+        logs.append([json.loads(line) | {"seconds": 0} for line in lines])
+    assert [line["step"] for line in logs[1]] == [1, 2, 3, 4]
+    assert logs[0] == logs[1]
+    weights = [
+        load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "killed")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_draws_train_and_what_they_can_t_do_is_refused(

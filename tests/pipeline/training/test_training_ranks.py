@@ -16,6 +16,8 @@ from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from tests.support.killing import run_ranks
 
+CHOSEN = "--distill-tokens kept --distill-by student_entropy --scope row"
+
 
 def arguments(world: Path, output: Path, *more: str) -> list[str]:
     fixed = "--seq-length 64 --global-batch-size 4 --micro-batch-size 1 --num-steps 4"
@@ -58,18 +60,27 @@ def log(output: Path) -> list[dict[str, float | None]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "teacher", "start"),
-    [("random", None, torchrun), ("distill", "stored", forked), ("distill", "online", forked)],
+    ("method", "teacher", "more", "start"),
+    [
+        ("random", None, "", torchrun),
+        ("distill", "stored", "", forked),
+        ("distill", "online", "", forked),
+        # Draws, and a share of the labels.
+        ("distill", "stored", CHOSEN, forked),
+        ("distill", "online", f"{CHOSEN} --top-k 4 --draws 3", forked),
+    ],
 )
 def test_two_processes_train_as_one_does(
+    drawn: Path,
     taught: Path,
     tmp_path: Path,
     method: str,
     teacher: str | None,
+    more: str,
     start: Callable[[Sequence[str]], None],
 ) -> None:
     """Two processes for two steps, one for the rest, against one all the way."""
-    world, options = taught, ["--method", method]
+    world, options = drawn if more else taught, ["--method", method, *more.split()]
     options += ["--stored-losses", ""] if teacher == "stored" else []
     options += ["--teacher", str(world / "teacher")] if teacher == "online" else []
     # accelerate's trackers ask for the processes too.
