@@ -287,5 +287,7 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
     next((unscored / "more").glob("teacher-*.json")).unlink()
     other = score_arguments(unscored, "--dtype", "bfloat16")[1:]
     assert main([str(unscored / "more"), *other]) == 0
-    with pytest.raises(ForeignLossesError, match=r'losses of "more" and of "data" are of two teac'):
+    with pytest.raises(
+        ForeignLossesError, match=r'losses of "more" and of "data" come from two teac'
+    ):
         AlignedRows(config)
