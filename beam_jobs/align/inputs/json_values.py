@@ -242,7 +242,8 @@ class _Window:
                 break
             self.at = start = 0
         found = found if end is None or found >= 0 else end
-        may_hold_more |= bool(_MAYBE_OPENING.search(self._buffer, max(0, self.at), found))
+        # The error may be the line break between a comma and the opening.
+        may_hold_more |= bool(_MAYBE_OPENING.search(self._buffer, max(0, self.at - 1), found))
         self.at = found
         return may_hold_more
 

@@ -77,6 +77,12 @@ def test_an_array_that_gives_no_hint_says_from_where_on(tmp_path: Path) -> None:
     assert f"of {len(data)} bytes can't be read" in letter.detail
 
 
+def test_an_element_lost_behind_an_open_string_is_said(tmp_path: Path) -> None:
+    data = '[{"ad": "d0", "text": "x"},\n{"id": "d1", "text": "y },\n{"id": "d2", "text": "\\" z"}]'
+    found, letters = read(tmp_path / "a.json", data)  # no opening as the first one's is there
+    assert (found, letters) == (["a.json#1"], [Reason.UNREADABLE_INPUT])
+
+
 @pytest.mark.parametrize("between", [", ", ",\n"])
 def test_a_stray_quote_between_elements_costs_none(tmp_path: Path, between: str) -> None:
     data = f"[{between.join(LINES)}]".replace('}, {"id": "d30"', '}", {"id": "d30"')
