@@ -15,8 +15,9 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
 from pipeline.packing.opening import OpenedRun
-from pipeline.tokenization import Tokenizer
+from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.tokenization.definition import control_tokens, token_names
+from pipeline.tokenization.sources import HUB_FILES
 from schemas.document import decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import TokenizerRecord
@@ -28,10 +29,11 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     """Check that a dataset's tokens of one side are a model's, which is a folder or a .gguf file.
 
-    A folder's tokenizer must be the file that the dataset was made with; one that holds none is
-    taken at its word. A `tokenizer.json` may differ in what it puts around a text: an exported
-    student's does. A GGUF file holds its vocabulary, which is compared token by token with that of
-    a `tokenizer.json`.
+    A folder's tokenizer must be the file that the dataset was made with. One of another kind, such
+    as the tokenizer.json of a SentencePiece model, must mean the same by nine of ten ids; a folder
+    that holds none is taken at its word. A `tokenizer.json` may differ in what it puts around a text: an
+    exported student's does. A GGUF file holds its vocabulary, which is compared token by token with
+    that of a `tokenizer.json`.
 
     Raises:
         ForeignTokenizerError: the dataset was made with another tokenizer.
@@ -42,6 +44,7 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     record: TokenizerRecord = getattr(dataset.manifest, side)
     path = model / Path(record.file).name
     if not path.is_file():
+        _require_same_words(model, dataset, side)
         return
     data = path.read_bytes()
     digest = sha256(data).hexdigest()
@@ -50,6 +53,17 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     own = load_dataset_tokenizer(dataset, side)
     if own.file.kind != "huggingface" or _text_part(data) != _text_part(own.file_bytes):
         dataset.manifest.require_tokenizers(**{f"{side}_sha256": digest})
+
+
+def _require_same_words(folder: Path, dataset: Dataset, side: Side) -> None:
+    found = next((folder / name for name in HUB_FILES if (folder / name).is_file()), None)
+    if found is None:
+        return
+    own = load_dataset_tokenizer(dataset, side)
+    other = load_tokenizer(str(found), fast=False, proven=True)
+    size = min(own.vocab_size, other.vocab_size)
+    if sum(own.token_bytes(i) == other.token_bytes(i) for i in range(size)) < 0.9 * size:
+        dataset.manifest.require_tokenizers(**{f"{side}_sha256": other.sha256})
 
 
 def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:

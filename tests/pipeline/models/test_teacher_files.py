@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from packaged_model import find_gguf
 from pipeline.dataset.files import Dataset
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
+from pipeline.tokenization import load_tokenizer
+from pipeline.tokenization.conversion import convert_sentencepiece
 from schemas.errors import ForeignTokenizerError
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
+from tests.support.tokenizer_zoo import MISTRAL_DATA
 
 
 @pytest.fixture
@@ -65,3 +69,19 @@ def test_a_gguf_file_s_vocabulary_must_be_the_dataset_s(tmp_path: Path) -> None:
     manifest = build_dataset(tmp_path / "data")
     with pytest.raises(ForeignTokenizerError, match=r"token \d+ is '.*' in the dataset's teacher"):
         require_tokenizer(file, Dataset(str(tmp_path / "data"), manifest), side="teacher")
+
+
+def test_a_folder_s_tokenizer_of_another_kind_means_the_same_by_most_ids(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = build_dataset(tmp_path / "data")
+    record = replace(manifest.teacher, file="teacher/tokenizer.model")
+    data = Dataset(str(tmp_path / "data"), replace(manifest, teacher=record))
+    own = load_tokenizer(str(MISTRAL_DATA / "tokenizer.model.v1"), fast=False)
+    monkeypatch.setattr("pipeline.models.fit.load_dataset_tokenizer", lambda *_: own)
+    (teacher / "tokenizer.json").write_bytes(byte_level(400).file_bytes)
+    with pytest.raises(ForeignTokenizerError, match=r"made with \"tests/teacher\""):
+        require_tokenizer(teacher, data, side="teacher")
+    converted = convert_sentencepiece(own.file_bytes, source="mistral")
+    (teacher / "tokenizer.json").write_text(json.dumps(converted), "utf-8")
+    require_tokenizer(teacher, data, side="teacher")

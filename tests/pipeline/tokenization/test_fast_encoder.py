@@ -122,3 +122,19 @@ def test_long_runs_are_read_as_the_reference_does() -> None:
         ids, _, _ = tokenizer._fast.encode_batch([text.decode()])
         (expected,) = tokenizer._reference.encode_batch([text.decode()])
         assert ids.tolist() == expected.ids.tolist(), piece
+
+
+def test_added_tokens_of_single_words_go_to_the_reference() -> None:
+    body = definition("llama_like")
+    body["added_tokens"].append(
+        {
+            **{"id": 600, "content": "cat", "single_word": True, "lstrip": False},
+            **{"rstrip": False, "normalized": False, "special": False},
+        }
+    )
+    path = str(write_definition(body))
+    tokenizer, expected = load_tokenizer(path), load_tokenizer(path, fast=False)
+    assert "single words" in str(tokenizer.slow_reason)
+    texts = ["学cat".encode(), b"a cat"]
+    found, wanted = tokenizer.tokenize_batch(texts), expected.tokenize_batch(texts)
+    assert found.input_ids.tolist() == wanted.input_ids.tolist()
