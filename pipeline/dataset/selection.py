@@ -238,4 +238,5 @@ def _told(manifest: Manifest) -> str:
     fields = [f'"{entry.name}" ({entry.type})' for entry in manifest.metadata]
     columns = ", ".join([*fields, *_COUNTS, *_NAMED])
     scores = ", ".join(SCORE_COLUMNS)
-    return f'the columns are {columns}; and of stored losses, as "TEACHER".COLUMN, {scores}'
+    losses = f'of stored losses, as "TEACHER".COLUMN, {scores}'
+    return f"the columns are {columns}; and {losses}; texts take single quotes"

@@ -86,7 +86,8 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
     for path in (Path(data, name) for name in names):
         if path.is_file():
             return path.read_bytes(), str(path)
-    missing = ValueError(f"--data {data}: neither {' nor '.join(names)} is there")
+    none = f"neither {' nor '.join(names)} is there; --tasks can leave sets out"
+    missing = ValueError(f"--data {data}: {none}")
     raise hinted(missing, look_near(data))
 
 
