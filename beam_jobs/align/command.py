@@ -1,6 +1,7 @@
 """`align`: a dataset that is asked for is made, unless it is there already."""
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from apache_beam.io.filesystems import FileSystems
@@ -15,7 +16,7 @@ from beam_jobs.align.inputs.standard_input import remove_abandoned, spool_standa
 from beam_jobs.align.making import make_dataset
 from beam_jobs.align.opened import open_input
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import InputError
+from beam_jobs.errors import InputError, OptionsError
 from beam_jobs.hub_copies import input_here, output_here
 from beam_jobs.left_out import require_few_left_out
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
@@ -56,11 +57,16 @@ def _align(options: AlignOptions, started: float) -> Manifest:
     with spool_standard_input(options.input, options.output, format=options.format) as patterns:
         opened = open_input(replace(options, input=patterns))
         attempt = Attempt(opened, configure(opened), beam_options, started)
+        lock = storage.join(attempt.output, OUTPUT_LOCK)
         if storage.num_bytes_of(storage.join(attempt.output, MANIFEST_FILE)) is not None:
             finished = _find_finished(attempt)
             if finished is not None:
+                if storage.num_bytes_of(lock) is not None:  # of a job killed behind its manifest
+                    with suppress(OptionsError), hold_lock(lock, attempt.output):
+                        remove_abandoned(attempt.output, patterns)
+                        storage.remove_folder(attempt.run_folder)
                 return finished
-        with hold_lock(storage.join(attempt.output, OUTPUT_LOCK), attempt.output):
+        with hold_lock(lock, attempt.output):
             remove_abandoned(attempt.output, patterns)
             # Who held the lock until now may have finished the same dataset, or let it grow.
             attempt = replace(attempt, configuration=configure(opened))

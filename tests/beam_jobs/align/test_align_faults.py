@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
 from beam_jobs.align import buckets, making, steps
 from beam_jobs.align.__main__ import main
+from beam_jobs.align.attempt import Attempt, configure
 from beam_jobs.align.command import align
+from beam_jobs.align.opened import open_input
 from beam_jobs.errors import OptionsError
+from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.runs import find_finished, read_left_file, start_run
 from pipeline.command_line.failures import hints_of
 from tests.support.corpus import (
@@ -177,6 +181,21 @@ def test_damaged_temporaries_are_made_again_and_abandoned_shards_removed(
     for name in kept:
         (tmp_path / name).unlink()
     assert digests(tmp_path) == digests(reference)
+
+
+def test_what_a_job_killed_at_its_very_end_left_is_removed(tmp_path: Path) -> None:
+    corpus, _ = reference_dataset()
+    options = align_options(corpus, tmp_path / "out")
+    assert main(command_line(options)) == 0
+    attempt = Attempt(open_input(options), configure(open_input(options)), PipelineOptions(), 0)
+    Path(attempt.run_folder).mkdir()
+    (tmp_path / "out" / OUTPUT_LOCK).write_text("{}")
+    assert main(command_line(options)) == 0
+    assert [path.name for path in (tmp_path / "out").glob(".*")] == []
+    Path(attempt.run_folder).mkdir()
+    with hold_lock(str(tmp_path / "out" / OUTPUT_LOCK), str(tmp_path / "out")):
+        assert main(command_line(options)) == 0  # another job is at work: nothing is touched
+        assert Path(attempt.run_folder).exists()
 
 
 def test_two_finalisers_never_lose_a_shard(tmp_path: Path) -> None:
