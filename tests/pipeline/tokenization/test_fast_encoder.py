@@ -1,5 +1,6 @@
 """What the fast encoder is given, so that it does what the tokenizer's file says."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_long_runs_are_read_as_the_reference_does() -> None:
 
 
 def test_added_tokens_of_single_words_go_to_the_reference() -> None:
-    body = definition("llama_like")
+    body = copy.deepcopy(definition("llama_like"))
     body["added_tokens"].append(
         {
             **{"id": 600, "content": "cat", "single_word": True, "lstrip": False},
