@@ -83,9 +83,9 @@ def find_scores(
     )
     which = f"{len(fitting)} teachers are named" if fitting else "there are no scores by teacher"
     of_what = " with distributions (vocag score --top-k)" if with_distributions else ""
+    remedy = f"name one of {there} by its first digits, or" if there else "nothing has scored it:"
     missing = DatasetError(
-        f'{which} "{source}"{of_what} in {location}: name one of {there or "none"} by its first '
-        "digits, or run vocag score first"
+        f'{which} "{source}"{of_what} in {location}: {remedy} run vocag score first'
     )
     if fitting:
         raise hinted(missing, f"--stored-losses {fitting[0].manifest.rule.fingerprint[:16]}")

@@ -154,7 +154,7 @@ def test_incomplete_losses_are_refused(copied: Path) -> None:
     with pytest.raises(ForeignLossesError, match="sidecars of 2 shards, the dataset has 3, docs-"):
         open_rows(copied)
     scores.unlink()
-    with pytest.raises(DatasetError, match=r'no scores by teacher "teacher" in .*: name one'):
+    with pytest.raises(DatasetError, match=r'no scores by teacher "teacher" in .*: nothing has'):
         open_rows(copied)
 
 
