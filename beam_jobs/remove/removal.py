@@ -41,7 +41,11 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
-    say = int if options.quiet else print
+
+    def say(text: str) -> None:
+        if not options.quiet:
+            print(text)
+
     with output_here(options.dataset, say, uploads=not options.dry_run) as location:
         return _remove(replace(options, dataset=location))
 

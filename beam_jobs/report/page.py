@@ -131,7 +131,8 @@ def _first_answers(manifest: Manifest) -> list[Element]:
     named = f"{format_count(letters.count)} of {whole}: {reasons}; listed in {letters.file}."
     nothing = "Nothing: every document of the input is in a shard."
     answers = {
-        "All right? ": "Yes: every token's bytes were compared with its text.",
+        "All right? ": "What is in the shards is: documents get there only if their offsets agree "
+        "with their text.",
         "Left out? ": named if letters.count else nothing,
         "Next? ": "Check the files (vocag validate), store a teacher's losses (vocag score), train "
         "(vocag train).",

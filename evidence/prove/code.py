@@ -132,10 +132,16 @@ def verdict(records: Records, plain: Sequence[str], methods: Sequence[str]) -> s
     return "\n".join(lines)
 
 
+def _texts_of(
+    packages: Sequence[str], *, train: int = 20, development: int = 8, held: int = 20
+) -> partial[Texts]:
+    return partial(build, packages=packages, train=train, development=development, held=held)
+
+
 _SMALL = Experiment(
     name="code",
     base=Base(batch_size=2),
-    build=partial(build, train=20, development=8, held=20, packages=()),
+    build=_texts_of(()),
     aligned=("train", "drawn", "dev"),
     scored={"train": ("--top-k", 16), "drawn": ("--top-k", 8, "--draws", 4)},
     arms=ARMS,
@@ -148,7 +154,7 @@ _SMALL = Experiment(
 )
 _FRESH = replace(
     _SMALL,
-    build=partial(build, train=100, development=8, held=20, packages=()),
+    build=_texts_of(PACKAGES, train=100),
     aligned=("train", "dev"),
     scored={"train": ("--top-k", 16)},
     arms=FRESH_ARMS,
@@ -157,19 +163,13 @@ _FRESH = replace(
     seeds=(0, 1, 2),
     judge=partial(judge, plain=("full",), methods=[arm.name for arm in FRESH_ARMS[1:]]),
 )
-
-
-def _of(experiment: Experiment, packages: Sequence[str]) -> Experiment:
-    return replace(experiment, build=partial(experiment.build, **{"packages": packages}))
-
-
 SCALES = {
-    **{f"small-{package}": _of(_SMALL, [package]) for package in PACKAGES},
-    "fresh-all": _of(_FRESH, PACKAGES),
+    **{f"small-{package}": replace(_SMALL, build=_texts_of([package])) for package in PACKAGES},
+    "fresh-all": _FRESH,
     "tiny-all": replace(
-        _of(_SMALL, PACKAGES),
+        _SMALL,
         base=Base(seq_length=128, batch_size=2),
-        build=partial(build, train=6, development=2, held=2, packages=PACKAGES),
+        build=_texts_of(PACKAGES, train=6, development=2, held=2),
         arms=ARMS[:2],
         units=1,
     ),

@@ -99,7 +99,7 @@ def compare(records: Records, own: str, other: str, held_out: str, at: str = "be
     seeds = common_seeds(records, own, other)
     if not seeds:
         return Difference({}, *paired([]))
-    num_bytes = sums_of(records[own][seeds[0]], held_out, at)["bytes"]
+    num_bytes = [sums_of(records[own][seed], held_out, at)["bytes"] for seed in seeds]
     nats = nats_less(records, own, other, held_out, at)
     return difference_of(seeds, [(nats, math.log(2) * np.array(num_bytes))])
 
@@ -126,7 +126,7 @@ def difference_of(seeds: Sequence[int], sets: Sequence[Ratio]) -> Difference:
         seeds: of the gains.
         sets: as in `bootstrap`.
     """
-    by_set = [np.asarray(gains).sum(1) / np.asarray(wholes).sum() for gains, wholes in sets]
+    by_set = [np.asarray(gains).sum(1) / np.asarray(wholes).sum(-1) for gains, wholes in sets]
     values = dict(zip(seeds, np.mean(by_set, 0).tolist(), strict=True))
     return Difference(values, *paired(values.values()), *bootstrap(sets))
 
@@ -152,13 +152,14 @@ def paired(differences: Iterable[float]) -> tuple[float, float]:
 def bootstrap(sets: Sequence[Ratio]) -> tuple[float, float]:
     """Return the 95 % interval of a mean of ratios when documents and seeds are drawn again.
 
-    The seeds are the same for all sets and are drawn once; each set's documents are the same for
-    all seeds. A draw's value is the mean over sets of gains / wholes, both added up over the
-    documents drawn, gains also averaged over the seeds drawn.
+    The seeds are the same for all sets and are drawn once; each set's documents are drawn once for
+    all seeds. A draw's value is the mean over sets and the seeds drawn of gains / wholes, both
+    added up over the documents drawn.
 
     Args:
-        sets: for each set gains [seeds, documents] and wholes [documents]. Of a difference in bits
-            per byte: nats, and the bytes' number times ln 2.
+        sets: for each set gains [seeds, documents] and wholes [documents], or [seeds, documents]
+            where seeds have different documents. Of a difference in bits per byte: nats, and the
+            bytes' number times ln 2.
 
     Example:
         >>> bootstrap([([[2.0, 4.0], [2.0, 4.0]], [1.0, 2.0])])
@@ -168,9 +169,9 @@ def bootstrap(sets: Sequence[Ratio]) -> tuple[float, float]:
     seeds = _drawn(order, len(np.asarray(sets[0][0])))
     found = np.zeros(DRAWS)
     for gains, wholes in sets:
-        documents = _drawn(order, len(np.asarray(wholes)))
-        by_seed = documents @ np.asarray(gains).T
-        found += (by_seed * seeds).sum(1) / (documents @ np.asarray(wholes)) / len(sets)
+        documents = _drawn(order, np.shape(gains)[1])
+        by_seed = documents @ np.asarray(gains).T / (documents @ np.atleast_2d(wholes).T)
+        found += (by_seed * seeds).sum(1) / len(sets)
     low, high = np.quantile(found, (0.025, 0.975))
     return float(low), float(high)
 

@@ -3,15 +3,15 @@
 evidence/distributions.md says what is compared and what counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from prove.compare import Records, best_arm, find_missing, read_records
-from prove.experiment import TINY, Arm
-from prove.texts import HELD_OUT_PACKAGES, Document, Texts
-from prove.transfer import ELSEWHERE, PLAIN, build, compare_shares, share_tables
+from prove.experiment import Arm
+from prove.texts import Document, Texts
+from prove.transfer import ELSEWHERE, PLAIN, compare_shares, share_tables
 from prove.transfer import SCALES as TRANSFER
 
 BINNED, DRAWN = ("binned", "binned-plain"), ("drawn", "drawn-plain")
@@ -34,25 +34,10 @@ ARMS = (
 
 
 def build_twice(
-    data: Path,
-    healing: Sequence[Document],
-    *,
-    train: int,
-    development: int,
-    held: int,
-    packages: Sequence[str] = HELD_OUT_PACKAGES,
+    build: Callable[[Path, Sequence[Document]], Texts], data: Path, healing: Sequence[Document]
 ) -> Texts:
-    """Draw transfer's texts; those to train on stand twice, to be scored in two ways.
-
-    Args:
-        data: folder of the sets.
-        healing: docstrings that no held-out text may share anything with.
-        train: documents to train on.
-        development: further documents.
-        held: documents of each held-out set.
-        packages: whose docstrings are held out.
-    """
-    texts = build(data, healing, train=train, development=development, held=held, packages=packages)
+    """Draw transfer's texts by `build`; those to train on stand twice, to be scored in two ways."""
+    texts = build(data, healing)
     return {**texts, "drawn": texts["train"]}
 
 
@@ -82,26 +67,20 @@ def verdict(records: Records, num_seeds: int = 3) -> str:
 
 SCALES = {
     name: replace(
-        TRANSFER[name],
+        experiment,
         name="distributions",
-        build=partial(build_twice, **TRANSFER[name].build.keywords),  # type: ignore[attr-defined]
+        build=partial(build_twice, experiment.build),
         aligned=("train", "drawn", "dev"),
         scored={"train": ("--top-k", 16), "drawn": ("--top-k", 8, "--draws", 4)},
         arms=ARMS,
         judge=judge,
     )
-    for name in ("full", "small", "gpu")
+    for name, experiment in TRANSFER.items()
 }
+# It shows that the chain works: no whole vocabulary is needed.
 SCALES["tiny"] = replace(
-    SCALES["small"],
-    base=TINY,
-    build=partial(build_twice, train=40, development=4, held=4, packages=("tqdm",)),
+    SCALES["tiny"],
     arms=tuple(
         replace(arm, options=(*arm.options[:-1], 64)) if arm.running else arm for arm in ARMS
     ),
-    unit=2,
-    units=1,
-    warmup_steps=1,
-    measured=(1,),
-    seeds=(0,),
 )

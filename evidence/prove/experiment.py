@@ -68,7 +68,7 @@ class Arm:
         options: of `vocag train`.
         data: the text that is trained on.
         scored: whether it reads what the teacher has stored.
-        running: whether the teacher runs beside the student.
+        running: whether the teacher runs next to the student.
         rate: learning rate; None: searched for this arm; a name: that arm's.
         program: a script here that stands for `vocag train`, and what it takes before the options.
         units: how long the run is; None: as long as the experiment says.

@@ -212,7 +212,7 @@ def test_removed_documents_leave_a_generation_there(
     ids.write_text("doc-0-3\n")
     call("remove", "hf://datasets/team/less", "--ids", ids, "--dry-run")
     assert len(hub.commits["team/less"]) == 1
-    call("remove", "hf://datasets/team/less", "--ids", ids)
+    call("remove", "hf://datasets/team/less", "--ids", ids, "--quiet")
     assert json.loads(hub.files("team/less")["manifest.json"])["generation"] == 1
     call("validate", "hf://datasets/team/less")
 

@@ -239,6 +239,26 @@ def test_last_stages_are_judged_by_the_rules_that_were_added(
     assert "`teacher-0.4` less `random-0.4`" in fewer
 
 
+def test_seeds_with_different_documents_are_compared_by_their_own_bytes() -> None:
+    order = np.random.default_rng(4)
+    records: dict[str, dict[int, Any]] = {"own": {}, "other": {}}
+    expected = {}
+    for seed in range(3):
+        num_bytes = order.integers(10, 900, 5).astype(float).tolist()
+        nats = {arm: (order.random(5) * num_bytes).tolist() for arm in records}
+        for arm, values in nats.items():
+            made = _record(arm, seed, [0.0], ("x",))
+            made["measured"]["1"] = {"x": {"bytes": num_bytes, "nats": values}}
+            records[arm][seed] = made
+        less = math.fsum(nats["own"]) - math.fsum(nats["other"])
+        expected[seed] = less / math.log(2) / math.fsum(num_bytes)
+    found = compare(records, "own", "other", "x")
+    assert found.values == pytest.approx(expected)
+    assert found.low < found.mean < found.high
+    twice = {arm: dict.fromkeys(range(3), own[0]) for arm, own in records.items()}
+    assert set(compare(twice, "own", "other", "x").values.values()) == {found.values[0]}
+
+
 def test_the_share_that_came_back_is_of_what_was_lost() -> None:
     def record(arm: str, nats: float) -> dict[str, Any]:
         return _record(arm, 0, [nats] * 3, transfer.SETS) | {"units": 2}

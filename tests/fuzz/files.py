@@ -217,12 +217,13 @@ def damage(trial: Trial, data: bytes, spans: list[Span]) -> tuple[bytes, set[int
     data = _edit(trial, data, lambda start, stop: edited.append((start, stop)))
     if trial.has_no_quotes and data.endswith(b'"'):
         untouched.clear()  # cut right behind a quote: a quoted cell may end there as well
-    if trial.kind == "tsv" and sum(b'"' in original[a:b] for a, b in spans) <= 2:
-        untouched.clear()  # where one of two is damaged, the other doesn't say what quotes are
     for start, stop in edited:
         if spans and start < spans[0][0]:
             untouched.clear()  # a header, or a mark at the start
         untouched -= {n for n, (a, b) in enumerate(spans) if start < b + 1 and stop > a - 1}
+    quoted = {n for n, (a, b) in enumerate(spans) if b'"' in original[a:b]}
+    if trial.kind == "tsv" and len(quoted) <= 2 and not quoted <= untouched:
+        untouched.clear()  # where one of two is damaged, the other doesn't say what quotes are
     return compress(data), untouched
 
 

@@ -69,8 +69,8 @@ def test_a_running_teacher_teaches_what_was_stored_of_it(taught: Path, tokens: A
     assert low <= share <= high
     assert found["divergence"] > 0
     assert 0 < found["mass_held"] < 1
-    if tokens == "all":  # these vocabularies hardly differ, to some first weights not at all
-        assert 0 <= found["mass_moved"] <= found["contradicted_fraction"] < 0.05
+    if tokens == "all":  # these vocabularies hardly differ
+        assert 0 < found["mass_moved"] < found["contradicted_fraction"] < 0.05
 
 
 def test_kept_and_dropped_are_all(taught: Path) -> None:
