@@ -16,6 +16,7 @@ from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
 from pipeline.packing.opening import OpenedRun
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization.conversion import read_sentencepiece_model
 from pipeline.tokenization.definition import control_tokens, token_names
 from pipeline.tokenization.sources import HUB_FILES
 from schemas.document import decode_document
@@ -33,7 +34,7 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     as the tokenizer.json of a SentencePiece model, must mean the same by nine of ten ids; a folder
     that holds none is taken at its word. A `tokenizer.json` may differ in what it puts around a
     text: an exported student's does. A GGUF file holds its vocabulary, which is compared token by
-    token with that of a `tokenizer.json`.
+    token; of a SentencePiece model's nine of ten must be the same.
 
     Raises:
         ForeignTokenizerError: the dataset was made with another tokenizer.
@@ -159,19 +160,21 @@ def _text_part(data: bytes) -> Mapping[str, Any]:
 
 
 def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
-    tokenizer = load_dataset_tokenizer(dataset, side)
-    if tokenizer.file.kind != "huggingface":
-        return
-    own = _gguf_tokens(path)
-    for token_id, text in token_names(tokenizer.file.definition).items():
+    file, own = load_dataset_tokenizer(dataset, side).file, _gguf_tokens(path)
+    if file.kind == "huggingface":
+        names, tolerated = token_names(file.definition), 0.0
+    else:  # what converts SentencePiece models renames control tokens
+        pieces = read_sentencepiece_model(file.data).pieces
+        names, tolerated = {i: piece.text for i, piece in enumerate(pieces)}, 0.1
+    others = [i for i, text in names.items() if i >= len(own) or own[i] != text]
+    if len(others) > tolerated * len(names):
+        token_id = others[0]
         found = own[token_id] if token_id < len(own) else None
-        if found != text:
-            source = getattr(dataset.manifest, side).source
-            raise ForeignTokenizerError(
-                f"token {token_id} is {text!r} in the dataset's {side} tokenizer "
-                f'("{source}") and {found!r} in {path}: name the model '
-                "that the tokenizer belongs to, or run vocag align again with the model's"
-            )
+        raise ForeignTokenizerError(
+            f"token {token_id} is {names[token_id]!r} in the dataset's {side} tokenizer "
+            f'("{getattr(dataset.manifest, side).source}") and {found!r} in {path}: name the model '
+            "that the tokenizer belongs to, or run vocag align again with the model's"
+        )
 
 
 def _gguf_tokens(path: Path) -> list[str]:

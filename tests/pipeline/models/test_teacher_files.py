@@ -13,7 +13,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
 from pipeline.tokenization import load_tokenizer
-from pipeline.tokenization.conversion import convert_sentencepiece
+from pipeline.tokenization.conversion import convert_sentencepiece, read_sentencepiece_model
 from schemas.errors import ForeignTokenizerError
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
@@ -85,3 +85,22 @@ def test_a_folder_s_tokenizer_of_another_kind_means_the_same_by_most_ids(
     converted = convert_sentencepiece(own.file_bytes, source="mistral")
     (teacher / "tokenizer.json").write_text(json.dumps(converted), "utf-8")
     require_tokenizer(teacher, data, side="teacher")
+
+
+def test_a_gguf_file_s_vocabulary_is_compared_with_a_sentencepiece_model_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs vocag[packaged-teacher]")
+    dataset = Dataset(str(tmp_path / "data"), build_dataset(tmp_path / "data"))
+    own = load_tokenizer(str(MISTRAL_DATA / "tokenizer.model.v1"), fast=False)
+    monkeypatch.setattr("pipeline.models.fit.load_dataset_tokenizer", lambda *_: own)
+    pieces = [piece.text for piece in read_sentencepiece_model(own.file_bytes).pieces]
+    for name, tokens in (("own", ["[PAD]", *pieces[1:]]), ("other", pieces[::-1])):
+        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
+        writer.add_token_list(tokens)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+    require_tokenizer(tmp_path / "own.gguf", dataset, side="teacher")
+    with pytest.raises(ForeignTokenizerError, match="token 0 is '<unk>' in the dataset's teacher"):
+        require_tokenizer(tmp_path / "other.gguf", dataset, side="teacher")
