@@ -76,7 +76,7 @@ test-lowest: $(VENV)/bin/python ## run the fast tests with the lowest versions t
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
 	$(BIN)/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[test]'
-	build/lowest/bin/python -m pytest -m "not slow and not gpu" $(ELSEWHERE) $(OF_NEW_WEIGHTS)
+	build/lowest/bin/python -m pytest -m "not slow and not gpu" $(TOGETHER) $(ELSEWHERE) $(OF_NEW_WEIGHTS)
 
 test-long: $(VENV)/.installed-test ## run the README's first commands, the transfer demo with a tiny model, and what is as long (minutes)
 	$(BIN)/python -m pytest -m long -n 2 $(ELSEWHERE)

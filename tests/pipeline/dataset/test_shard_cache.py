@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 
 from pipeline.dataset.cache import ListedFile, ShardCache
+from pipeline.remote import first_contact
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.errors import DamagedShardError
 from tests.support.datasets import flip
@@ -165,8 +166,9 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, monkeypatch):
     """Serve a dataset over HTTP; return its URL, the dataset and the list of requests."""
+    monkeypatch.setattr(first_contact, "FIRST_ANSWER_SECONDS", 60)  # a busy machine is no silence
     documents = make_documents([40 + 3 * number for number in range(24)])
     dataset = write_dataset(tmp_path / "data", documents, shard_sizes=[4] * 6)
     CountingHandler.requests = []
