@@ -15,7 +15,9 @@ from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.forward_step import StepRules, _token_scores, training_loss
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.teacher.model import _values_ahead
 from megatron_plugin.upstream import AttnMaskType, TransformerConfig, parallel_state
+from pipeline.guidance.draws import TailDraws, row_draw_keys
 from pipeline.methods import kind_of
 from pipeline.methods.method import Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
@@ -92,6 +94,34 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
     assert gpu.waits == Counter(waits | IN_A_STEP)
     for name in ("_varlen_attn", "_varlen_attn_backward"):
         assert gpu.operations[name] == MICRO_BATCHES
+
+
+def test_a_teacher_draws_on_its_device(one_rank):
+    places, num_ids = 40, 470
+    keys = row_draw_keys(
+        torch.arange(2 * places, dtype=torch.int32).view(2, places),
+        torch.tensor([[0, 9, places], [0, places, places]]),
+    )
+    with FakeGpu() as gpu:
+        tail = TailDraws(to_device(keys.transpose(0, 1).flatten(0, 1), CUDA), DRAWS)
+        values = _values_ahead(
+            gpu.place(torch.randint(num_ids, (2, places))),
+            gpu.place(torch.arange(places).expand(2, -1) > 0),
+            480,
+            4,
+            num_ids,
+            tail,
+            hidden_states=gpu.place(torch.randn(places, 2, HIDDEN).bfloat16()),
+            output_layer=Layer(),
+            output_weight=gpu.place(torch.randn(480, HIDDEN).bfloat16()),
+        )
+    assert (values.device, values.dtype) == (CUDA, torch.float32)
+    answer = TeacherAnswer(values.twin)
+    exact, free, drawn = answer.next_ids.split([4, 1, DRAWS], -1)
+    assert (free == -1).all()
+    assert ((drawn >= 0) & (drawn < num_ids)).all()
+    assert not (drawn.unsqueeze(-1) == exact.unsqueeze(-2)).any()
+    assert len(drawn.unique()) > 20
 
 
 def guide_batches(guide, rows):
