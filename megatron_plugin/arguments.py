@@ -149,6 +149,12 @@ class VocagOptions:
         return (self.teaching.top_k or ONLINE_TOP_K) if wanted else 0
 
     @property
+    def online_width(self) -> int:
+        """Next tokens of a place in its answer: with draws also the text's own, and the draws."""
+        draws = self.teaching.draws
+        return self.online_top_k + (draws and draws + 1)
+
+    @property
     def guidance(self) -> dict[str, Any]:
         """What must be the same for a run to continue."""
         method, kind = self.chosen_method, self.kind
@@ -158,6 +164,8 @@ class VocagOptions:
             own["weight"] = kind.weight_of(method)
         if kind.needs == "distributions":
             own |= {"top_k": self.online_top_k}
+        if self.teaching.draws:  # not named in runs that began when there were none
+            own |= {"draws": self.teaching.draws}
         both = {"aggregation": method.aggregation, "expectation": method.expectation}
         return both | own | asdict(kind.rule(method))
 
@@ -166,13 +174,7 @@ class VocagOptions:
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
         if not self.teaching.teacher:
             self._require_no_teacher_options()
-        if self.teaching.draws:
-            error = ArgumentError(
-                f"--vocag-draws {self.teaching.draws}: a teacher that runs next to Megatron "
-                "answers with its likeliest tokens alone, for no rank holds its whole vocabulary; "
-                "store draws by vocag score --draws, and train with --vocag-stored-losses"
-            )
-            raise hinted(error, "leave out --vocag-draws")
+        self.chosen_method.check_draws(self.teaching.draws)
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
             error = ArgumentError(
                 "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "

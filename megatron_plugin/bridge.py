@@ -3,8 +3,7 @@
 One process of each student replica (last pipeline stage, first rank of those that share rows or
 layers), its leader, talks to the leader of each teacher replica that serves it, over a connection
 of their own. A request holds the teacher's side of some rows, the reply one float per teacher
-token, and 2 K if the K likeliest next tokens are wanted. Requests and replies of a pair keep
-their order.
+token, and 2 K if K next tokens are wanted. Requests and replies of a pair keep their order.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
@@ -86,13 +85,14 @@ class TeacherAnswer:
     def next_ids(self) -> Tensor:
         """What is expected after each token, float32 [rows, teacher_seq_length, K], whole numbers.
 
+        With draws, these are the last, behind a free place, -1, for the text's own token.
         Vocabularies are far below 2^24, up to which every number is exact.
         """
         return self.values[..., 1 : 1 + self.values.shape[-1] // 2]
 
     @property
     def next_log_probs(self) -> Tensor:
-        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats."""
+        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats; -inf of draws."""
         return self.values[..., 1 + self.values.shape[-1] // 2 :]
 
 
@@ -163,11 +163,11 @@ class StudentBridge:
         *,
         replica: int,
         timeout: timedelta,
-        top_k: int = 0,
+        width: int = 0,
     ) -> None:
         """Connect; returns when every teacher replica that serves this one has."""
         self._timeout = timeout
-        self._num_values = 1 + 2 * top_k
+        self._num_values = 1 + 2 * width
         self._replica = replica
         self._served_by = pairing.teachers_of(replica)
         with self._peer("waited to connect to"):

@@ -17,6 +17,7 @@ from megatron_plugin.upstream import (
     parallel_state,
 )
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
+from pipeline.guidance.draws import TailDraws
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
 
@@ -74,14 +75,17 @@ def score_next_tokens(
     *,
     vocab_size: int,
     num_ids: int | None = None,
+    tail: TailDraws | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a frozen model's losses of labels, and its likeliest tokens.
 
     What `score_labels` takes means the same here. Of the K = `top_k` likeliest tokens all are below
-    `num_ids`, the tokenizer's tokens; None: below `vocab_size`.
+    `num_ids`, the tokenizer's tokens; None: below `vocab_size`. `tail` draws from what is neither
+    among them nor a label (-1: none); its places are [o, b].
 
     Returns:
-        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities.
+        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; of `tail` what
+        `TailDraws.behind` adds is among the K.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,8 +98,11 @@ def score_next_tokens(
             top_k,
             vocab_size=num_ids,
             share=share,
+            tail=tail,
         )
-        shape = *labels_ob.shape, top_k
+        if tail is not None:
+            ids, log_probs = tail.behind(ids, log_probs)
+        shape = *labels_ob.shape, -1
         return losses.view(labels_ob.shape), ids.view(shape), log_probs.view(shape)
 
     return _with_hooks(hidden_states, output_layer, output_weight, score)

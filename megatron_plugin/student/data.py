@@ -43,7 +43,12 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
-        self.guide = Guide(self._leave_out, options.online_top_k, lambda: self._vocabulary_map)
+        self.guide = Guide(
+            self._leave_out,
+            options.online_width,
+            lambda: self._vocabulary_map,
+            draws=options.teaching.draws,
+        )
 
     def open_held_out(self, args: Namespace) -> None:
         """Open what is validated on, if anything is.

@@ -35,13 +35,15 @@ class Guide:
     Attributes:
         leave_out: for a batch, a row of it, a segment of the row and what is wrong: raises, or
             lists the segment's document; see `AlignedRows.leave_out`.
-        top_k: next tokens that a running teacher answers with, 0 without distributions.
+        width: next tokens of a place that a running teacher answers with, 0 without distributions.
         vocabulary_map: returns what makes them the student's.
+        draws: how many of them, the last, are draws.
     """
 
     leave_out: Callable[[MicroBatch, int, int, str], None]
-    top_k: int = 0
+    width: int = 0
     vocabulary_map: Callable[[], VocabularyMap] | None = None
+    draws: int = 0
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
         """Return a teacher's answer in the student's vocabulary, as `by_teacher` takes it.
@@ -50,7 +52,7 @@ class Guide:
             batches: as `teacher_rows` took them.
             answer: for all their rows.
         """
-        if self.vocabulary_map is None or not self.top_k:
+        if self.vocabulary_map is None or not self.width:
             return answer.losses
         host = TeacherAnswer(answer.values.cpu())
         sizes = [len(batch.tokens) for batch in batches]
@@ -58,7 +60,14 @@ class Guide:
         asked = zip(batches, *(each.split(sizes) for each in told), strict=True)
         tables = self.vocabulary_map()
         mapped = [
-            map_batch(batch.rows, ids.numpy(), log_probs.numpy(), tables, losses.numpy())
+            map_batch(
+                batch.rows,
+                ids.numpy(),
+                log_probs.numpy(),
+                tables,
+                losses.numpy(),
+                draws=self.draws,
+            )
             for batch, ids, log_probs, losses in asked
         ]
         found = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
@@ -66,7 +75,7 @@ class Guide:
 
     def num_values(self, batch: MicroBatch) -> int:
         """Return how many values `read_answer` gives for a row."""
-        of_label = 2 * self.top_k + bool(self.top_k)
+        of_label = 2 * self.width + bool(self.width)
         return batch.rows["teacher_input_ids"].shape[1] + of_label * batch.rows["labels"].shape[1]
 
     def by_teacher(
@@ -107,12 +116,13 @@ class Guide:
     def _unpacked(self, batch: MicroBatch, values: Tensor, waited_seconds: float) -> Taught:
         places = batch.rows["teacher_input_ids"].shape[1]
         losses, others = values[:, :places], values[:, places:]
-        if not self.top_k:
+        if not self.width:
             return Taught(losses, None, waited_seconds)
         labels = batch.rows["labels"].shape[1]
         entries, moved = others[:, :-labels], others[:, -labels:]
-        ids, probs = entries.unflatten(1, (2, labels, self.top_k)).unbind(1)
-        return Taught(losses, LabelDistributions(ids.long(), probs, moved), waited_seconds)
+        ids, probs = entries.unflatten(1, (2, labels, self.width)).unbind(1)
+        found = LabelDistributions(ids.long(), probs, moved, self.draws)
+        return Taught(losses, found, waited_seconds)
 
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
         """Return a batch whose losses are NaN where there are none, and whose documents are sound.

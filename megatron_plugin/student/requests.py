@@ -25,7 +25,7 @@ _PATIENCE = 0.8
 
 
 def connect(
-    teacher: TeacherOptions, args: Namespace, store: dist.Store, *, top_k: int
+    teacher: TeacherOptions, args: Namespace, store: dist.Store, *, width: int
 ) -> StudentBridge | None:
     """Connect the leaders with the teacher; all ranks call, and wait until they are.
 
@@ -33,7 +33,7 @@ def connect(
         teacher: in a world of its own.
         args: Megatron's.
         store: what both worlds see.
-        top_k: next tokens that the teacher answers with.
+        width: next tokens of a place that the teacher answers with.
 
     Returns:
         The bridge of a replica's leader, which asks; None on the other ranks.
@@ -50,7 +50,7 @@ def connect(
             Pairing(len(replicas), teacher.num_replicas),
             replica=replica,
             timeout=timedelta(minutes=_PATIENCE * args.distributed_timeout_minutes),
-            top_k=top_k,
+            width=width,
         )
         store.set(f"connected/{replica}", "")
     # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.

@@ -205,7 +205,7 @@ class StudentRun:
         if options.teacher.world_size:
             assert self._world.bridge_store is not None
             self._bridge = connect(
-                options.teacher, args, self._world.bridge_store, top_k=options.online_top_k
+                options.teacher, args, self._world.bridge_store, width=options.online_width
             )
         elif options.teaching.teacher:
             score_steps_ahead(load_teacher(options, self._opened, args), self._data.guide)

@@ -27,6 +27,7 @@ from megatron_plugin.upstream import (
     parallel_state,
 )
 from pipeline.guidance import has_context
+from pipeline.guidance.draws import TailDraws, row_draw_keys
 
 
 class Teacher:
@@ -46,6 +47,7 @@ class Teacher:
         micro_batch_size: int,
         device: torch.device,
         top_k: int = 0,
+        draws: int = 0,
         num_ids: int | None = None,
     ) -> None:
         """Load this rank's part of the model.
@@ -57,9 +59,11 @@ class Teacher:
             micro_batch_size: rows per forward pass.
             device: to compute on.
             top_k: likeliest next tokens to answer with.
+            draws: of the rest, as `vocag score --draws` stores them, by its default seed.
             num_ids: of the tokenizer, of which these are; None: all rows of the output layer.
         """
         self._next_tokens = (top_k, num_ids)
+        self._draws = draws
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self._device = device
@@ -75,7 +79,7 @@ class Teacher:
     def score(self, rows: TeacherRows) -> TeacherAnswer | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
 
-        With `top_k` also what it expects behind each token, likeliest first.
+        With `top_k` also what it expects behind each token, likeliest first, and draws.
 
         All micro-batches go through the pipeline in one pass, so that its stages wait only at the
         start and the end.
@@ -143,13 +147,18 @@ class Teacher:
         # What each place predicts; a row's last one predicts nothing.
         labels, mask = pad(tokens[:, 1:], (0, 1)), pad(mask[:, 1:], (0, padding + 1))
         places = torch.arange(self._num_places, device=self._device).expand_as(tokens)
+        tail = None
+        if self._draws:
+            keys = pad(row_draw_keys(part.input_ids, part.cu_seqlens), (0, 0, 0, padding))
+            own = to_device(take(keys).transpose(0, 1).flatten(0, 1), self._device)
+            tail = TailDraws(own, self._draws)
         output = model(
             take(tokens),
             take(places),
             None,
             packed_seq_params=segments,
             output_processor=partial(
-                _values_ahead, take(labels), take(mask), self._vocab_size, *self._next_tokens
+                _values_ahead, take(labels), take(mask), self._vocab_size, *self._next_tokens, tail
             ),
         )
         return output, self._collect
@@ -171,6 +180,7 @@ def _values_ahead(
     vocab_size: int,
     top_k: int,
     num_ids: int | None,
+    tail: TailDraws | None,
     *,
     hidden_states: Tensor,
     output_layer: torch.nn.Module,
@@ -180,14 +190,15 @@ def _values_ahead(
     """Return what each place says of its label and the next tokens; GPTModel calls it.
 
     Returns:
-        fp32 [b, o, 1 + 2 K]: losses, NaN if the mask says so, next tokens' ids, and their
-        log-probabilities.
+        fp32 [b, o, 1 + 2 K], see `TeacherAnswer`: losses, NaN if the mask says so, next tokens'
+        ids, and their log-probabilities.
     """
     layer = hidden_states, output_layer, output_weight
     labels_ob, mask_ob = labels_bo.transpose(0, 1), mask_bo.transpose(0, 1)
     if top_k:
+        next_ob = labels_ob.where(mask_ob, -1)  # a token of another document may be drawn
         losses, *others = score_next_tokens(
-            *layer, labels_ob, top_k, vocab_size=vocab_size, num_ids=num_ids
+            *layer, next_ob, top_k, vocab_size=vocab_size, num_ids=num_ids, tail=tail
         )
     else:
         found = score_labels(*layer, labels_ob, vocab_size=vocab_size, loss_mask_ob=mask_ob)

@@ -8,7 +8,9 @@ drawn, and blocks that were drawn, have their logits computed a second time: no 
 Noise is a hash of a key (`draw_keys`: the tokens that the model reads, and the place among them),
 of the draw and of the block or token. It depends on no batch, chunk or device, and unlike a point
 of the cumulated distribution, to which every token before it adds its rounding, the largest of
-noisy values changes only where two of them agree to the last digits.
+noisy values changes only where two of them agree to the last digits. Ranks that share a vocabulary
+draw what one that has all of it does: each adds up its part of a block, and the largest noisy value
+of all ranks is taken.
 
 Shapes: n places, v rows of the vocabulary, b blocks, K tokens that may not be drawn.
 """
@@ -17,13 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
-from pipeline.guidance.output_layer import OutputLayer, matmul_wide, to_logits, widen_once
+from pipeline.guidance.output_layer import (
+    OutputLayer,
+    VocabularyShare,
+    matmul_wide,
+    to_logits,
+    widen_once,
+)
 
 BLOCK = 256
 """Tokens whose mass is added up. Another size draws other tokens."""
@@ -59,6 +69,25 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
     return np.stack([keys >> np.uint64(32), keys & np.uint64(_WORD)], axis=1).astype(np.int64)
 
 
+def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the keys of all places of rows whose segments are texts, by `vocag score`'s seed.
+
+    Args:
+        input_ids: int32 [rows, T], in this machine's memory.
+        cu_seqlens: int32 [rows, segments + 1], each row's segment bounds.
+
+    Returns:
+        int64 [rows, T, 2].
+    """
+    tokens = input_ids.numpy()
+    keys = np.zeros((*tokens.shape, 2), np.int64)
+    for row, bounds in enumerate(cu_seqlens.tolist()):
+        for start, stop in pairwise(bounds):
+            if stop > start:
+                keys[row, start:stop] = draw_keys(tokens[row, start:stop], seed=0)
+    return torch.from_numpy(keys)
+
+
 class TailDraws:
     """Draws n times at each place, with replacement; `score_with_likeliest` fills it.
 
@@ -75,36 +104,52 @@ class TailDraws:
         """
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
-        self._log_masses: list[Tensor] = []
+        self._log_masses: list[tuple[int, Tensor]] = []
 
     @staticmethod
-    def whole_blocks(num_rows: int) -> int:
-        """Return how many rows a chunk of about so many has, so that each begins with a block."""
-        return max(1, num_rows // BLOCK) * BLOCK
+    def chunks(num_rows: int, at_once: int, first: int) -> list[slice]:
+        """Return rows, of which the first is token `first`, in chunks of about `at_once`.
 
-    def see(self, exponentials_nv: Tensor, maximum_n: Tensor) -> None:
-        """Add up the blocks of a chunk, whose exponentials are relative to a maximum."""
-        whole = exponentials_nv.shape[1] // BLOCK * BLOCK
-        masses = exponentials_nv[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
-        rest = exponentials_nv[:, whole:]
-        if rest.shape[1]:
-            masses = torch.cat([masses, rest.sum(-1, keepdim=True)], -1)
-        self._log_masses.append(masses.log() + maximum_n.unsqueeze(-1))
+        Each chunk but the first begins with a block.
+        """
+        step = max(1, at_once // BLOCK) * BLOCK
+        inner = range(step - first % BLOCK, num_rows, step)
+        return [slice(*bounds) for bounds in pairwise([0, *inner, num_rows])]
+
+    def see(self, exponentials_nv: Tensor, maximum_n: Tensor, first: int) -> None:
+        """Add up the blocks of a chunk from token `first` on, relative to a maximum."""
+        lead = first % BLOCK
+        rest = -(lead + exponentials_nv.shape[1]) % BLOCK
+        if lead or rest:
+            exponentials_nv = pad(exponentials_nv, (lead, rest))
+        masses = exponentials_nv.unflatten(1, (-1, BLOCK)).sum(-1)
+        self._log_masses.append((first // BLOCK, masses.log() + maximum_n.unsqueeze(-1)))
 
     def draw(
-        self, hidden_nh: Tensor, layer: OutputLayer, excluded_nk: Tensor, num_ids: int
+        self,
+        hidden_nh: Tensor,
+        layer: OutputLayer,
+        excluded_nk: Tensor,
+        num_ids: int,
+        share: VocabularyShare,
     ) -> None:
-        """Draw tokens below `num_ids`, none of the excluded ones (-1: none)."""
+        """Draw tokens below `num_ids`, none of the excluded ones (-1: none); all ranks call."""
         excluded_nk = excluded_nk.where(excluded_nk < num_ids, -1)
-        log_masses_nb = torch.cat(self._log_masses, -1)
+        shape = len(hidden_nh), -(-num_ids // BLOCK)
+        wide = torch.promote_types(hidden_nh.dtype, torch.float32)
+        log_masses_nb = hidden_nh.new_full(shape, -torch.inf, dtype=wide)
+        for block, masses in self._log_masses:
+            log_masses_nb[:, block : block + masses.shape[1]] = masses
         self._log_masses = []
-        tail = _Tail(widen_once(hidden_nh), layer, excluded_nk, num_ids)
+        tail = _Tail(widen_once(hidden_nh), layer, excluded_nk, num_ids, share)
         # To subtract what is excluded would leave rounding alone where it is nearly all.
         places, columns = (excluded_nk >= 0).nonzero(as_tuple=True)
         pairs = torch.unique(excluded_nk[places, columns] // BLOCK * len(hidden_nh) + places)
         blocks, places = pairs // len(hidden_nh), pairs % len(hidden_nh)
-        for block, own in _by_block(blocks):
-            log_masses_nb[places[own], block] = tail.logits(block, places[own]).logsumexp(-1)
+        for ids, own in tail.by_block(blocks):
+            masses = tail.logits(ids, places[own]).logsumexp(-1)
+            log_masses_nb[places[own], ids.start // BLOCK] = masses
+        log_masses_nb = share.logsumexp(log_masses_nb)
         num_draws = self.ids.shape[1]
         numbers = torch.arange(num_draws, device=excluded_nk.device)
         chosen = torch.empty_like(self.ids)
@@ -113,41 +158,56 @@ class TailDraws:
             for number in range(num_draws):
                 noise = _gumbel(self._keys[some], 2 * numbers[number : number + 1], every)
                 chosen[some, number] = (log_masses_nb[some] + noise).argmax(-1)
-        drawn, chosen = self.ids.view(-1), chosen.view(-1)
-        for block, own in _by_block(chosen):
+        drawn = torch.zeros_like(chosen).view(-1)
+        noisy = log_masses_nb.new_full(drawn.shape, -torch.inf)
+        for ids, own in tail.by_block(chosen.view(-1)):
             places = own // num_draws
-            logits = tail.logits(block, places)
-            ids = torch.arange(logits.shape[1], device=every.device) + block * BLOCK
-            noise = _gumbel(self._keys[places], 2 * numbers[own % num_draws] + 1, ids)
-            drawn[own] = block * BLOCK + (logits + noise).argmax(-1)
+            counters = torch.arange(ids.start, ids.stop, device=every.device)
+            noise = _gumbel(self._keys[places], 2 * numbers[own % num_draws] + 1, counters)
+            noisy[own], best = (tail.logits(ids, places) + noise).max(-1)
+            drawn[own] = ids.start + best
+        winner = share.gather(noisy.unsqueeze(-1)).argmax(-1, keepdim=True)
+        self.ids[:] = share.gather(drawn.unsqueeze(-1)).gather(-1, winner).view_as(self.ids)
+
+    def behind(self, ids_nk: Tensor, log_probs_nk: Tensor) -> tuple[Tensor, Tensor]:
+        """Return entries as `pipeline.distributions` takes them: a free place, then the draws."""
+        ids = torch.cat([pad(ids_nk, (0, 1), value=-1), self.ids], -1)
+        return ids, pad(log_probs_nk, (0, 1 + self.ids.shape[1]), value=-torch.inf)
 
 
 class _Tail:
-    """Logits of some places in a block, -inf where a token may not be drawn."""
+    """Logits of some places in this rank's part of a block, -inf where a token may not be drawn."""
 
     def __init__(
-        self, states_nh: Tensor, layer: OutputLayer, excluded_nk: Tensor, num_ids: int
+        self,
+        states_nh: Tensor,
+        layer: OutputLayer,
+        excluded_nk: Tensor,
+        num_ids: int,
+        share: VocabularyShare,
     ) -> None:
-        self._states, self._layer = states_nh, layer
-        self._excluded, self._num_ids = excluded_nk, num_ids
+        self._states, self._layer, self._excluded = states_nh, layer, excluded_nk
+        self._own = range(share.first, min(share.first + share.num_own, num_ids))
 
-    def logits(self, block: int, places: Tensor) -> Tensor:
-        start = block * BLOCK
-        rows = self._layer.weight[start : min(start + BLOCK, self._num_ids)]
+    def by_block(self, blocks: Tensor) -> Iterator[tuple[range, Tensor]]:
+        """Yield this rank's tokens of each block that occurs, and where in the list, int64."""
+        blocks, order = blocks.sort(stable=True)
+        found, counts = blocks.unique_consecutive(return_counts=True)
+        for block, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
+            start = block * BLOCK
+            ids = range(max(start, self._own.start), min(start + BLOCK, self._own.stop))
+            if ids:
+                yield ids, own
+
+    def logits(self, ids: range, places: Tensor) -> Tensor:
+        rows = self._layer.weight[ids.start - self._own.start : ids.stop - self._own.start]
         products = matmul_wide(self._states[places], rows.T)
         logits = to_logits(products, self._layer.scale, self._layer.cap).clamp_min(_LEAST_LOGIT)
         # One column more, for those of other blocks.
-        own = self._excluded[places] - start
+        own = self._excluded[places] - ids.start
         own = own.where((own >= 0) & (own < len(rows)), len(rows))
         is_excluded = logits.new_zeros((len(places), len(rows) + 1), dtype=torch.bool)
         return logits.masked_fill(is_excluded.scatter(1, own, True)[:, :-1], -torch.inf)
-
-
-def _by_block(blocks: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield each block that occurs, and where in the list, int64."""
-    blocks, order = blocks.sort(stable=True)
-    found, counts = blocks.unique_consecutive(return_counts=True)
-    yield from zip(found.tolist(), order.split(counts.tolist()), strict=True)
 
 
 def _slices(num_places: int, width: int) -> Iterator[slice]:

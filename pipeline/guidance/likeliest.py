@@ -53,8 +53,7 @@ def score_with_likeliest(
             layer in any case. None: all rows.
         share: which rows of the whole output layer this rank's are, where ranks share them; all
             call, with the same states and labels, and get the same. Rows behind them are padding.
-        tail: draws from what is neither among the likeliest nor the label; only where one rank has
-            the whole output layer.
+        tail: draws from what is neither among the likeliest nor the label.
 
     Returns:
         fp32 (fp64 for fp64 inputs) [n], `-log softmax(logits)[label]` in nats; int64 [n, K], token
@@ -69,15 +68,12 @@ def score_with_likeliest(
         (tensor([0.6931]), tensor([[0]]), tensor([[-0.6931]]))
     """
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
-    if tail is None:
-        ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, vocab_size, share)
-    else:
-        assert share.group is None
-        ids, logits, log_normaliser = _walk(hidden, output_layer, top_k, vocab_size, tail)
+    num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
+    ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, num_ids, share, tail)
+    if tail is not None:
         excluded = torch.cat([ids, labels.unsqueeze(-1)], -1)
         with torch.autocast(hidden.device.type, enabled=False):
-            num_ids = min(output_layer.vocab_size, vocab_size or output_layer.vocab_size)
-            tail.draw(hidden, output_layer, excluded, num_ids)
+            tail.draw(hidden, output_layer, excluded, num_ids, share)
     own = share.own_ids(labels)
     products = (widen(hidden) * widen(output_layer.weight[own.clamp_min(0)])).sum(-1)
     label_products = share.sum(products.where(own >= 0, 0.0))
@@ -90,14 +86,14 @@ def _walk_shared(
     hidden_nh: Tensor,
     layer: OutputLayer,
     top_k: int,
-    vocab_size: int | None,
+    num_ids: int,
     share: VocabularyShare,
+    tail: TailDraws | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `_walk` does, over the rows of all ranks."""
     if share.group is None:
         own = replace(layer, weight=layer.weight[: share.num_own])
-        return _walk(hidden_nh, own, top_k, vocab_size)
-    num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
+        return _walk(hidden_nh, own, top_k, num_ids, tail)
     num_own = min(max(num_ids - share.first, 0), share.num_own)
     ids = torch.full((len(hidden_nh), top_k), -1, device=hidden_nh.device)
     logits = widen(hidden_nh).new_full(ids.shape, -torch.inf)
@@ -105,7 +101,9 @@ def _walk_shared(
     if share.num_own:
         own = replace(layer, weight=layer.weight[: share.num_own])
         few = min(top_k, num_own)
-        found, values, log_normaliser = _walk(hidden_nh, own, max(few, 1), max(num_own, 1))
+        found, values, log_normaliser = _walk(
+            hidden_nh, own, max(few, 1), max(num_own, 1), tail if num_own else None, share.first
+        )
         ids[:, :few], logits[:, :few] = found[:, :few] + share.first, values[:, :few]
     # Ranks, and the tokens of each, come by rising id; the sort leaves equal ones in their order.
     ids, logits = share.gather(ids), share.gather(logits)
@@ -118,12 +116,15 @@ def _walk(
     hidden_nh: Tensor,
     layer: OutputLayer,
     top_k: int,
-    vocab_size: int | None,
+    num_ids: int,
     tail: TailDraws | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids [n, K], logits [n, K] and log normalisers [n]; let `tail` see the chunks."""
+    """Return ids [n, K], logits [n, K] and log normalisers [n]; let `tail` see the chunks.
+
+    To it the layer's first row is token `first`.
+    """
     num_rows = layer.vocab_size
-    num_ids = min(num_rows, vocab_size or num_rows)
     if not 1 <= top_k <= num_ids:
         raise ValueError(f"the likeliest {top_k} tokens of {num_ids}: ask for 1 to {num_ids}")
     with torch.autocast(hidden_nh.device.type, enabled=False):
@@ -131,8 +132,11 @@ def _walk(
         maximum = widen(hidden_nh).new_full((len(states),), torch.finfo(torch.float32).min)
         total, top = torch.zeros_like(maximum), _RunningTop(maximum, top_k)
         at_once = rows_at_once(len(states), states.device)
-        at_once = at_once if tail is None else tail.whole_blocks(at_once)
-        for chunk in row_chunks(num_rows, at_once):
+        if tail is None:
+            chunks = row_chunks(num_rows, at_once)
+        else:
+            chunks = tail.chunks(num_rows, at_once, first)
+        for chunk in chunks:
             products_nv = matmul_wide(states, layer.weight[chunk].T)
             logits_nv = to_logits(products_nv, layer.scale, layer.cap)
             largest = logits_nv.amax(-1)
@@ -143,7 +147,7 @@ def _walk(
             total = torch.exp(maximum - new_maximum) * total + exponents_nv.exp_().sum(-1)
             maximum = new_maximum
             if tail is not None and chunk.start < num_ids:
-                tail.see(exponents_nv[:, : num_ids - chunk.start], maximum)
+                tail.see(exponents_nv[:, : num_ids - chunk.start], maximum, first + chunk.start)
         top.tell_apart(hidden_nh, layer, num_ids)
     return top.ids, top.values, maximum + total.log()
 

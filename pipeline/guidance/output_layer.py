@@ -160,6 +160,13 @@ class VocabularyShare:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest
 
+    def logsumexp(self, own: Tensor) -> Tensor:
+        """Return the logarithm of the sum of the ranks' exponentials; -inf is none."""
+        if self.group is None:
+            return own
+        largest = self.maximum(own).clamp_min(torch.finfo(own.dtype).min)
+        return self.sum(torch.exp(own - largest)).log_().add_(largest)
+
     def gather(self, own: Tensor) -> Tensor:
         """Return all ranks' columns [n, ranks * K], in order, of this rank's [n, K]."""
         if self.group is None:

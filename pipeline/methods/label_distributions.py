@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch.nn.functional import pad
 
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.draws import TailDraws, draw_keys
+from pipeline.guidance.draws import TailDraws, row_draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.streaming import Rows
@@ -107,7 +106,10 @@ def ask_entries(
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.
     labels = pad(tokens[:, 1:].where(has_loss[:, 1:], -1), (0, 1), value=-1)
-    tail = TailDraws(_keys_of(rows).to(states.device), draws) if draws else None
+    tail = None
+    if draws:
+        keys = row_draw_keys(rows["teacher_input_ids"], rows["teacher_cu_seqlens"])
+        tail = TailDraws(keys.flatten(0, 1).to(states.device), draws)
     ahead, ids, log_probs = score_with_likeliest(
         states.flatten(0, 1),
         layer,
@@ -118,22 +120,10 @@ def ask_entries(
     )
     losses = pad(ahead.view(tokens.shape)[:, :-1], (1, 0)).float().cpu()
     if tail is not None:
-        ids = torch.cat([pad(ids, (0, 1), value=-1), tail.ids], -1)
-        log_probs = pad(log_probs, (0, 1 + draws), value=-torch.inf)
+        ids, log_probs = tail.behind(ids, log_probs)
     shape = (*tokens.shape, -1)
     return (
         losses.masked_fill(~has_loss, torch.nan).numpy(),
         ids.view(shape).int().cpu().numpy(),
         log_probs.view(shape).float().cpu().numpy(),
     )
-
-
-def _keys_of(rows: Rows) -> Tensor:
-    """Return the keys of all places, int64 [rows * T, 2]."""
-    tokens = rows["teacher_input_ids"].numpy()
-    keys = np.zeros((*tokens.shape, 2), np.int64)
-    for row, bounds in enumerate(rows["teacher_cu_seqlens"].tolist()):
-        for start, stop in pairwise(bounds):
-            if stop > start:
-                keys[row, start:stop] = draw_keys(tokens[row, start:stop], seed=0)
-    return torch.from_numpy(keys).flatten(0, 1)

@@ -11,7 +11,6 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.command_line.failures import hinted
 from pipeline.dataset.cache import ShardCache
 from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.plan import RowPlan
@@ -45,9 +44,17 @@ class TeachersRule:
 
     @property
     def distributions(self) -> DistributionRule | None:
-        """The rule of the teacher that has the most entries."""
+        """The rule of the teacher that has the most entries.
+
+        In a mean with draws it has room for all that all say: without some of it, the mean would be
+        right on average no more.
+        """
         found = [rule.distributions for rule in self.rules if rule.distributions is not None]
-        return max(found, key=lambda rule: rule.top_k, default=None)
+        most = max(found, key=lambda rule: rule.top_k, default=None)
+        if most is None or not most.draws or not self.weights:
+            return most
+        draws = most.draws * len(found)
+        return replace(most, top_k=most.width * len(found) - draws - 1, draws=draws)
 
     def without_where(self) -> TeachersRule:
         """Return the rule without the conditions that say which documents were scored."""
@@ -73,6 +80,14 @@ class StoredTeachers:
         self._chosen: OrderedDict[int, StoredLosses] = OrderedDict()
         self.rule = TeachersRule(tuple(part.rule for part in parts), self._weights)
 
+    @property
+    def apart(self) -> list[StoredTeachers]:
+        """Each teacher of a mean with draws, alone; empty for anything else."""
+        rule = self.rule.distributions
+        if rule is None or not rule.draws or len(self._weights) < 2:
+            return []
+        return [StoredTeachers((part,), (1.0,)) for part in self._parts]
+
     def read(self, document_index: int, start: int, stop: int) -> NDArray[np.floating]:
         """Return the losses of some teacher tokens of a document, see `StoredLosses.read`."""
         parts = self._parts_of(document_index)
@@ -95,7 +110,8 @@ class StoredTeachers:
         """Fill in some distributions of a document, see `StoredLosses.read_entries`.
 
         Of a mean the heaviest K tokens of the mixture. A token that one teacher's entries lack
-        counts with the others' mass alone: the rest is the mixture's residual.
+        counts with the others' mass alone: the rest is the mixture's residual. A mean with draws is
+        of what is read `apart`.
         """
         parts = self._parts_of(document_index)
         if len(parts) == 1:
@@ -106,7 +122,7 @@ class StoredTeachers:
         masses = [
             np.exp(own) * weight for (_, own), weight in zip(found, self._weights, strict=True)
         ]
-        ids[:], log_probs[:] = _heaviest(every, np.concatenate(masses, axis=1), ids.shape[1])
+        ids[:], log_probs[:] = heaviest(every, np.concatenate(masses, axis=1), ids.shape[1])
         # Where one has stored nothing, its share of the mass could be anywhere.
         ids[np.any([own[:, 0] < 0 for own, _ in found], axis=0)] = -1
 
@@ -176,23 +192,13 @@ def open_teachers(
 
 
 def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching) -> None:
-    """Refuse draws of several teachers, unless one of them alone speaks of each document."""
+    """Refuse draws of several teachers in different numbers, or of some of them alone."""
     sizes = {(rule.top_k, rule.draws) for rule in rules if rule is not None}
-    if not any(draws for _, draws in sizes):
-        return
-    names = " and ".join(teaching.names)
-    if teaching.teacher_choice == "mean":
-        error = ForeignLossesError(
-            f"{names} hold draws, each worth a share of what one teacher's tokens leave over, "
-            "and a mean has no such rest: choose one teacher for each document, or score without "
-            "--draws"
-        )
-        raise hinted(error, "--teacher-choice likelier")
-    if len(sizes) > 1:
+    if len(sizes) > 1 and any(draws for _, draws in sizes):
         raise ForeignLossesError(
-            f"{names} were scored with different --top-k and --draws "
+            f"{' and '.join(teaching.names)} were scored with different --top-k and --draws "
             f"({' and '.join(f'{k} and {n}' for k, n in sorted(sizes))}): a row holds equally many "
-            "for each document; score them alike"
+            "for each document, and a mean some of each teacher; score them alike"
         )
 
 
@@ -207,7 +213,7 @@ def _read_entries(
     return ids, log_probs
 
 
-def _heaviest(
+def heaviest(
     ids: NDArray[np.int32], masses: NDArray[np.float32], top_k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return the heaviest ids of each row with their log-masses, equal ids added up.

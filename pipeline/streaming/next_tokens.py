@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from pipeline.distributions.kernels import LabelEntries, RowFields
 from pipeline.distributions.mapping import map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.rules import PackingRules
-from pipeline.scoring.stored_teachers import StoredTeachers
+from pipeline.scoring.stored_teachers import StoredTeachers, heaviest
 from pipeline.streaming.layout import DISTRIBUTION_FIELDS, RowLayout
 
 _maps: dict[object, VocabularyMap] = {}
@@ -111,6 +112,60 @@ class NextTokens:
         fields = {name: layout.field(row, name) for name in RowFields._fields}
         out = LabelEntries(*(layout.field(row, name) for name in DISTRIBUTION_FIELDS))
         map_row(fields, self._ids, self._log_probs, self._map, out, draws=self._draws)
+
+
+class MeanOfDraws:
+    """The mean of teachers with draws, of which each is mapped alone, by its own losses.
+
+    Equal entries are added up; draws stay apart, each as heavy as its teacher and its own share.
+    """
+
+    def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
+        """See `NextTokens`."""
+        self._weights = np.array(teachers.rule.weights, np.float32)
+        self._parts = [
+            (TeacherLosses(each), NextTokens(each, dataset, rules)) for each in teachers.apart
+        ]
+
+    def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """See `RowAnswers`."""
+        count = len(self._parts)
+        self._layout = replace(layout, top_k=layout.top_k // count, draws=layout.draws // count)
+        self._rows = np.empty((count, self._layout.num_words), np.int32)
+        for own, answers in zip(self._rows, self._parts, strict=True):
+            for each in answers:
+                each.begin(own, self._layout)
+
+    def segment(
+        self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
+    ) -> None:
+        """See `RowAnswers`."""
+        for answers in self._parts:
+            for each in answers:
+                each.segment(document_index, tokens, places, ends=ends)
+
+    def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
+        """See `RowAnswers`."""
+        given = slice(layout.words["teacher_losses"].start)
+        self._rows[:, given] = row[given]
+        for own, (_, tokens) in zip(self._rows, self._parts, strict=True):
+            tokens.finish(own, self._layout)
+        ids, probs, moved = (
+            np.stack([self._layout.field(own, name) for own in self._rows], 1)
+            for name in DISTRIBUTION_FIELDS
+        )
+        probs *= self._weights[:, None]
+        out = LabelEntries(*(layout.field(row, name) for name in DISTRIBUTION_FIELDS))
+        out.moved[:] = moved @ self._weights
+        cut, num_exact = self._layout.top_k - self._layout.draws, layout.top_k - layout.draws
+        exact, masses = (each[:, :, :cut].reshape(len(ids), -1) for each in (ids, probs))
+        out.ids[:, :num_exact], log_masses = heaviest(exact, masses, num_exact)
+        out.probs[:, :num_exact] = np.exp(log_masses)
+        out.ids[:, num_exact:] = ids[:, :, cut:].reshape(len(ids), -1)
+        out.probs[:, num_exact:] = probs[:, :, cut:].reshape(len(ids), -1)
+        # Where one says nothing, its share of the mass could be anywhere.
+        is_silent = (ids[:, :, 0] < 0).any(1)
+        out.ids[is_silent], out.probs[is_silent], out.moved[is_silent] = -1, 0, 0
 
 
 def vocabulary_map(dataset: Dataset, rules: PackingRules) -> VocabularyMap:

@@ -121,7 +121,9 @@ def test_a_checkpoint_of_before_goes_on():
     assert options(*TEACHER).guidance == plain
     learned = {"distill_tokens": "all", "temperature": 1.0, "reverse_kl": False, "top_k": 16}
     learned |= {"name": "distill", "weight": 0.8}
-    assert options(*TEACHER, "--vocag-method", "distill").guidance == plain | learned
+    distill = (*TEACHER, "--vocag-method", "distill")
+    assert options(*distill).guidance == plain | learned
+    assert options(*distill, "--vocag-draws", "4").guidance == plain | learned | {"draws": 4}
 
 
 def test_help_lists_both_megatrons_arguments_and_ours(capsys):
@@ -156,7 +158,10 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
         ((*TEACHER, "--vocag-weight", "0.5"), "--vocag-weight 0.5 is for --vocag-method alm and"),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "--vocag-top-k 4 is for a running teacher"),
         (("--vocag-method", "distill"), "distill needs a teacher, or --vocag-stored-losses"),
-        ((*TEACHER, "--vocag-method", "distill", "--vocag-draws", "4"), "no rank holds its whole"),
+        (
+            (*TEACHER, "--vocag-method", "distill", "--vocag-draws", "4", "--vocag-reverse-kl"),
+            "^--vocag-reverse-kl needs a teacher without draws",
+        ),
         ((*STORED_DISTILL, "--vocag-draws", "4"), "^--vocag-draws 4 is for a running teacher"),
     ],
 )
@@ -180,7 +185,7 @@ def test_impossible_options(extra, message):
             "--vocag-teacher-world-size 2",
         ),
         ((*STORED_DISTILL, "--vocag-top-k", "4"), "leave out --vocag-top-k"),
-        ((*TEACHER, "--vocag-method", "distill", "--vocag-draws", "4"), "leave out --vocag-draws"),
+        ((*TEACHER, "--vocag-draws", "4"), "leave out --vocag-draws"),
     ],
 )
 def test_the_hint_of_impossible_options_makes_them_possible(extra, hint):

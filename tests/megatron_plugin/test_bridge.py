@@ -54,7 +54,7 @@ def serve(store, pairing, replica):
 
 def ask(store, pairing, replica, num_steps):
     """Ask two steps ahead; check the order of the replies."""
-    bridge = StudentBridge(store, pairing, replica=replica, timeout=timedelta(minutes=5), top_k=1)
+    bridge = StudentBridge(store, pairing, replica=replica, timeout=timedelta(minutes=5), width=1)
     rows = [make_rows(100 * replica + 10 * step, 4) for step in range(num_steps)]
     pending = [bridge.request(each) for each in rows]
     for each, wait in zip(rows, pending, strict=True):

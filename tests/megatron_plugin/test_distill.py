@@ -1,5 +1,6 @@
 """The teacher's distributions in the real trainer, online and stored, as in one process."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -27,8 +28,13 @@ TEACHER = {"vocag_teacher_world_size": 2}
 LAYOUTS = {
     "pipeline-pipeline": (
         4,
-        {**PIPELINE, **TEACHER, "vocag_teacher_pipeline_model_parallel_size": 2},
-        {},
+        {
+            **PIPELINE,
+            **TEACHER,
+            "vocag_teacher_pipeline_model_parallel_size": 2,
+            "vocag_temperature": 2.0,
+        },
+        {"temperature": 2.0},
     ),
     "tensor-tensor": (
         4,
@@ -49,9 +55,9 @@ LAYOUTS = {
             **TENSOR,
             "vocag_distill_tokens": "dropped",
             "vocag_distill_by": "student_entropy",
-            "vocag_temperature": 2.0,
+            "vocag_draws": 3,
         },
-        {"distill_tokens": "dropped", "distill_by": "student_entropy", "temperature": 2.0},
+        {"distill_tokens": "dropped", "distill_by": "student_entropy", "draws": 3},
     ),
 }
 
@@ -78,7 +84,8 @@ def test_stored_distributions_are_the_online_ones_rounded(tmp_path, inputs, draw
     arguments += ["--top-log-probs", "float16", "--draws", str(draws)]
     assert score_main([*arguments, "--dtype", "float32"]) == 0
     changes = {"vocag_teacher_seq_length": 64, "vocag_teacher": None, "vocag_method": "distill"}
-    train(scored, 2, tmp_path / "dump", **changes, **PIPELINE, **{"vocag_stored_losses=": ""})
+    changes |= {"vocag_stored_losses=": "", **PIPELINE}
+    stored = train(scored, 2, tmp_path / "dump", **changes)
     expected = reference_gradients(inputs, **ALIKE, draws=draws)
     require_equal(tmp_path / "dump", scored, expected, rtol=0.05, atol=0.01)
     with pytest.raises(AssertionError):
@@ -89,3 +96,14 @@ def test_stored_distributions_are_the_online_ones_rounded(tmp_path, inputs, draw
         others = reference_gradients(inputs, **ALIKE)
         with pytest.raises(AssertionError):
             require_equal(tmp_path / "dump", scored, others, rtol=0.05, atol=0.01)
+        ranks = {**TENSOR, **TEACHER, "vocag_teacher_tensor_model_parallel_size": 2}
+        online = train(inputs, 4, tmp_path / "online", **DISTILL, vocag_draws=draws, **ranks)
+        require_equal(tmp_path / "online", inputs, expected)
+        assert logged(online) == pytest.approx(logged(stored), rel=2e-3)
+
+
+def logged(done):
+    """Return what a run's only step has logged of the loss, by name."""
+    found = dict(re.findall(r"((?:lm|guided) loss|vocag/[a-z_]+): ([0-9.E+-]+)", done.stdout))
+    assert {"guided loss", "vocag/divergence"} < found.keys()
+    return {name: float(value) for name, value in found.items() if not name.endswith("_ms")}

@@ -15,7 +15,9 @@ from megatron_plugin.models.places import own_share
 from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.forward_step import StepRules, _token_scores, training_loss
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.teacher.model import _values_ahead
 from megatron_plugin.upstream import AttnMaskType, TransformerConfig, parallel_state
+from pipeline.guidance.draws import TailDraws, row_draw_keys
 from pipeline.methods import kind_of
 from pipeline.methods.method import Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
@@ -23,7 +25,7 @@ from pipeline.streaming.next_tokens import vocabulary_map
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
 
-VOCAB_SIZE, HIDDEN, MICRO_BATCHES, TOP_K = 400, 64, 2, 4
+VOCAB_SIZE, HIDDEN, MICRO_BATCHES, WIDTH, DRAWS = 400, 64, 2, 7, 2
 # In a micro-batch, and in a step.
 IN_EACH = {"refuse_broken _local_scalar_dense": 1, "_LinearCrossEntropy.backward nonzero": 1}
 FOR_DISTRIBUTIONS = {"ChosenEntries.of tolist": 2}
@@ -44,14 +46,14 @@ class Layer(torch.nn.Module):
     sequence_parallel = False
 
 
-@pytest.mark.parametrize("top_k", [0, TOP_K])
-def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, top_k):
+@pytest.mark.parametrize(("width", "draws"), [(0, 0), (WIDTH, 0), (WIDTH, DRAWS)])
+def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, width, draws):
     build_dataset(tmp_path / "data", make_texts(40), num_shards=1)
     stream = StreamConfig(Reading(str(tmp_path / "data")), seq_length=64, global_batch_size=4)
     rows = AlignedRows(stream)
     known = vocabulary_map(rows.dataset, rows.rules)
-    guide = Guide(pytest.fail, top_k, lambda: known)
-    method = Method("distill" if top_k else "teacher")
+    guide = Guide(pytest.fail, width, lambda: known, draws)
+    method = Method("distill" if width else "teacher")
     rules = StepRules(kind_of(method), method, VOCAB_SIZE, MICRO_BATCHES)
     config = TransformerConfig(
         num_layers=1, hidden_size=HIDDEN, num_attention_heads=4, num_query_groups=2, bf16=True
@@ -61,7 +63,10 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
         embedding, output_weight = (
             gpu.place(torch.randn(VOCAB_SIZE, HIDDEN).bfloat16()).requires_grad_() for _ in "eo"
         )
-        batches = guide_batches(guide, rows, top_k)
+        batches = guide_batches(guide, rows)
+        if draws:
+            ids = torch.cat([batch.next_tokens.ids for batch in batches])[..., -draws:].twin
+            assert (ids >= 0).double().mean() > 0.1
         for batch in batches:
             hidden = torch.nn.functional.embedding(batch.tokens, embedding).transpose(0, 1)
             query = hidden.unflatten(2, (4, -1))
@@ -84,14 +89,42 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
             assert weight.grad.dtype == torch.bfloat16
             assert weight.grad.twin.isfinite().all()
             assert weight.grad.twin.any()
-    in_each = IN_EACH | (FOR_DISTRIBUTIONS if top_k else {})
+    in_each = IN_EACH | (FOR_DISTRIBUTIONS if width else {})
     waits = {place: count * MICRO_BATCHES for place, count in in_each.items()}
     assert gpu.waits == Counter(waits | IN_A_STEP)
     for name in ("_varlen_attn", "_varlen_attn_backward"):
         assert gpu.operations[name] == MICRO_BATCHES
 
 
-def guide_batches(guide, rows, top_k):
+def test_a_teacher_draws_on_its_device(one_rank):
+    places, num_ids = 40, 470
+    keys = row_draw_keys(
+        torch.arange(2 * places, dtype=torch.int32).view(2, places),
+        torch.tensor([[0, 9, places], [0, places, places]]),
+    )
+    with FakeGpu() as gpu:
+        tail = TailDraws(to_device(keys.transpose(0, 1).flatten(0, 1), CUDA), DRAWS)
+        values = _values_ahead(
+            gpu.place(torch.randint(num_ids, (2, places))),
+            gpu.place(torch.arange(places).expand(2, -1) > 0),
+            480,
+            4,
+            num_ids,
+            tail,
+            hidden_states=gpu.place(torch.randn(places, 2, HIDDEN).bfloat16()),
+            output_layer=Layer(),
+            output_weight=gpu.place(torch.randn(480, HIDDEN).bfloat16()),
+        )
+    assert (values.device, values.dtype) == (CUDA, torch.float32)
+    answer = TeacherAnswer(values.twin)
+    exact, free, drawn = answer.next_ids.split([4, 1, DRAWS], -1)
+    assert (free == -1).all()
+    assert ((drawn >= 0) & (drawn < num_ids)).all()
+    assert not (drawn.unsqueeze(-1) == exact.unsqueeze(-2)).any()
+    assert len(drawn.unique()) > 20
+
+
+def guide_batches(guide, rows):
     """Return a step's micro-batches, copied as the loader and the bridge do."""
     loader = load_batches(rows, micro_batch_size=2, pin_memory=True)
     batches = [
@@ -101,7 +134,13 @@ def guide_batches(guide, rows, top_k):
         )
     ]
     places = batches[0].rows["teacher_input_ids"].shape[1]
-    ids = torch.arange(top_k).float().expand(2 * MICRO_BATCHES, places, top_k)
-    answer = TeacherAnswer(torch.cat((torch.rand(2 * MICRO_BATCHES, places, 1), ids, -ids - 1), 2))
+    ids = torch.arange(guide.width).float().expand(2 * MICRO_BATCHES, places, guide.width)
+    log_probs = -ids - 1
+    if guide.draws:
+        num_exact = guide.width - guide.draws - 1
+        ids = ids.masked_fill(ids == num_exact, -1)
+        log_probs = log_probs.masked_fill(-log_probs > num_exact, -torch.inf)
+    losses = torch.rand(2 * MICRO_BATCHES, places, 1)
+    answer = TeacherAnswer(torch.cat((losses, ids, log_probs), 2))
     values = to_device(guide.read_answer(batches, answer), CUDA)
     return guide.by_teacher(batches, values, waited_seconds=0.1)

@@ -36,7 +36,7 @@ def by_megatron(read, states, teacher, tables, root):
     log_probs, ids = teacher.lm_head(states).log_softmax(-1).topk(TOP_K)
     losses = online_losses(root / "teacher", read).unsqueeze(-1)
     answer = TeacherAnswer(torch.cat((losses, ids.float(), log_probs), -1))
-    guide = Guide(lambda *_: None, top_k=TOP_K, vocabulary_map=lambda: tables)
+    guide = Guide(lambda *_: None, width=TOP_K, vocabulary_map=lambda: tables)
     values = guide.read_answer([batch], answer)
     assert values.shape == (len(PLACES), guide.num_values(batch))
     (taught,) = guide.by_teacher([batch], values, waited_seconds=0.0)

@@ -8,12 +8,14 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
 
@@ -246,4 +248,31 @@ def test_ranks_that_share_a_vocabulary_find_the_likeliest_tokens(run_ranks, voca
         return score_with_likeliest(hidden, own, labels, 5, vocab_size=num_ids, share=share)
 
     for found in run_ranks(score):
+        torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+
+
+# Ranks of 300 rows begin inside blocks of 256; the last one's are cut, or nothing but padding.
+@pytest.mark.parametrize(("vocab_size", "num_ids"), [(1150, 1000), (1150, 620), (280, 270)])
+@pytest.mark.parametrize("at_once", [1, 600, 2000])
+def test_ranks_that_share_a_vocabulary_draw_what_one_process_draws(
+    run_ranks, monkeypatch, vocab_size, num_ids, at_once
+):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(400, 8, dtype=torch.float64, generator=generator)
+    weight = torch.randn(1200, 8, dtype=torch.float64, generator=generator)
+    weight[vocab_size:] = 1e4
+    labels = torch.randint(-1, vocab_size, (400,), generator=generator)
+    keys = torch.from_numpy(draw_keys(np.arange(400), seed=0))
+
+    def draw(own_weight, group=None):
+        tail, share = TailDraws(keys, 3), VocabularyShare.of(len(own_weight), vocab_size, group)
+        layer = OutputLayer(own_weight, 0.5, 3.0)
+        more = {"vocab_size": num_ids, "share": share, "tail": tail}
+        found = score_with_likeliest(hidden, layer, labels, 5, **more)
+        return (*found, tail.ids)
+
+    whole = draw(weight)
+    assert len(whole[-1].unique()) > 200
+    monkeypatch.setattr("pipeline.guidance.likeliest.rows_at_once", lambda *_: at_once)
+    for found in run_ranks(lambda group: draw(weight.chunk(NUM_RANKS)[group.rank()], group)):
         torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)

@@ -26,7 +26,7 @@ class Part:
     def __init__(self, seed, top_k):
         rng = np.random.default_rng(seed)
         rule = TeacherRule(f"{seed:064d}", "float32", "0" * 64, {})
-        self.rule = replace(rule, distributions=SimpleNamespace(top_k=top_k))
+        self.rule = replace(rule, distributions=SimpleNamespace(top_k=top_k, draws=0))
         self.losses = rng.random((3, LENGTH)).astype(np.float16)
         self.ids = np.array([rng.permutation(9)[:top_k] for _ in range(LENGTH + 1)], np.int32)
         masses = -np.sort(-rng.dirichlet(np.ones(top_k + 1), LENGTH + 1))[:, :top_k]
