@@ -27,7 +27,9 @@ def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     numba then counts no references to arrays. Where a row calls small functions for each of its
     tokens, counting took four tenths of the time. One that makes an array isn't compiled.
     """
-    return _kept(function, njit(nogil=True, _nrt=False)(function))
+    # An option that numba documents with `register_jitable`, and its types lack.
+    decorator: Any = njit(nogil=True, _nrt=False)  # type: ignore[call-overload]
+    return _kept(function, decorator(function))
 
 
 def _kept[**P, R](function: Callable[P, R], dispatcher: Any) -> Callable[P, R]:
