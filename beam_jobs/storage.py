@@ -63,11 +63,7 @@ def join(folder: str, *names: str) -> str:
 
 
 def require_answer(path: str) -> None:
-    """Check, for seconds, that the store of a path answers; its client would try for minutes.
-
-    Raises:
-        NoAnswerError: it doesn't.
-    """
+    """Raise NoAnswerError if a path's store is silent for seconds; a client tries for minutes."""
     first_contact.require_answer(path, look_at=_look_at)
 
 
@@ -93,11 +89,7 @@ def make_folder(path: str) -> None:
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
-    """Return a file's bytes as stored: nothing is decompressed on the way.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return a file's bytes as stored, not decompressed, or raise FileNotFoundError."""
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
     try:
@@ -198,11 +190,7 @@ def list_folder(folder: str) -> Mapping[str, int]:
 
 
 def delete_files(folder: str, names: Iterable[str]) -> None:
-    """Delete files of a folder; one that is already gone isn't an error.
-
-    Raises:
-        OSError: one stays.
-    """
+    """Delete files of a folder; OSError if one stays, but not if it is gone already."""
     paths = [join(folder, name) for name in names]
     if is_local(folder):
         for path in paths:

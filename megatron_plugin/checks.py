@@ -59,11 +59,7 @@ _LISTED_SPLITS = 4
 
 
 def require_student(args: Namespace, options: VocagOptions) -> None:
-    """Check Megatron's arguments against what the plugin can do.
-
-    Raises:
-        ArgumentError: names the argument, its value and the remedy.
-    """
+    """Check Megatron's arguments against what the plugin can do; ArgumentErrors name the remedy."""
     if not args.calculate_per_token_loss:
         error = ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
@@ -179,11 +175,7 @@ def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
 
 
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:
-    """Check that the teacher can serve every replica evenly, in whole micro-batches.
-
-    Raises:
-        ValueError: with the numbers.
-    """
+    """Raise ValueError unless the teacher serves every replica evenly, in whole micro-batches."""
     if not teacher.world_size and args.virtual_pipeline_model_parallel_size is not None:
         error = ArgumentError(
             "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
@@ -277,11 +269,7 @@ def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> Non
 
 
 def require_same_tokenizers(path: str, held_out: Manifest, manifest: Manifest) -> None:
-    """Check that validation data was made with the training data's tokenizers.
-
-    Raises:
-        ForeignTokenizerError: it was not.
-    """
+    """Raise ForeignTokenizerError unless both data were made with the same tokenizers."""
     try:
         held_out.require_tokenizers(
             student_sha256=manifest.student.sha256, teacher_sha256=manifest.teacher.sha256

@@ -178,11 +178,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
 
 
 def check_document(document: AlignedDocument) -> None:
-    """Check that a document's arrays fit each other.
-
-    Raises:
-        DamagedSampleError: with the rule, the value and the document's id.
-    """
+    """Raise DamagedSampleError, with rule, value and id, if arrays don't fit each other."""
     size, num_teacher_tokens = document.num_text_bytes, len(document.teacher)
     ends = {
         side: int(tokens.byte_offsets[:, 1].max(initial=0))

@@ -85,11 +85,7 @@ def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
 
 
 def write_record(record: object) -> str:
-    """Return a record as one line of JSON, without a line end; equal records give equal lines.
-
-    Raises:
-        ValueError: a number is not finite, and could not be read again.
-    """
+    """Return a record as JSON without a line end, always the same; ValueError: not finite."""
     return json.dumps(record, sort_keys=True, allow_nan=False, default=vars)
 
 

@@ -129,11 +129,7 @@ class ModelShape:
         return self.hidden_size * (matrices + embeddings + 1) + self.num_layers * small
 
     def require_window(self, seq_length: int, *, what: str) -> None:
-        """Check that attention over a row of `seq_length` tokens is what the model was made for.
-
-        Raises:
-            UnsupportedModelError: the sliding window is shorter than the row.
-        """
+        """Raise UnsupportedModelError if rows of `seq_length` exceed the sliding window."""
         if self.sliding_window is not None and self.sliding_window < seq_length:
             raise UnsupportedModelError(
                 f"the {what} attends to {self.sliding_window} tokens (sliding_window), a row has "
@@ -193,11 +189,7 @@ def read_shape(folder: str | Path) -> ModelShape:
 
 
 def shape_of_config(config: dict[str, Any]) -> ModelShape:
-    """Return the shape that a complete config (transformers' `to_dict`) describes.
-
-    Raises:
-        UnsupportedModelError: as `read_shape`.
-    """
+    """Return the shape that a complete config (`to_dict`) describes; errors as `read_shape`."""
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     num_heads = config["num_attention_heads"]

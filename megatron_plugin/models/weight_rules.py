@@ -32,11 +32,9 @@ class Sliceable(Protocol):
     @property
     def shape(self) -> Sequence[int]:
         """Sizes of its dimensions."""
-        ...
 
     def __getitem__(self, index: Any, /) -> Tensor:
         """Return a slice."""
-        ...
 
 
 @dataclass(frozen=True)

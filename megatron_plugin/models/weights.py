@@ -55,7 +55,6 @@ class StoredTensor:
             return tuple(file.get_slice(self.name).get_shape())
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Read a slice."""
         with _named(self.path), safe_open(self.path, framework="pt") as file:
             tensor: Tensor = file.get_slice(self.name)[index]
             return tensor
@@ -143,11 +142,7 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
 
 
 def newest_iteration(folder: Path) -> Path:
-    """Return the folder of a checkpoint's newest iteration, or the folder if it is one itself.
-
-    Raises:
-        WeightsError: neither.
-    """
+    """Return the folder of a checkpoint's newest iteration, or itself, or raise WeightsError."""
     if (folder / ".metadata").is_file():
         return folder
     tracker = folder / TRACKER_FILE
@@ -166,11 +161,7 @@ def newest_iteration(folder: Path) -> Path:
 
 
 def require_whole(folder: Path) -> None:
-    """Check that the files of one iteration's folder have the bytes that it notes of them.
-
-    Raises:
-        WeightsError: names the first that is missing, cut or damaged, and what to do.
-    """
+    """Raise WeightsError, with file and remedy, if an iteration lacks bytes that it notes."""
     with _undamaged(folder, ".metadata"):
         stored = FileSystemReader(folder).read_metadata().storage_data
     ends: dict[str, int] = {}

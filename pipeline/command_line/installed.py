@@ -5,12 +5,7 @@ import shlex
 
 
 def installed_version() -> str:
-    """Return vocag's version, which `setup.cfg` says, as the installed distribution has it.
-
-    Example:
-        >>> installed_version()  # doctest: +SKIP
-        '0.1.0'
-    """
+    """Return vocag's version, which `setup.cfg` says, as the installed distribution has it."""
     # Here, because it takes longer than the rest of `vocag --help`.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -27,10 +22,6 @@ def install(extra: str) -> str:
 
     Args:
         extra: its name, or several with commas; "" for what every command needs.
-
-    Example:
-        >>> install("hf")  # doctest: +SKIP
-        "pip install -e '/home/me/vocag[hf]'"
     """
     checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     wanted = f"[{extra}]" if extra else ""

@@ -133,13 +133,9 @@ def add_options(
     prefix: str = "",
     groups: Mapping[str, str] | None = None,
 ) -> None:
-    """Add a dataclass's options to a parser, which may have others; required ones are listed first.
+    """Add a dataclass's options to a parser, such as Megatron's; required ones are listed first.
 
-    Args:
-        parser: such as Megatron's.
-        kind: a frozen dataclass.
-        prefix: of every option, such as "vocag_".
-        groups: by the name of a group's first option, the group's title.
+    Each begins with a prefix, such as "vocag_"; groups are as in `parse_options`.
     """
     place: argparse._ActionsContainer = parser
     required = parser.add_argument_group("required")
@@ -169,12 +165,7 @@ def option_names(kind: type) -> list[str]:
 
 
 def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
-    """Return the dataclass that a parser with its options has read.
-
-    Args:
-        kind: a frozen dataclass.
-        values: what was read, by the options' names.
-        prefix: as `add_options` was given it.
+    """Return the dataclass that a parser with its options, see `add_options`, has read.
 
     Raises:
         ValueError: from the dataclass, whose `top_k` and `temperature=0` are written as the options

@@ -49,11 +49,7 @@ class NamedScores:
     def require_scored(
         self, where: str, undecided: NDArray[np.int64], shard_index: int, index: ShardIndex
     ) -> None:
-        """Check that a condition isn't null of a document because that was not scored.
-
-        Raises:
-            WhereError: it is, of the first of those.
-        """
+        """Raise WhereError if a condition is null of a document because that wasn't scored."""
         files = self.scores.files
         missing = undecided[self.scores.lacks(shard_index, index)[undecided]]
         if len(missing):

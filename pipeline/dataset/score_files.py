@@ -63,10 +63,6 @@ def find_scores(
     Raises:
         DatasetError: none, or several of that name.
         ForeignLossesError: the score manifest that is named holds no distributions.
-
-    Example:
-        >>> find_scores("Qwen/Qwen2.5-Math-7B", "aligned").path  # doctest: +SKIP
-        'aligned/teacher-08e924cac34e2837.json'
     """
     if source.endswith(".json"):
         scores = _read_scores(source)
@@ -116,11 +112,7 @@ def _size_of_entries(scores: ScoreFiles) -> tuple[int, str]:
 
 
 def list_scores(location: str) -> list[ScoreFiles]:
-    """Return every teacher's scores that lie next to a dataset's shards.
-
-    Raises:
-        DatasetError: a score manifest is unreadable.
-    """
+    """Return all scores next to a dataset's shards, or raise DatasetError: one is unreadable."""
     return [_read_scores(f"{location}/{name}") for name in _names(location, "teacher-*.json")]
 
 

@@ -103,17 +103,10 @@ def lay_out(
     place: str = "",
     max_tokens: int | None = None,
 ) -> PreviewDocument:
-    """Return one aligned text to be drawn, see `find_blocks`.
+    """Return one aligned text, UTF-8 or None where nobody knows it, to be drawn, see `find_blocks`.
 
-    Args:
-        title: its id, or what else tells it apart.
-        text: UTF-8 bytes; None: nobody knows them.
-        student: T_student tokens.
-        teacher: T_teacher tokens.
-        teacher_spans: int64 [T_student, 2].
-        num_text_bytes: length of the text.
-        place: where it is.
-        max_tokens: student tokens that are shown, from the first on; None: all.
+    Its title tells it apart, its place says where it is. `teacher_spans` are int64 [T_student, 2];
+    only the first `max_tokens` student tokens are shown, None: all.
     """
     num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
     spans = teacher_spans[:max_tokens]
@@ -140,14 +133,9 @@ def find_blocks(
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Divide two aligned token sequences into the smallest runs that belong together.
 
-    Args:
-        teacher_spans: int64 [T_student, 2].
-        num_teacher_tokens: T_teacher.
-
-    Returns:
-        Half-open ranges of student and teacher tokens, in order; together they hold every token
-        once. An unmapped student token, or a teacher token that nothing maps to, is a block of
-        its own unless it lies inside another.
+    `teacher_spans` are int64 [T_student, 2]. What is returned are half-open ranges of student and
+    teacher tokens, in order; together they hold every token once. An unmapped student token, or a
+    teacher token that nothing maps to, is a block of its own unless it lies inside another.
 
     Example:
         >>> find_blocks(np.array([[0, 1], [0, 1], [1, 3]]), 3)

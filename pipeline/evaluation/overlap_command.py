@@ -37,7 +37,6 @@ class OverlapOptions:
     data: Folder = ""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         require_known("--tasks", self.tasks, tuple(SETS))
 
 

@@ -238,10 +238,6 @@ SETS["math_full"] = replace(SETS["math"], title="MATH (5,000)")
 
 
 def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Check that an option's values are known ones.
-
-    Raises:
-        ValueError: some are not.
-    """
+    """Raise ValueError, which lists the known values, if an option has others."""
     if unknown := [name for name in given if name not in known]:
         raise ValueError(f"{option} {' '.join(unknown)}: choose one of {', '.join(known)}")

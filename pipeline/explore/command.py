@@ -74,7 +74,6 @@ class PreviewOptions:
     html: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         for name in ("documents", "max_tokens"):
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
@@ -126,7 +125,6 @@ class ScoresOptions:
     html: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if outside := [each for each in self.at if not 0 <= each <= 1]:
             raise ValueError(f"--at {outside[0]:g}: a quantile is from 0 to 1")
         if self.documents < 1:
@@ -179,7 +177,6 @@ class PlanOptions:
     num_steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         for option, count in (
             ("--global-batch-size", self.global_batch_size),
             ("--num-steps", self.num_steps),

@@ -46,11 +46,7 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
 
 
 def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield the lines of `explore info --by NAME`.
-
-    Raises:
-        ValueError: no such field of metadata.
-    """
+    """Yield the lines of `explore info --by NAME`, or raise ValueError: no such field."""
     groups = count_by(dataset, name)  # those with the most tokens first
     all_tokens = sum(group.num_student_tokens for group in groups)
     heading = "documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"

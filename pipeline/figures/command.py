@@ -51,7 +51,6 @@ class VocabularyOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check that the figure can be written."""
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
@@ -81,7 +80,6 @@ class TokensOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the text and the file's ending."""
         if not self.text:
             raise ValueError("the text is empty")
         _require_page(self.output)
@@ -121,7 +119,6 @@ class AlignmentOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts, and that the figure can be written."""
         for count in (self.seq_length, *self.chunks):
             if count < 1:
                 raise ValueError(f"--seq-length and --chunks must be at least 1, got {count}")
@@ -168,7 +165,6 @@ class KeptOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the file's ending."""
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:

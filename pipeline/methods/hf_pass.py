@@ -59,11 +59,7 @@ class StudentPass(MicroBatchLoss):
 
     @cached_property
     def distributions(self) -> LabelDistributions | None:
-        """See `MicroBatchLoss`.
-
-        Raises:
-            ValueError: neither the rows nor a teacher say so.
-        """
+        """See `MicroBatchLoss`; ValueError if neither the rows nor a teacher give them."""
         if not self.with_distributions:
             return None
         if "next_token_ids" in self.batch or self.teacher is None or self.vocabulary_map is None:

@@ -39,11 +39,7 @@ class LabelDistributions:
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:
-    """Return the distributions that rows hold.
-
-    Raises:
-        ValueError: they hold none.
-    """
+    """Return the distributions that rows hold, or raise ValueError."""
     if "next_token_ids" not in batch:
         raise ValueError(
             "rows hold no distributions: read them with StreamConfig("

@@ -94,10 +94,6 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
     Raises:
         FileNotFoundError: there is no such file.
         MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
-
-    Example:
-        >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
-        {'web': 0.7, 'math': 0.3}
     """
     import fsspec  # slow to import, and help needs none
 

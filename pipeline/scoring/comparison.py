@@ -58,10 +58,6 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
     Raises:
         ForeignLossesError: of other data, or of tokens in other contexts.
         DatasetError: no such scores, or damaged.
-
-    Example:
-        >>> compare_scores("aligned", "Qwen3-30B", "7443cc9f").mean_absolute  # doctest: +SKIP
-        0.013
     """
     dataset = open_dataset(location)
     found_scores = (find_scores(name, dataset.location) for name in (first, second))

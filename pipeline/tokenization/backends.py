@@ -145,11 +145,7 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts, once, without special tokens: the library's encodings hold offsets as well.
-
-        Raises:
-            LibraryError: it fails on one of them.
-        """
+        """Encode texts once, without special tokens: encodings hold offsets, too."""
         encoded = []
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         for text, encoding in zip(texts, encodings, strict=True):

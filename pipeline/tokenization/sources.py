@@ -145,11 +145,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
 
 
 def _convert_gguf(path: Path) -> bytes:
-    """Return a `tokenizer.json` of what a model's file says of its tokenizer.
-
-    Raises:
-        TokenizerError: transformers or gguf is missing, or can't convert it.
-    """
+    """Return a `tokenizer.json` of what a model's file says of its tokenizer."""
     try:
         from transformers import AutoTokenizer
 

@@ -239,11 +239,7 @@ class Tokenizer:
         return self._reference_path.find_unproven(input_ids, byte_offsets, text)
 
     def check_fast_path(self, texts: Sequence[bytes]) -> None:
-        """Encode texts with both paths; one difference disables the fast one for good.
-
-        Args:
-            texts: UTF-8 bytes, such as a job's first documents.
-        """
+        """Encode UTF-8 texts with both paths; one difference disables the fast one for good."""
         if self._fast is None:
             return
         unusable = find_unusable(texts)

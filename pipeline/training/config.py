@@ -89,11 +89,7 @@ class TrainConfig:
     tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the data.
-
-        Raises:
-            ValueError: with the option, its value and the remedy.
-        """
+        """Check what can be checked without the data; errors name option, value and remedy."""
         self.kind.serve(self.teaching, self.data)
         if self.schedule not in get_args(Schedule):
             raise ValueError(

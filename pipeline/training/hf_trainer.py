@@ -361,11 +361,7 @@ def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig)
 
 
 def _require_settings(args: TrainingArguments) -> None:
-    """Refuse what would change rows or loss without a word.
-
-    Raises:
-        ValueError: with the setting, why not, and what to do.
-    """
+    """Refuse what would change rows or loss without a word."""
     refused = {
         "label_smoothing_factor": (args.label_smoothing_factor != 0, "losses choose tokens"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),

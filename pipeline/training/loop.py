@@ -64,9 +64,7 @@ class Run:
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     """Train, or continue to train; return the last measurements.
 
-    Args:
-        config: the run.
-        ranks: of `joined_ranks`; None: this process alone. All processes of a run must call.
+    All processes of a run must call, with `ranks` of `joined_ranks`; None: this process alone.
 
     Raises:
         ValueError: data, models, checkpoint and options that don't fit together.
@@ -83,12 +81,7 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
-    """Make one update from a global batch; return its metrics, of all processes.
-
-    Args:
-        run: whose student is updated.
-        loader: of this process's micro-batches.
-        step: from 0.
+    """Make one update, `step` from 0, from a process's batches; return its metrics, of all of them.
 
     Raises:
         NonFiniteLossError: a loss or the gradient isn't finite; no weight has changed.
@@ -127,11 +120,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step: linear warm-up, then the schedule down to its end.
-
-    Args:
-        config: maximum, schedule, warm-up and end.
-        step: from 0.
+    """Return the rate of a step, from 0: linear warm-up, then the schedule down to its end.
 
     Example:
         >>> learning_rate(config, config.warmup_steps) == config.learning_rate
@@ -148,13 +137,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
     """Return how much of each dataset of a mixture a run has read.
 
-    Args:
-        rows: of the run.
-        consumed_samples: rows that it has read.
-
-    Returns:
-        `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where
-        rows are of one dataset.
+    `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where rows
+    are of one dataset.
 
     Example:
         >>> read_so_far(rows, 96)
@@ -246,11 +230,7 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
 
 
 def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that the data last as long as the run.
-
-    Raises:
-        ValueError: they don't, or a mixture is to be read for a number of epochs.
-    """
+    """Check that the data last as long as the run, and that a mixture isn't read for epochs."""
     if rows.layout.sources and config.num_epochs != 1:
         raise ValueError(
             f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset is "

@@ -64,9 +64,8 @@ class Ranks:
 def joined_ranks(device: str = "") -> Iterator[Ranks]:
     """Join the other processes where torchrun has started this one; leave them at the end.
 
-    Args:
-        device: such as "cpu" or "cuda:1"; "": the GPU where there is one, under torchrun that of
-            this process's number on the machine.
+    A device is such as "cpu" or "cuda:1"; "": the GPU if there is one, under torchrun that of this
+    process's number on the machine.
 
     Raises:
         ValueError: no such device, or one for several processes.

@@ -51,7 +51,6 @@ class Acceptance:
     accepted: float = 0.0
 
     def __add__(self, other: "Acceptance") -> "Acceptance":
-        """Return both."""
         return Acceptance(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
@@ -222,10 +221,6 @@ def judge_servers(target: Side, draft: Side) -> Iterator[str]:
 
     Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
     `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
-
-    Example:
-        >>> next(judge_servers(target, draft))  # doctest: +SKIP
-        'vLLM refuses the draft: the target has 152064 rows, the draft 151936'
     """
     rows = [side.num_rows for side in (target, draft)]
     apart = f"the target has {rows[0]} rows, the draft {rows[1]}"

@@ -46,7 +46,6 @@ class AcceptanceOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         for name, least in (("prompts", 1), ("prompt_bytes", 1), ("tokens", 2), ("proposed", 1)):
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")

@@ -37,15 +37,10 @@ def code_lengths(
     context: int,
     seq_length: int | None = None,
 ) -> list[float]:
-    """Return how long each text is in a model's code, in nats: the losses of its own tokens.
+    """Return how long each UTF-8 text is in a model's code, in nats: the losses of its own tokens.
 
-    Args:
-        model: a causal language model, on its device.
-        tokenizer: its own.
-        texts: UTF-8.
-        context: token before a text's first.
-        seq_length: tokens of a text that are read together, each time after `context`; None: all,
-            and the text must be short enough for the model's positions.
+    `seq_length` tokens of a text are read together, each time after `context`; None: all, and the
+    text must be short enough for the model's positions.
 
     Raises:
         ValueError: a text that can't be tokenized.

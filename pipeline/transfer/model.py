@@ -82,11 +82,7 @@ def transfer_vocabulary(
 
 
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Return a copy of a model with some of its layers, in the order given: pruned in depth.
-
-    Args:
-        model: whose layers are `model.layers`, as in Llama, Qwen or Mistral.
-        layers: the numbers of those that stay.
+    """Return a copy of a model with some of its layers, by number, in that order: pruned in depth.
 
     Raises:
         UntransferableError: layers that the model lacks, a model whose layers have other names, or

@@ -45,11 +45,9 @@ class TokenPairs:
 
 
 def count_pairs(batches: Iterable[AlignedBatch]) -> TokenPairs:
-    """Count which old tokens cover each new one in a text.
+    """Count which old tokens cover each new one.
 
-    Args:
-        batches: `align_batch(documents, new_tokenizer, old_tokenizer)`: the new vocabulary is the
-            student's, the old one the teacher's.
+    Batches are `align_batch(documents, new_tokenizer, old_tokenizer)`.
     """
     pairs = TokenPairs()
     for batch in batches:

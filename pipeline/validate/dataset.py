@@ -70,26 +70,17 @@ def validate_dataset(
     num_processes: int = 1,
     advance: Advance = int,
 ) -> ValidationReport:
-    """Check every rule of the format on every byte of a dataset.
+    """Check every rule of the format on every byte of a dataset, folder or manifest.
 
-    Reads each file once. Memory: 16 bytes per document, and one shard's index and one window of
-    samples per process.
-
-    Args:
-        dataset: its folder or manifest; local or anything that fsspec opens.
-        with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
-        teacher: score some documents again with this model; needs the hf extra.
-        num_processes: share out the shards.
-        advance: told how many bytes of tars were read since its last call.
+    Each file is read once. Memory: 16 bytes per document, and one shard's index and one window of
+    samples per process. With tokenizers, the dataset's own tokenize kept text again; a teacher,
+    which needs the extra hf, scores some documents again. `advance` is told how many bytes of tars
+    were read since its last call.
 
     Raises:
         DatasetError: there is no manifest, or it is another version's.
         TokenizerError: a tokenizer's copy is none.
         OSError: the manifest or a tokenizer can't be read.
-
-    Example:
-        >>> validate_dataset("aligned").findings  # doctest: +SKIP
-        ()
     """
     start = time.perf_counter()
     findings = Findings()

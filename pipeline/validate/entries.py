@@ -32,10 +32,7 @@ def contradicting_places(
 ) -> list[str]:
     """Return whether a position lacks entries, or has some although nothing comes before it.
 
-    Args:
-        entries: of a shard.
-        has_loss: bool [M], which of its tokens have something before them.
-        starts: int64 [D + 1], where each document's tokens start.
+    `has_loss`, bool [M]: tokens with something before them; `starts`, int64 [D + 1]: of documents.
     """
     expected = np.ones(len(entries.counts), np.bool_)  # what follows a document always has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))

@@ -57,11 +57,7 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 
 
 def require_utf8(data: BinaryIO) -> None:
-    """Check, at the start of text, that it isn't marked as UTF-16.
-
-    Raises:
-        DamageError: it is.
-    """
+    """Raise DamageError if text, at its start, is marked as UTF-16."""
     if isinstance(data, io.BufferedReader):
         start = data.peek(2)
     else:  # a store's own buffer, which can go back

@@ -34,7 +34,6 @@ class Work:
     seconds: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        """Return what both cost."""
         return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -122,11 +121,7 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
 def require_trained_engine(
     engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
 ) -> None:
-    """Check that a teacher knows a plain text, the tokens of `probe`, better than chance.
-
-    Raises:
-        UntrainedTeacherError: see `pipeline.models.probe.require_trained`.
-    """
+    """Check that a teacher knows a plain text, `probe`, see `models.probe.require_trained`."""
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)

@@ -34,7 +34,6 @@ class TopSettings:
     entropy_above: Annotated[float, Option("NATS")] = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
