@@ -87,13 +87,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """Some of a job's ranks for the student, some for the teacher.
-
-    Attributes:
-        student_ranks: for the student.
-        teacher_ranks: for the teacher.
-        share: of the speed that colocated models would reach on all ranks of the job.
-    """
+    """Some ranks for the student, some for the teacher: a share of a colocated job's speed."""
 
     student_ranks: int
     teacher_ranks: int

@@ -20,15 +20,10 @@ from pipeline.command_line.failures import hinted
 
 @dataclass(frozen=True)
 class World:
-    """The world that this process belongs to.
+    """The world that this process belongs to: `size` of the job's ranks.
 
-    Attributes:
-        role: whose.
-        rank: of this process in it.
-        size: ranks in it.
-        job_size: ranks of both worlds.
-        store: for its `init_process_group`; None: torch's default.
-        bridge_store: what both worlds see; None if the teacher has no world of its own.
+    Its `store` is for its `init_process_group`, None: torch's default. Both worlds see the
+    bridge's, None if the teacher has no world of its own.
     """
 
     role: Role

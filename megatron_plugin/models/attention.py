@@ -44,13 +44,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring places of one document that this rank holds, and what they attend to.
+    """Neighbouring places [start, stop) among o of one document, and [key_start, key_stop) among t.
 
-    Attributes:
-        start: first place, among o.
-        stop: behind the last one.
-        key_start: first place of the document, among t.
-        key_stop: behind the piece's last place, among t.
+    A piece attends to the latter: from the document's first place on to its own last.
     """
 
     start: int

@@ -18,12 +18,7 @@ from megatron_plugin.upstream import gather_from_sequence_parallel_region, paral
 
 @dataclass(frozen=True)
 class RowShare:
-    """A rank's part of every row.
-
-    Attributes:
-        rank: among those that share rows.
-        size: ranks that share rows; 1: each has whole rows.
-    """
+    """A rank's part of every row, among `size` ranks that share rows; 1: each has whole rows."""
 
     rank: int = 0
     size: int = 1

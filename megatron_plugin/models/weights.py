@@ -38,12 +38,7 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a safetensors file; a slice of it reads that slice alone.
-
-    Attributes:
-        path: of the file.
-        name: of the tensor.
-    """
+    """A tensor of a safetensors file; a slice of it reads that slice alone."""
 
     path: Path
     name: str
@@ -62,13 +57,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model on disk.
-
-    Attributes:
-        files: its folder, and what its fingerprint covers.
-        shape: of the model.
-        tensors: the safetensors file of each, by Hugging Face name.
-    """
+    """A model on disk: what its fingerprint covers, and each tensor's file by Hugging Face name."""
 
     files: TeacherFiles
     shape: ModelShape

@@ -12,15 +12,11 @@ from pipeline.drawing.formatting import format_count, format_plural, format_shar
 
 @dataclass(frozen=True)
 class PreviewToken:
-    """One token as people read it.
+    """One token as people read it: its place in the document, its vocabulary id, its visible text.
 
-    Attributes:
-        index: its place in the document.
-        token_id: its vocabulary id.
-        text: its bytes made visible, see `show_bytes`.
-        byte_range: the bytes of the text that it covers, half-open.
-        mapped: the half-open range of tokens of the other side; empty for an unmapped student
-            token and for a teacher token that no student token is mapped to.
+    `byte_range` are the bytes of the text that it covers, `mapped` is the range of tokens of the
+    other side, both half-open; the latter is empty for an unmapped student token and for a teacher
+    token that no student token is mapped to.
     """
 
     index: int
@@ -52,17 +48,10 @@ class Block:
 
 @dataclass(frozen=True)
 class PreviewDocument:
-    """One document, or its beginning.
+    """One document, or its beginning, with counts of the whole document.
 
-    Attributes:
-        title: its id, or what else tells it apart.
-        place: where it is; "" for a text of nowhere.
-        num_student_tokens: in the whole document.
-        num_teacher_tokens: in the whole document.
-        num_unmapped: student tokens of the whole document without a teacher token.
-        num_text_bytes: of the whole document.
-        blocks: what is shown, in order.
-        has_text: whether the text is known; else tokens are shown by their ids.
+    The title is its id, or what else tells it apart; the place of a text of nowhere is "". Without
+    its text tokens are shown by their ids.
     """
 
     title: str

@@ -20,12 +20,7 @@ Needs = Literal["nothing", "losses", "distributions", "model"]
 
 
 class Served(NamedTuple):
-    """How a run gets what its method needs of a teacher.
-
-    Attributes:
-        by: nobody, losses that were stored, or a teacher that runs.
-        with_distributions: whether next tokens are wanted, too.
-    """
+    """How a run gets what its method needs of a teacher: stored, by one that runs, or nothing."""
 
     by: Literal["nothing", "stored", "running"]
     with_distributions: bool = False

@@ -24,12 +24,9 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """A teacher on this machine's disk.
+    """A teacher on this machine's disk, and the files that decide its losses.
 
-    Attributes:
-        source: what the user named.
-        path: a folder in the layout of Hugging Face, or a .gguf file.
-        files: those that decide its losses: weights and configuration.
+    Its path is a folder in the layout of Hugging Face, or a .gguf file.
     """
 
     source: str

@@ -28,15 +28,9 @@ KEPT = 0.4
 
 @dataclass
 class Comparison:
-    """What two teachers' losses differ by; B less A.
+    """What two teachers' losses differ by, B less A, in nats, over tokens that both have a loss of.
 
-    Attributes:
-        num_tokens: that both have a loss of.
-        mean: of the differences, nats.
-        mean_absolute: of their absolute values, nats.
-        largest: absolute difference, nats.
-        num_kept: student tokens that either would keep.
-        num_changed: of them, those that the other would not.
+    Kept are student tokens that either would keep, changed are those that the other would not.
     """
 
     num_tokens: int = 0

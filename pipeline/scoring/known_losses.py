@@ -70,14 +70,7 @@ class KnownDocuments:
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """A shard next to which losses are stored.
-
-    Attributes:
-        dataset: the dataset.
-        number: of the shard.
-        scores: by a teacher.
-        record: of the sidecar.
-    """
+    """A shard, by its number in a dataset, and the sidecar that holds a teacher's losses of it."""
 
     dataset: Dataset
     number: int

@@ -51,12 +51,7 @@ class DocumentTokens:
 class ShardToScore:
     """What a teacher reads of a shard, removed documents too: what is stored outlives them.
 
-    Attributes:
-        dataset: the dataset.
-        number: of the shard.
-        index: of the shard, with names.
-        kept: the documents that are scored.
-        pieces: in which.
+    The index has names; the documents that are `kept` are scored in `pieces`.
     """
 
     dataset: Dataset

@@ -45,13 +45,10 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer's file as found.
+    """A tokenizer's file as found: what the user named, which library reads it, its bytes.
 
-    Attributes:
-        source: what the user named.
-        kind: which library reads it.
-        data: the file's bytes; those of the `tokenizer.json` that a rank file became.
-        definition: what a `tokenizer.json` says; parsing it takes a tenth of loading.
+    A rank file's are those of the `tokenizer.json` that it became, whose `definition` is kept,
+    since parsing it takes a tenth of loading.
     """
 
     source: str

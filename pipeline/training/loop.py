@@ -38,16 +38,8 @@ from pipeline.training.update import check_gradient, divide_gradients, naming_st
 class Run:
     """What a run trains, and on what.
 
-    Attributes:
-        config: how.
-        ranks: this process among the run's.
-        rows: of the training data.
-        student: its weights.
-        guided: the student with its loss, wrapped for data parallelism if there are processes.
-        teacher: frozen; None if the method runs none.
-        optimizer: of the student's weights.
-        tokenizer: what is written with the student, in the first process.
-        heldout: rows of each held-out set, by its name.
+    The guided student is wrapped for data parallelism if there are processes. The teacher is
+    frozen, None if the method runs none; only the first process has the tokenizer to write.
     """
 
     config: TrainConfig

@@ -18,13 +18,7 @@ _TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run.
-
-    Attributes:
-        device: that this process computes on.
-        number: of this process, from 0.
-        count: of processes.
-    """
+    """This process among those of a run: its device, its number from 0, how many there are."""
 
     device: torch.device
     number: int = 0

@@ -38,12 +38,9 @@ _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of proposals; add it up.
+    """What became of proposals, in the target's tokens; add it up.
 
-    Attributes:
-        rounds: passes of the target, expected ones where sampled.
-        proposed: tokens of the draft, in the target's tokens.
-        accepted: those that were kept.
+    Rounds are passes of the target, expected ones where sampled.
     """
 
     rounds: float = 0.0

@@ -38,16 +38,10 @@ FLOAT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What validation found.
+    """What validation found, ordered by check, shard and key; notes say what could not be checked.
 
-    Attributes:
-        dataset: its folder or URL.
-        fingerprint: as computed from the manifest's content, "" if it can't be read.
-        findings: every broken rule, ordered by check, shard and key.
-        notes: what could not be checked, and why.
-        totals: shards; documents, tokens and bytes on disk; and how many of these documents are
-            removed, as the manifest says.
-        elapsed_seconds: wall time.
+    The fingerprint is computed from the manifest's content, "" if it can't be read. Totals are the
+    manifest's: shards, documents, tokens, bytes on disk, and how many documents are removed.
     """
 
     dataset: str

@@ -51,13 +51,7 @@ logger = logging.getLogger(__name__)
 class ServedEngine:
     """A served teacher that is ready to score; `connect` makes it.
 
-    Attributes:
-        endpoints: the servers.
-        rule: with which context.
-        vocab_size: of the dataset's teacher tokenizer.
-        probe: tokens of a plain text.
-        handshake: what all servers were held against.
-        distributions: which of its likeliest tokens it gives, None for none.
+    Its `vocab_size` is the dataset's teacher tokenizer's; its `probe` are tokens of a plain text.
     """
 
     endpoints: Endpoints

@@ -53,11 +53,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Scorer:
     """A teacher that is ready to score, on one device.
 
-    Attributes:
-        rule: with which context.
-        distributions: which of its likeliest tokens it gives, None for none.
-        dtype: of weights and activations, such as "float32".
-        max_length: places that the model was made for.
+    Its `dtype` is that of weights and activations; `max_length` are places that it was made for.
     """
 
     def __init__(
