@@ -16,11 +16,7 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionsError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES
-from schemas.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    decode_manifest,
-)
+from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 from schemas.records import RecordError, read_record
 
 BLOCKS_PREFIX = "blocks-"

@@ -9,11 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
-from pipeline.dataset.document_scores import (
-    SCORE_COLUMNS,
-    ScoredDocuments,
-    open_scored_documents,
-)
+from pipeline.dataset.document_scores import SCORE_COLUMNS, ScoredDocuments, open_scored_documents
 from pipeline.dataset.files import Dataset
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex

@@ -17,13 +17,7 @@ from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of
 from pipeline.evaluation.contexts import find_room
 from pipeline.evaluation.data import describe_data, read_items
 from pipeline.evaluation.lm_tasks import load_task, measures_of, spread
-from pipeline.evaluation.results import (
-    RESULTS_FILE,
-    Measurement,
-    Results,
-    read_results,
-    summarise,
-)
+from pipeline.evaluation.results import RESULTS_FILE, Measurement, Results, read_results, summarise
 from pipeline.evaluation.settings import Asked, Engine, Measure
 from pipeline.evaluation.students import Student
 

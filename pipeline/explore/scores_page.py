@@ -19,13 +19,7 @@ from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.charts import NOT_DRAWN, bar_chart, can_draw, draw_svg
 from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.drawing.web_page import Child, render_page, tag
-from pipeline.explore.scores import (
-    ScoreTable,
-    bin_edges,
-    count_bins,
-    describe_thresholds,
-    place_of,
-)
+from pipeline.explore.scores import ScoreTable, bin_edges, count_bins, describe_thresholds, place_of
 from schemas.document import AlignedDocument, decode_document
 
 SPOT_TOKENS, SPOT_FACTOR = 32, 2.0

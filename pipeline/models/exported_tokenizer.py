@@ -23,11 +23,7 @@ from transformers import AutoTokenizer
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
-from pipeline.models.generation_defaults import (
-    GENERATION_FILE,
-    TOKENIZER_FILE,
-    GenerationDefaults,
-)
+from pipeline.models.generation_defaults import GENERATION_FILE, TOKENIZER_FILE, GenerationDefaults
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (

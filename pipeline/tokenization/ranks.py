@@ -18,11 +18,7 @@ from typing import Any
 import orjson
 
 from pipeline.tokenization.contents import write_byte_level
-from pipeline.tokenization.definition import (
-    Definition,
-    added_token,
-    text_template,
-)
+from pipeline.tokenization.definition import Definition, added_token, text_template
 from pipeline.tokenization.rank_models import BYTES, KNOWN_RANK_FILES, RankModel
 
 Ranks = Mapping[bytes, int]

@@ -20,13 +20,7 @@ from pipeline.packing.saved_plans import check_plans
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.samples import SIDES
 from pipeline.validate.scores import check_scores
-from pipeline.validate.shard import (
-    Advance,
-    ShardResult,
-    check_digest,
-    check_shard,
-    describe,
-)
+from pipeline.validate.shard import Advance, ShardResult, check_digest, check_shard, describe
 from pipeline.validate.tar import digest_file
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import DeadLetterRecord, Manifest, decode_manifest
