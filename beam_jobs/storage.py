@@ -152,8 +152,7 @@ def num_bytes_of(path: str) -> int | None:
         return os.path.getsize(path) if os.path.isfile(path) else None
     if not _stores().exists(path):
         return None
-    size: int = _stores().get_filesystem(path).metadata(path).size_in_bytes
-    return size
+    return int(_stores().get_filesystem(path).metadata(path).size_in_bytes)
 
 
 def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None:

@@ -123,8 +123,7 @@ class ConditionQuery:
         return values.filled(False).astype(np.bool_), null
 
     def _ask(self, query: str, value: str) -> list[Any]:
-        rows: list[Any] = self._connection.execute(query, [value]).fetchall()
-        return rows
+        return list(self._connection.execute(query, [value]).fetchall())
 
     def _require_stable(self, where: str) -> frozenset[str]:
         """Check every part of a condition, macros' included; return the columns that it names."""

@@ -28,8 +28,7 @@ def text_to_score(item: Item, measure: str) -> str:
 
 def scored(document: Document) -> str:
     """Return what `text_to_score` gave; lm-eval takes no field as it is."""
-    text: str = document["scored"]
-    return text
+    return str(document["scored"])
 
 
 def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:

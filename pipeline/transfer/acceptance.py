@@ -71,8 +71,7 @@ class Side:
     @property
     def num_rows(self) -> int:
         """Rows of embeddings and output layer, as servers read them from its configuration."""
-        rows: int = self.model.config.get_text_config(decoder=True).vocab_size
-        return rows
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     def encode(self, text: bytes) -> list[int] | None:
         """Return a text's tokens behind the context token; None if it can't be tokenized."""
@@ -100,8 +99,7 @@ class Side:
         whole = cast(Any, self.model).generate(
             given, attention_mask=torch.ones_like(given), generation_config=how
         )
-        written: list[int] = whole[0, len(ids) :].tolist()
-        return written
+        return list(whole[0, len(ids) :].tolist())
 
     @torch.inference_mode()
     def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:
