@@ -6,7 +6,7 @@ has changed there is sent at the end, manifests last.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -26,7 +26,7 @@ HUB = "hf://"
 _SCRATCH = [".vocag-*", "*/.vocag-*", OUTPUT_LOCK]
 _MANIFESTS = ["manifest.json", "teacher-*.json"]
 _MARK = ".cache/huggingface/vocag"  # the client uploads nothing of that folder
-"""Holds the commit that was copied and, until all is uploaded, what is being done there."""
+"""Holds the commit that the copy stands on and, until all is uploaded, what is being done there."""
 _WORKING, _SENDING = "working", "sending"
 
 
@@ -65,10 +65,16 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
         yield str(folder)
         return
     mark.write_text(f"{commit} {_WORKING}")
-    yield str(folder)
+    try:
+        yield str(folder)
+    except Exception:
+        say(f"nothing is uploaded to {url}: the same command goes on in {folder}")
+        raise
     mark.write_text(f"{commit} {_SENDING}")
     with _explained(url, f"; what was made is in {folder}, and the same command sends it"):
-        sent = _send(place, folder, commit)
+        for manifests in (_MANIFESTS, []):
+            sent = _send(place, folder, mark.read_text().split()[0], manifests)
+            mark.write_text(f"{sent.oid} {_SENDING}")
     mark.write_text(sent.oid)
     if sent.oid != commit:
         say(f"uploaded to {url}: {sent.commit_url}")
@@ -79,9 +85,13 @@ def _copy(place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) ->
     top = cache_folder("hub") / place.repo_type / place.repo_id / place.revision
     mark = top / _MARK
     of, _, left = mark.read_text().partition(" ") if mark.exists() else ("", "", "")
-    if left == _WORKING and of != commit:
+    if left and of != commit:
         refusal = OptionsError(f"{url} has changed since an unfinished job copied it to {top}")
-        raise hinted(refusal, f"rm -r {quote(str(top))}  # and what that job has made")
+        made = "what that job has made"
+        if left == _SENDING:
+            folder = top / place.path_in_repo
+            made += f"; `hf upload` sends it from {folder}, over the change"
+        raise hinted(refusal, f"rm -r {quote(str(top))}  # and {made}")
     if not left and of != commit:
         shutil.rmtree(top, ignore_errors=True)
         _download(place, commit, top)
@@ -90,23 +100,22 @@ def _copy(place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) ->
     return top
 
 
-def _send(place: "HfFileSystemResolvedRepositoryPath", folder: Path, commit: str) -> "CommitInfo":
-    """Upload what differs, manifests last; return the last commit."""
+def _send(
+    place: "HfFileSystemResolvedRepositoryPath", folder: Path, commit: str, ignored: Sequence[str]
+) -> "CommitInfo":
+    """Upload what differs, on top of a commit; return the one that is made."""
     from huggingface_hub import HfApi
 
-    for manifests in (_MANIFESTS, []):
-        sent = HfApi().upload_folder(
-            repo_id=place.repo_id,
-            repo_type=place.repo_type,
-            revision=place.revision,
-            folder_path=folder,
-            path_in_repo=place.path_in_repo,
-            ignore_patterns=[*_SCRATCH, *manifests],
-            commit_message="vocag",
-            parent_commit=commit,
-        )
-        commit = sent.oid
-    return sent
+    return HfApi().upload_folder(
+        repo_id=place.repo_id,
+        repo_type=place.repo_type,
+        revision=place.revision,
+        folder_path=folder,
+        path_in_repo=place.path_in_repo,
+        ignore_patterns=[*_SCRATCH, *ignored],
+        commit_message="vocag",
+        parent_commit=commit,
+    )
 
 
 def _resolve(url: str) -> "HfFileSystemResolvedRepositoryPath":

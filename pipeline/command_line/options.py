@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from pipeline.command_line.failures import hinted
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,33 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
     return message
 
 
+def require_known(
+    option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
+) -> None:
+    """Check that an option's values are known ones.
+
+    Args:
+        option: as it stands before a value: `--tasks ` or `method=`.
+        given: the values.
+        known: in the order to name them.
+        or_else: what else a value may be.
+
+    Raises:
+        ValueError: some are not; its hint is what is most like the first of them.
+
+    Example:
+        >>> require_known("--tasks ", ["gsm9k"], ["gsm8k", "math"])
+        Traceback (most recent call last):
+        ValueError: --tasks gsm9k: choose one of gsm8k, math
+        hint: gsm8k
+    """
+    if unknown := [name for name in given if name not in known]:
+        choices = ", ".join([*known, *filter(None, [or_else])])
+        error = ValueError(f"{option}{' '.join(unknown)}: choose one of {choices}")
+        like = get_close_matches(unknown[0], known, 1)
+        raise hinted(error, like[0]) if like else error
+
+
 @dataclass(frozen=True)
 class _Entry:
     """A field as an option; `hint` is its type without `| None` and `Annotated`."""
@@ -333,6 +362,8 @@ class _Parser(argparse.ArgumentParser):
             meant = known
         elif message.startswith("the following arguments are required"):
             meant = re.findall(r"--[\w-]+", message)  # one of them may be given, misspelt
+        elif choice := re.search(r"invalid choice: '(.+)' \(choose from (.+)\)", message):
+            unknown, meant = [choice[1]], re.findall(r"[^\s,']+", choice[2])
         close = [best for name in unknown for best in get_close_matches(name, meant, 1)]
         hint = close[0] if close else f"{self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\nhint: {hint}\n")

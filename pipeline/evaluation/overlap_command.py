@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.options import DatasetSource, Folder, Option, parse_options
+from pipeline.command_line.options import (
+    DatasetSource,
+    Folder,
+    Option,
+    parse_options,
+    require_known,
+)
 from pipeline.drawing.printing import print_lines
-from pipeline.evaluation.sets import NINE, SETS, require_known
+from pipeline.evaluation.sets import NINE, SETS
 
 _EPILOG = """\
 examples:
@@ -37,7 +43,7 @@ class OverlapOptions:
     data: Folder = ""
 
     def __post_init__(self) -> None:
-        require_known("--tasks", self.tasks, tuple(SETS))
+        require_known("--tasks ", self.tasks, tuple(SETS))
 
 
 def main(argv: list[str] | None = None) -> int:

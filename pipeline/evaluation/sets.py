@@ -235,9 +235,3 @@ NINE = tuple(SETS)
 """In the paper's order."""
 
 SETS["math_full"] = replace(SETS["math"], title="MATH (5,000)")
-
-
-def require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise ValueError, which lists the known values, if an option has others."""
-    if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"{option} {' '.join(unknown)}: choose one of {', '.join(known)}")

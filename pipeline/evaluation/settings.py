@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from pipeline.command_line.options import Option
-from pipeline.evaluation.sets import NINE, SETS, require_known
+from pipeline.command_line.options import Option, require_known
+from pipeline.evaluation.sets import NINE, SETS
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -30,8 +30,8 @@ class Asked:
     max_answer_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        require_known("--tasks", self.tasks, tuple(SETS))
-        require_known("--measures", self.measures, MEASURES)
+        require_known("--tasks ", self.tasks, tuple(SETS))
+        require_known("--measures ", self.measures, MEASURES)
         if self.limit < 0:
             raise ValueError(f"--limit {self.limit}: it must be 0 or more")
         if self.max_answer_tokens < 1:

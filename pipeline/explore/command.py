@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.options import DatasetSource, Option, parse_command
+from pipeline.command_line.options import DatasetSource, Option, parse_command, require_known
 from pipeline.drawing.printing import print_lines
 from pipeline.packing.reading import Reading
 
@@ -137,8 +137,7 @@ class ScoresOptions:
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table
         from pipeline.explore.scores_page import render_scores
 
-        if self.column not in SCORE_COLUMNS:
-            raise ValueError(f"--column {self.column}: choose one of {', '.join(SCORE_COLUMNS)}")
+        require_known("--column ", [self.column], SCORE_COLUMNS)
         dataset, quantiles = open_dataset(self.dataset), self.at or QUANTILES
         scores = named_scores(dataset, self.teacher or ())
         columns = {name: (own, self.column) for name, own in scores.items()}

@@ -9,6 +9,7 @@ loss is asked for, so that options and help need none.
 from dataclasses import fields
 from importlib import import_module
 
+from pipeline.command_line.options import require_known
 from pipeline.methods import alm, chunks, distill, kld, rho1, selection, uld
 from pipeline.methods.kind import MethodKind
 from pipeline.methods.method import Method
@@ -31,11 +32,8 @@ def kind_of(method: Method) -> MethodKind:
         >>> kind_of(Method("full")).needs
         'nothing'
     """
-    if "." not in method.name and method.name not in METHODS:
-        raise ValueError(
-            f"method={method.name}: choose one of {', '.join(METHODS)}, or name your own "
-            "package.module"
-        )
+    if "." not in method.name:
+        require_known("method=", [method.name], METHODS, or_else="or name your own package.module")
     kind = METHODS.get(method.name) or _foreign(method.name)
     given = [each.name for each in fields(method) if getattr(method, each.name) != each.default]
     for option in given:

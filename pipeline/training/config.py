@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pipeline.command_line.options import ModelSource, Option
+from pipeline.command_line.options import ModelSource, Option, require_known
 from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
 from pipeline.methods.method import Method
@@ -91,10 +91,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check what can be checked without the data; errors name option, value and remedy."""
         self.kind.serve(self.teaching, self.data)
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(
-                f"--schedule {self.schedule}: choose one of {', '.join(get_args(Schedule))}"
-            )
+        require_known("--schedule ", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")

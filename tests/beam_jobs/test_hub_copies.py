@@ -263,6 +263,41 @@ def test_a_copy_that_nobody_works_in_is_renewed_and_no_other(
     assert hub.files("team/moved")["README.md"] == b"# again"
 
 
+def test_what_is_left_to_upload_isn_t_sent_over_somebody_s_change(
+    hub: HubServer, inputs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = "hf://datasets/team/shared"
+    hub.put("team/shared", {})
+    hub.faults["POST /api/datasets/team/shared/commit"] = [412]
+    call(*align_arguments(inputs, url), status=2)
+    hub.put("team/shared", {"manifest.json": b"{}"})
+    capfd.readouterr()
+    call(*align_arguments(inputs, url), status=2)
+    said = capfd.readouterr().err
+    assert f"{url} has changed since an unfinished job copied it to" in said
+    assert "`hf upload` sends it from" in said
+    assert hub.files("team/shared") == {"manifest.json": b"{}"}
+
+
+def test_a_job_with_too_many_dead_letters_says_where_its_dataset_is(
+    hub: HubServer, inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url, texts = "hf://datasets/team/dead", tmp_path / "texts.jsonl"
+    hub.put("team/dead", {})
+    texts.write_text((inputs / "texts.jsonl").read_text("utf-8") + "no JSON\n", "utf-8")
+    arguments = [
+        texts if each == inputs / "texts.jsonl" else each for each in align_arguments(inputs, url)
+    ]
+    call(*arguments, "--max-dead-letters", 0, status=3)
+    (place,) = re.findall(
+        f"nothing is uploaded to {url}: the same command goes on in (.+)", capfd.readouterr().out
+    )
+    assert (Path(place) / "manifest.json").is_file()
+    assert hub.files("team/dead") == {}
+    call(*arguments, "--max-dead-letters", 1)
+    assert "manifest.json" in hub.files("team/dead")
+
+
 def test_a_mixture_s_dataset_there_is_scored_alone(
     made: HubServer, hub: HubServer, inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

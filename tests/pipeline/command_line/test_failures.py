@@ -79,7 +79,11 @@ def test_debug_shows_where_an_expected_error_arose(
         ("train --data a", "vocag train --help"),
         ("train --data a --studnt s --output o", "--student"),
         ("align --input a --runner x --student s --outptu=o", "--output"),
-        ("explore inof aligned", "vocag explore --help"),
+        ("explore inof aligned", "info"),
+        ("explore scatter aligned", "vocag explore --help"),
+        ("train --data a --student s --output o --schedule cosin", "cosine"),
+        ("train --data a --student s --output o --method taecher", "teacher"),
+        ("evaluate s --output o --tasks gsm8", "gsm8k"),
         ("validate aligned --workers many", "vocag validate --help"),
         ("doctor --jsn", "--json"),
     ],
@@ -90,7 +94,7 @@ def test_an_option_that_is_not_there(
     """Two lines, not a page of options."""
     assert run(*line.split()) == 2
     message, last = capsys.readouterr().err.splitlines()
-    assert message.startswith(f"vocag {line.split()[0]}: error: ")
+    assert message.startswith(f"vocag {line.split()[0]}: ")
     assert last == f"hint: {hint}"
 
 
