@@ -165,9 +165,7 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
     """Return the micro-batches of a step on each replica of the student.
 
-    Args:
-        args: Megatron's, validated.
-        prefix: of the arguments: a training step's, or a validation step's.
+    The prefix says which of Megatron's arguments: a training step's, or a validation step's.
     """
     rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
     step: int = getattr(args, f"{prefix}global_batch_size")
@@ -201,11 +199,7 @@ def require_split(
 ) -> None:
     """Check that the two worlds can share a step's rows; otherwise say which splits can.
 
-    Args:
-        args: Megatron's, parsed only.
-        options: with a teacher in a world of its own.
-        manifest: of the data.
-        num_ranks: of the job.
+    Arguments of Megatron are parsed only; the options are of a teacher in a world of its own.
 
     Raises:
         ArgumentError: with other splits, the fastest first, and other batch sizes.
@@ -249,12 +243,9 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
 
 
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
-    """Check that a student has a row for every token of the run's data.
+    """Check that a student has a row, besides padding, for every token of the run's data.
 
-    Args:
-        name: of a pretrained student; None: its size is an argument.
-        opened: the run's data.
-        vocab_size: the student's rows, without padding.
+    `name` is a pretrained student's; None: its size is an argument.
 
     Raises:
         ValueError: it has not.

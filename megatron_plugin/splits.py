@@ -101,13 +101,8 @@ class Split:
 def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
     """Return the teacher ranks per student rank at which neither waits.
 
-    The student computes forward and backward, six operations per weight, the teacher forward
-    alone, two.
-
-    Args:
-        student: its shape.
-        teacher: its shape.
-        teacher_tokens: per student token.
+    The student computes forward and backward, six operations per weight, the teacher forward alone,
+    two; it reads `teacher_tokens` per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
@@ -115,10 +110,7 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
     """Return the splits of at most so many ranks that can share a batch, the fastest first.
 
-    Args:
-        num_ranks: of the job.
-        batch: what is shared.
-        ratio: teacher ranks per student rank at which neither waits.
+    `ratio` is the teacher ranks per student rank at which neither waits.
 
     Example:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]

@@ -38,10 +38,7 @@ def enter_world(num_teacher_ranks: int) -> World:
     """Join the student's or the teacher's world, by this process's rank in the job.
 
     `RANK` and `WORLD_SIZE` change to this world's, because Megatron reads them; call this before it
-    does.
-
-    Args:
-        num_teacher_ranks: 0: one world, and nothing changes.
+    does. Without teacher ranks there is one world, and nothing changes.
 
     Raises:
         ArgumentError: no rank is left for the student.

@@ -115,12 +115,7 @@ class TopTokens:
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
-        """Return documents' positions without an entry.
-
-        Args:
-            starts: int64 [D + 1], where each document's tokens start.
-            rule: what is stored.
-        """
+        """Return positions without an entry, by the documents' token `starts`, int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -169,10 +164,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each document's positions start, int64 [D + 1].
-
-    Args:
-        starts: int64 [D + 1], where its tokens start.
+    """Return where each document's positions start, int64 [D + 1], by where its tokens do.
 
     Example:
         >>> position_starts(np.array([0, 3, 3, 5])).tolist()

@@ -79,13 +79,10 @@ def row_segments(
     device: torch.device | str,
     share: RowShare = WHOLE_ROWS,
 ) -> RowSegments:
-    """Return the segments of a micro-batch.
+    """Return the segments of a micro-batch's rows of `seq_length` places, or of this rank's share.
 
-    Args:
-        cu_seqlens: int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them.
-        seq_length: places of a row.
-        device: of the copy that kernels read.
-        share: this rank's part of the rows.
+    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them;
+    kernels read a copy on `device`.
 
     Example:
         >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q[:3]

@@ -175,10 +175,7 @@ class ModelShape:
 
 
 def read_shape(folder: str | Path) -> ModelShape:
-    """Read the shape of a model in Hugging Face's format.
-
-    Args:
-        folder: holds `config.json`; a repository name works if the hub can be reached.
+    """Read a model's shape from the `config.json` of a folder, or of a repository on the hub.
 
     Raises:
         UnsupportedModelError: another architecture, or a part of it that isn't translated.

@@ -111,8 +111,7 @@ def open_weights(source: str) -> Weights:
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
 
-    Args:
-        folder: a run's `--save` folder (its newest iteration), or one iteration's folder.
+    `folder` is a run's `--save` folder (its newest iteration), or one iteration's folder.
 
     Raises:
         WeightsError: no such checkpoint, or one whose model isn't known.

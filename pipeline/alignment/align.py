@@ -20,11 +20,7 @@ class AlignmentError(ValueError):
 
 
 def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
-    """Find the minimal run of teacher tokens that overlap each student token.
-
-    Args:
-        student: N student tokens of D documents.
-        teacher: M teacher tokens of the same documents.
+    """Find the minimal run of teacher tokens that overlap each of N student tokens of D documents.
 
     Returns:
         teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each

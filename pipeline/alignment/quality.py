@@ -164,10 +164,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)].
-
-    Args:
-        lengths: integers [D], tokens of each document.
+    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)], of their tokens.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
@@ -180,11 +177,7 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def overlap_ratios(
     student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN if a range is empty.
-
-    Args:
-        student_ranges: int64 [T, 2], half-open, bytes or characters.
-        teacher_ranges: int64 [T, 2], in the same unit.
+    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2] in one unit; NaN if empty.
 
     Example:
         >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]

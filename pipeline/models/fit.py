@@ -69,9 +69,7 @@ def _require_same_words(folder: Path, dataset: Dataset, side: Side) -> None:
 def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:
     """Return the files of the model that a user names, whose tokens are a dataset's.
 
-    Raises:
-        ValueError: what `find_teacher` raises.
-        ForeignTokenizerError: what `require_tokenizer` raises.
+    Errors are those of `find_teacher` and `require_tokenizer`.
     """
     files = find_teacher(source, role=side)
     require_tokenizer(files.path, dataset, side=side)

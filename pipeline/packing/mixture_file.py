@@ -75,10 +75,9 @@ class Mixture:
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Return what a mixture's file says, checked as far as it goes without the datasets.
+    """Return what a mixture's file says, which may be a URL that `fsspec` reads.
 
-    Args:
-        path: a path, or a URL that `fsspec` reads.
+    It is checked as far as it goes without the datasets.
 
     Raises:
         FileNotFoundError: there is no such file.

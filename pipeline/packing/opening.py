@@ -135,14 +135,10 @@ def open_run(
     seed: int = 0,
     max_epochs: int | None = 1,
 ) -> OpenedRun:
-    """Open what a run reads, each dataset once.
+    """Open what a run reads, each dataset once. A mixture's file has its own seed and `max_epochs`.
 
-    Args:
-        reading: what to read.
-        saved: what a resumed run has recorded: datasets that have grown since are opened as they
-            were, unless the reading names a generation.
-        seed: of a dataset's order; a mixture's file has its own.
-        max_epochs: of a dataset; a mixture's file has its own.
+    Datasets that have grown since a resumed run recorded them in `saved` are opened as they were,
+    unless the reading names a generation.
 
     Raises:
         DatasetError: one isn't a finished dataset, or is in the mixture twice without conditions

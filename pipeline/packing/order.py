@@ -87,12 +87,8 @@ class RowOrder:
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
     """Return the order of a plan's rows.
 
-    Args:
-        plan: the rows.
-        name: of the plan, see `RowOrder`.
-        seed: of the order.
-        shuffle_shards: shards per group; more mix better and need more shards at hand. A group
-            is divided if it has more than `MAX_GROUP_ROWS` rows.
+    More shards per group mix better and need more shards at hand. A group is divided if it has more
+    than `MAX_GROUP_ROWS` rows.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")

@@ -117,10 +117,8 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
     (16-byte runs of one character, out of step) is divided in proportion; its segments are marked
     FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
 
-    Args:
-        each: yields what a function makes of each shard's index and of bool [N], the documents to
-            plan, None for all; it may be called in threads. Documents keep their numbers.
-        rules: lengths and conventions.
+    `each` yields what a function makes of each shard's index and of bool [N], the documents to
+    plan, None for all; it may be called in threads. Documents keep their numbers.
 
     Raises:
         ValueError: 2**32 documents or more.
@@ -166,12 +164,9 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 def require_sound(
     plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
 ) -> None:
-    """Check of a plan from elsewhere what the loops over rows rely on.
+    """Check of a plan from elsewhere, its types apart, what the loops over rows rely on.
 
-    Args:
-        plan: its arrays have their types.
-        num_student: uint32 [N], student tokens of each document.
-        num_teacher: uint32 [N], teacher tokens of each.
+    `num_student` and `num_teacher`, uint32 [N], are the tokens of each document.
 
     Raises:
         ValueError: it can't be a plan of these.

@@ -52,13 +52,8 @@ class PackingRules:
     ) -> "PackingRules":
         """Return the rules for a dataset, see the class.
 
-        Args:
-            manifest: the dataset's; it says which tokens go around a text. Only the student
-                gets one after a document: it learns to stop.
-            seq_length: student tokens per row.
-            teacher_seq_length: teacher tokens per row; None: `suggest_teacher_seq_length`.
-            window_rows: rows packed together.
-
+        Its manifest says which tokens go around a text. Only the student gets one after a document:
+        it learns to stop. `teacher_seq_length` None is `suggest_teacher_seq_length`.
         """
         return cls(
             seq_length=seq_length,

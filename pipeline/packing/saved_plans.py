@@ -81,14 +81,11 @@ class _PlanRecord:
 def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
     """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
 
-    Args:
-        documents: of the dataset, those to plan.
-        rules: lengths and conventions.
-        cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
-            in the dataset's folder under `plans/`.
+    Plans lie under `plans/` in the dataset's folder, or in `cache_folder` if that is remote or
+    can't be written to.
 
     Raises:
-        WhereError: there are none.
+        WhereError: there are no such documents.
         DamagedShardError: an index is missing or is not the manifest's.
 
     Example:

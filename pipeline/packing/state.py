@@ -42,15 +42,9 @@ class StreamState:
     def require_same_run(
         self, saved: "StreamState", *, global_batch_size: int, moves_on: bool = False
     ) -> None:
-        """Check that a saved state continues in this one.
+        """Raise StreamMismatchError, with what differs and the remedy, if a run can't be resumed.
 
-        Args:
-            saved: the checkpoint's.
-            global_batch_size: samples per step.
-            moves_on: whether another generation of the data, which was checked to be one, will do.
-
-        Raises:
-            StreamMismatchError: with what differs, both values and the remedy.
+        If it `moves_on`, another generation of the data, which was checked to be one, will do.
         """
         for name, remedy in _REMEDIES.items():
             if moves_on and name in _OF_A_GENERATION:

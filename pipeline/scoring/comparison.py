@@ -44,10 +44,7 @@ class Comparison:
 def compare_scores(location: str, first: str, second: str) -> Comparison:
     """Return what two scores of a dataset differ by, in documents that are not removed.
 
-    Args:
-        location: the dataset's folder.
-        first: scores, named as in `pipeline.scoring.stored_losses.find_scores`.
-        second: others.
+    Scores are named as in `pipeline.scoring.stored_losses.find_scores`.
 
     Raises:
         ForeignLossesError: of other data, or of tokens in other contexts.
