@@ -15,15 +15,9 @@ from megatron_plugin.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step's rows are divided into.
+    """What a step's --global-batch-size rows are divided into: either model's micro-batches.
 
-    Attributes:
-        rows: of a step, --global-batch-size.
-        micro_batch_size: rows of a student's micro-batch.
-        teacher_micro_batch_size: rows of a teacher's micro-batch.
-        ranks_of_student: ranks that hold one copy of the student together.
-        ranks_of_teacher: ranks that hold one copy of the teacher together.
-        what: how messages call the step.
+    So many ranks hold one copy of either together. `what` is how messages call the step.
     """
 
     rows: int

@@ -50,7 +50,6 @@ class ShardEntries:
     """The stored distributions of one shard's D documents, E entries at P positions.
 
     Attributes:
-        rule: what is stored.
         counts: uint8 [P], entries of each position.
         starts: int64 [D + 1]; document d owns entries starts[d]:starts[d + 1].
         ids: uint8 [ceil(E * id_bits / 8)]; entry e's id begins at bit e * id_bits, the lowest bit
@@ -102,7 +101,6 @@ class TopTokens:
     """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
 
     Attributes:
-        rule: what is stored.
         ids: int32 [P, K]; -1 if a position has no entry.
         log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
         draws: int32 [P, draws]; any value if a position has no entry.

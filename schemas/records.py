@@ -42,13 +42,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself and its version.
-
-    Attributes:
-        name: the file's `schema`.
-        version: the `schema_version` that is written and read.
-        job: the command that makes such files.
-    """
+    """A kind of JSON file that names itself by `schema`, and its version; `job` makes it."""
 
     name: str
     version: int

@@ -19,14 +19,10 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts.
+    """A mixture of experts: so many a layer, so many for each token, the width of each gated MLP.
 
-    Attributes:
-        count: experts of a layer.
-        per_token: experts that each token goes through.
-        ffn_hidden_size: width of each expert's gated MLP.
-        renormalised: whether the weights of a token's experts add up to 1.
-        layers: for each layer of the model, whether it has experts; the others are dense.
+    The weights of a token's experts add up to 1 if `renormalised`; `layers` says which of the
+    model's have experts, the others are dense.
     """
 
     count: int
@@ -38,26 +34,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a decoder.
+    """Sizes and switches of a decoder, from its `config` (kept for export and for rope scaling).
 
-    Attributes:
-        family: `model_type` of its config, one of FAMILIES.
-        num_layers: transformer layers.
-        hidden_size: width of the residual stream.
-        ffn_hidden_size: width of the gated MLP of dense layers.
-        num_attention_heads: query heads.
-        num_query_groups: key and value heads.
-        head_size: channels of a head.
-        vocab_size: rows of the embedding, before any padding.
-        layernorm_epsilon: of every RMSNorm.
-        tied_embeddings: whether the output layer is the embedding.
-        qkv_bias: whether queries, keys and values have biases (Qwen2).
-        qk_layernorm: whether queries and keys are normalised (Qwen3).
-        rotary_base: θ of the rotary embedding.
-        max_position_embeddings: positions it was made for.
-        sliding_window: attention span in tokens, None for all.
-        config: the whole config, kept for export and for rope scaling.
-        experts: None: all layers are dense.
+    Its `family` is the config's `model_type`. `ffn_hidden_size` is of dense layers, `vocab_size`
+    before any padding, `rotary_base` is θ, and the `sliding_window` counts tokens, None for all.
     """
 
     family: str

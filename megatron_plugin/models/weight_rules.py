@@ -39,13 +39,10 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made of Hugging Face tensors.
+    """How one Megatron parameter is made of Hugging Face tensors, which it names.
 
-    Attributes:
-        names: the tensors' names.
-        shard: (full tensors, rank, ranks) to that rank's slice of the parameter; it takes no
-            more of the tensors than this slice holds.
-        merge: slices of all ranks to the full tensors.
+    `shard` makes a rank's slice of the parameter of (full tensors, rank, ranks) and takes no more
+    of them than this slice holds; `merge` makes the full tensors of all ranks' slices.
     """
 
     names: tuple[str, ...]

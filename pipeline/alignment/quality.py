@@ -31,10 +31,7 @@ class AlignmentStatistics:
     """Counts over aligned documents; sums of two are the statistics of both.
 
     Attributes:
-        num_documents: documents.
         num_text_bytes: UTF-8 bytes of their texts.
-        num_student_tokens: student tokens.
-        num_teacher_tokens: teacher tokens.
         num_mapped: student tokens with a teacher token.
         byte_iou_sum: sum over mapped tokens of intersection over union, in bytes.
         byte_ios_sum: sum over mapped tokens of intersection over the student token's bytes.
@@ -112,12 +109,7 @@ class AlignmentStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DocumentQuality:
-    """How well each of D documents aligned.
-
-    Attributes:
-        num_mapped: int64 [D], student tokens with a teacher token.
-        byte_iou_sum: float64 [D], sum over them of intersection over union, in bytes.
-    """
+    """How each of D documents aligned: mapped student tokens, and the sum of their IoU in bytes."""
 
     num_mapped: NDArray[np.int64]
     byte_iou_sum: NDArray[np.float64]

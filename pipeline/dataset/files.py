@@ -40,7 +40,6 @@ class Dataset:
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.
-        manifest: what it holds, of one of its generations.
         fingerprints: of all its generations, later ones too, as far as they are known.
     """
 

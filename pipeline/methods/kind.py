@@ -31,8 +31,6 @@ class MethodKind:
     """What a method is, what it needs, and its defaults; `Method` are its options.
 
     Attributes:
-        name: on the command line.
-        help: what it does.
         loss: of a `MicroBatchLoss`, or of a `StudentPass` if it needs the model; it imports what
             needs torch.
         selector: what the tokens (or chunks) are ranked by where the rule decides.

@@ -53,7 +53,6 @@ class Stretch:
     """Rows of a run among which each source has the same share.
 
     Attributes:
-        stage: the stage's number.
         start: run position of its first row.
         stop: run position after its last row, None: without end.
         shares: rows of each source in `PERIOD` rows.

@@ -44,14 +44,10 @@ class OpenedDataset:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """What a run reads: the datasets of a mixture, or one dataset, which is a mixture of one.
+    """What a run reads: the datasets of a mixture, in its order; one dataset is a mixture of one.
 
-    Attributes:
-        reading: what was asked for.
-        mixture: which dataset is read how often, in which order.
-        datasets: in the mixture's order.
-        manifest: of `dataset`, with the tokens around a text that the run names.
-        known: fingerprint by number of the generations of each dataset, later ones too.
+    `manifest` is the run's, with the tokens around a text that it names. `known` are fingerprints
+    by number of the generations of each dataset, later ones too.
     """
 
     reading: Reading

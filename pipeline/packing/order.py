@@ -28,7 +28,6 @@ class RowOrder:
 
     Attributes:
         name: what names the plan: the dataset's fingerprint and the rules'.
-        seed: the run's seed.
         group_row_starts: int64 [groups + 1]; group g owns these rows of the plan.
         group_shards: the shards that each group reads; neighbours may share one.
     """
@@ -118,9 +117,6 @@ class ReplicaBatches:
     Attributes:
         num_samples: samples of the run, a multiple of `global_batch_size`.
         consumed_samples: samples that the run has used, a multiple of `global_batch_size`.
-        micro_batch_size: samples per micro-batch.
-        global_batch_size: samples per step over all replicas.
-        replica: this replica's number among `num_replicas`.
 
     Raises:
         ValueError: sizes that do not divide each other.

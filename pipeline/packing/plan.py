@@ -54,7 +54,6 @@ class RowPlan:
     """R rows of G segments over N documents in W windows.
 
     Attributes:
-        rules: what it was planned by.
         segments: SEGMENT [G], in row order; `document` counts through all shards.
         row_starts: int64 [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
         window_row_starts: int64 [W + 1]; window w owns these rows.

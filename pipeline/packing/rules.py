@@ -18,7 +18,6 @@ class PackingRules:
         teacher_seq_length: teacher tokens per row.
         student: tokens that are put around the student's text; they count towards a row's length.
             Without one before it, a text's first token has no loss.
-        teacher: the same for the teacher.
         window_rows: rows' worth of student tokens that are packed together. More rows leave less
             padding and spread a row over more shards.
 

@@ -13,11 +13,7 @@ class StreamState:
 
     Attributes:
         fingerprint: the dataset's or the mixture's.
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.
-        seed: of the order.
-        shuffle_shards: shards shuffled together.
         samples_per_epoch: rows of an epoch, of a dataset in whole global batches; in a mixture
             each dataset's once.
         consumed_samples: samples that the run has used, over all epochs.

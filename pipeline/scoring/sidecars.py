@@ -31,12 +31,7 @@ from schemas.sidecar import (
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The teacher tokens of D documents, laid end to end.
-
-    Attributes:
-        input_ids: int64 [M].
-        starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
-    """
+    """The teacher tokens of D documents, int64 [M]; document d owns starts[d]:starts[d + 1]."""
 
     input_ids: NDArray[np.int64]
     starts: NDArray[np.int64]

@@ -156,10 +156,8 @@ class ServedSettings:
 class Handshake:
     """What a job's first server says and gives; its workers hold every server against it.
 
-    Attributes:
-        program: "vllm", or "" if it does not say.
-        version: of its program, "" if it does not say.
-        losses: that it gives a plain text, nats; NaN for the first token.
+    What it doesn't say is "". Losses are those that it gives a plain text, nats; NaN for the first
+    token.
     """
 
     program: str
