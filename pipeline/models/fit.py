@@ -86,19 +86,13 @@ def require_room(
     max_length: int | None = None,
     remedy: str = "",
 ) -> None:
-    """Check that a model has room for the tokens of rows, and for so many in a row.
+    """Check that a model has room for the tokens of rows, and for so many in a row of its side.
 
     What counts is the largest token of the documents and around them: a tokenizer's file may name
     more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python).
 
-    Args:
-        opened: what is read.
-        source: the model as the user named it.
-        side: which of its two models this is.
-        vocab_size: rows of the model's output layer.
-        seq_length: tokens of this side in a row.
-        max_length: positions that the model was made for; None: any.
-        remedy: what shortens a row.
+    The output layer has `vocab_size` rows, and the model was made for `max_length` positions, None
+    for any; the remedy is what shortens a row.
 
     Raises:
         ValueError: it has not.

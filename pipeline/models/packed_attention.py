@@ -101,19 +101,11 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within documents; the signature is transformers'.
+    """Attend within documents, by the signature of transformers; no weights are returned.
 
-    Args:
-        module: the layer's attention.
-        query: float [rows, heads, T, d].
-        key: float [rows, key heads, T, d].
-        value: as `key`.
-        attention_mask: not looked at where bounds are given.
-        scaling: of the products.
-        dropout: of attention weights.
-        sliding_window: a token sees itself and `sliding_window - 1` tokens before it; None: all.
-        cu_seq_lens_q: int32 [segments + 1], of `packed_arguments`.
-        others: what the model passes on.
+    States are float [rows, heads, T, d], `cu_seq_lens_q` of `packed_arguments` int32 [segments +
+    1]; without them, the mask is looked at. A token sees itself and `sliding_window - 1` tokens
+    before it; None: all.
 
     Returns:
         float [rows, T, heads, d], and None for the weights.
