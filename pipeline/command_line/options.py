@@ -75,12 +75,8 @@ def parse_options[T](
 ) -> T:
     """Return what a command line asks for; the dataclass's docstring describes the command.
 
-    Args:
-        kind: a frozen dataclass.
-        argv: the arguments; None takes the process's.
-        prog: the command's name.
-        epilog: follows the options in the help; paragraphs with indented lines stay as they are.
-        groups: by the name of a group's first option, the group's title.
+    The epilog follows the options in the help; paragraphs with indented lines stay as they are.
+    Groups are titles, by the name of a group's first option.
 
     Raises:
         ValueError: from the dataclass, and for an option that is given twice but must not be.
@@ -199,13 +195,10 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
 def require_known(
     option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
 ) -> None:
-    """Check that an option's values are known ones.
+    """Check that an option's values are known ones, which are named in their order.
 
-    Args:
-        option: as it stands before a value: `--tasks ` or `method=`.
-        given: the values.
-        known: in the order to name them.
-        or_else: what else a value may be.
+    The option is as it stands before a value, `--tasks ` or `method=`; `or_else` is what else one
+    may be.
 
     Raises:
         ValueError: some are not; its hint is what is most like the first of them.

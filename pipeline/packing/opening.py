@@ -103,8 +103,7 @@ class OpenedRun:
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
         """Check that no document is read by two entries that are parts of one dataset.
 
-        Args:
-            documents: uint32 [G] of each, the documents in its rows, some of them more than once.
+        `documents`, uint32 [G] of each, are those in its rows, some of them more than once.
         """
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2

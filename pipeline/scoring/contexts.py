@@ -31,11 +31,8 @@ from schemas.index import ShardIndex
 class Pieces:
     """P runs of teacher tokens that are scored together, in the order of a shard's documents.
 
-    Attributes:
-        document: int64 [P], number in the shard.
-        start: int64 [P], the first teacher token.
-        stop: int64 [P], behind the last one.
-        continues: bool [P], whether the document continues here, after a split.
+    Each is of a document, int64 [P] by its number in the shard, from `start` up to `stop`; bool [P]
+    says whether it continues the document after a split.
     """
 
     document: NDArray[np.int64]
@@ -48,11 +45,7 @@ class Pieces:
         return len(self.document)
 
     def of_documents(self, wanted: NDArray[np.bool_]) -> Pieces:
-        """Return the pieces of some documents, which keep their numbers.
-
-        Args:
-            wanted: bool [N], by number in the shard.
-        """
+        """Return the pieces of wanted documents, bool [N]; these keep their numbers."""
         own = wanted[self.document]
         return Pieces(*(getattr(self, entry.name)[own] for entry in fields(self)))
 

@@ -114,7 +114,6 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
@@ -144,7 +143,6 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
