@@ -30,9 +30,8 @@ class Batch:
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
         """Return why so many ranks of either can't share the rows evenly; None: they can.
 
-        Args:
-            student_ranks: a multiple of `ranks_of_student`.
-            teacher_ranks: a multiple of `ranks_of_teacher`; 0: the teacher is colocated.
+        Ranks are multiples of `ranks_of_student` and `ranks_of_teacher`; 0: the teacher is
+        colocated.
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         together = students * self.micro_batch_size

@@ -127,10 +127,8 @@ class TopTokens:
     ) -> None:
         """Store some positions' likeliest tokens, no more of them than the rule asks for.
 
-        Args:
-            positions: int64 [n], each once.
-            ids: integers [n, K].
-            log_probs: float [n, K], nats, falling, no NaN; -inf if there is no such token.
+        Positions, int64 [n], come once each. Of their ids [n, K] `log_probs`, float [n, K], are
+        nats, falling, no NaN; -inf if there is no such token.
         """
         is_entry = log_probs > -np.inf
         if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
@@ -142,11 +140,7 @@ class TopTokens:
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
     def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
-        """Return the entries as they are stored.
-
-        Args:
-            starts: int64 [D + 1], where each document's tokens start.
-        """
+        """Return the entries as stored, by the `starts`, int64 [D + 1], of documents' tokens."""
         is_entry = self.ids >= 0
         counts = is_entry.sum(axis=1, dtype=np.uint8)
         positions = position_starts(starts)

@@ -137,10 +137,8 @@ class Dataset:
     ) -> ShardIndex:
         """Return a shard's index, verified by its hash, with all its documents.
 
-        Args:
-            shard_index: which.
-            with_names: whether keys, ids and quality are read too.
-            metadata: fields to read; None reads all of them with names, and none without.
+        Keys, ids and quality are read `with_names` only. Of the metadata, None reads all fields
+        with names, and none without.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.

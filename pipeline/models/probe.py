@@ -48,9 +48,6 @@ def require_trained(
 
     Raises:
         UntrainedTeacherError: a mean loss near that of guessing.
-
-    Example:
-        >>> require_trained(2.3, 32000)
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)

@@ -121,9 +121,6 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 
     Raises:
         ValueError: 2**32 documents or more.
-
-    Example:
-        >>> plan = plan_rows(select_documents(dataset, "year > 2020").each, rules)
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []

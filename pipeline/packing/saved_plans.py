@@ -87,9 +87,6 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
     Raises:
         WhereError: there are no such documents.
         DamagedShardError: an index is missing or is not the manifest's.
-
-    Example:
-        >>> plan, samples = load_plan(select_documents(dataset), rules, cache_folder=Path("c"))
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)

@@ -87,9 +87,6 @@ class ContextRule:
         Raises:
             ValueError: the teacher's convention ends documents with a token; it isn't a token of
                 the text, so no loss of it is stored and none is ever used.
-
-        Example:
-            >>> ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:

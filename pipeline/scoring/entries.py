@@ -33,9 +33,6 @@ def fill_entries(
 
     Raises:
         DamagedShardError: they are none that a teacher gives.
-
-    Example:
-        >>> fill_entries(shard.entries, 7, 0, ids=ids, log_probs=log_probs, at=path)
     """
     own = int(entries.position_starts[document])
     counts = entries.counts[own : own + start + len(ids)]
