@@ -217,7 +217,6 @@ def _narrowest(values: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray
 
 
 def _widths(ranges: Ranges) -> Ranges:
-    """Return each range's end less its start."""
     return ranges[:, 1] - ranges[:, 0]
 
 

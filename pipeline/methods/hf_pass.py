@@ -139,7 +139,6 @@ def score_labels(
 
 @torch.no_grad()
 def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    """Return the teacher's hidden states of its own tokens."""
     return hidden_states(
         teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
     )

@@ -260,7 +260,6 @@ def _dump(body: Mapping[str, Any]) -> bytes:
 
 
 def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence[int]) -> None:
-    """Raise on a document whose ids differ."""
     for known in documents:
         place = _difference(loaded, known, before)
         if place is not None:

@@ -278,7 +278,6 @@ class _KeepRows(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Write the file."""
         if state.is_world_process_zero:
             stood = self._rows.state(state.global_step * self._rows.config.global_batch_size)
             folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")

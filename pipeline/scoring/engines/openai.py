@@ -184,7 +184,6 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return what the first server says and gives."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

@@ -146,7 +146,6 @@ class Scorer:
         return lengths
 
     def _forward(self, batch: PieceBatch) -> _Found:
-        """Return what the model gives a batch, on the device."""
         input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
         hidden = output.last_hidden_state.flatten(0, 1)
