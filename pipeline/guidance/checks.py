@@ -14,11 +14,9 @@ class NonFiniteLossError(ValueError):
 def check_finite(
     tensors: dict[str, tuple[Tensor, Tensor]], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Refuse NaN and infinite values where a mask counts.
+    """Refuse NaN and infinite values, [rows, T] by name, where a mask of theirs counts.
 
-    Args:
-        tensors: by name, values [rows, T] and the bool mask [rows, T] of those that count.
-        group: share the finding, so that every rank raises and none waits for a broken one.
+    A group shares the finding, so that every rank raises and none waits for a broken one.
 
     Raises:
         NonFiniteLossError: names the rows.
