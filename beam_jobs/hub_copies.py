@@ -31,11 +31,7 @@ _WORKING, _SENDING = "working", "sending"
 
 
 def input_here(pattern: str) -> str:
-    """Return an input as a path of this machine; one on the hub is downloaded by its client.
-
-    Raises:
-        OptionsError: there is no such repository, or it can't be read.
-    """
+    """Return an input as a path here, downloaded from the hub; OptionsError if it can't be read."""
     if not pattern.startswith(HUB):
         return pattern
     with _explained(pattern):
@@ -47,12 +43,8 @@ def input_here(pattern: str) -> str:
 def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True) -> Iterator[str]:
     """Yield the folder in which a job works; one on the hub is copied, and uploaded at the end.
 
-    The copy stays in the user's cache: a job that was killed resumes there.
-
-    Args:
-        url: of the output.
-        say: told what was uploaded.
-        uploads: whether what is there at the end is.
+    The copy stays in the user's cache: a job that was killed resumes there. `say` is told what was
+    uploaded; without `uploads` nothing is.
 
     Raises:
         OptionsError: there is no such repository, it can't be read or written, or somebody else has

@@ -36,11 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
-    """Hold a lock that guards a folder, or refuse to wait for the process that has it.
-
-    Raises:
-        OptionsError: another job holds it; it is named.
-    """
+    """Hold a lock that guards a folder, or raise OptionsError, which names the job that has it."""
     return (_hold_local if storage.is_local(path) else hold_remote)(path, folder)
 
 

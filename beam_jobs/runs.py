@@ -16,11 +16,7 @@ from beam_jobs import storage
 from beam_jobs.errors import OptionsError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES
-from schemas.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    decode_manifest,
-)
+from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 from schemas.records import RecordError, read_record
 
 BLOCKS_PREFIX = "blocks-"
@@ -78,11 +74,7 @@ def find_finished(
 
 
 def require_all_files(output: str, manifest: Manifest) -> None:
-    """Check that each file of a dataset is there, and of the size in its manifest.
-
-    Raises:
-        OptionsError: some are not; one is named.
-    """
+    """Raise OptionsError unless each file of a dataset is there, and of the manifest's size."""
     sizes = {shard.file: shard.num_bytes for shard in manifest.shards}
     sizes |= {shard.index_file: shard.index_num_bytes for shard in manifest.shards}
     found = storage.list_folder(output)
@@ -138,11 +130,7 @@ def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
 
 
 def read_left_file(path: str) -> dict[str, Any]:
-    """Return an object of JSON from a run's folder.
-
-    Raises:
-        OptionsError: it is cut, as by a loss of power.
-    """
+    """Return an object of JSON from a run's folder; OptionsError if a loss of power cut it."""
     try:
         found: dict[str, Any] = json.loads(storage.read_bytes(path))
     except ValueError as error:
@@ -155,11 +143,7 @@ def read_left_file(path: str) -> dict[str, Any]:
 
 
 def require_shared(folder: str) -> None:
-    """Check, on a worker, that it sees the run's folder that the launcher has opened.
-
-    Raises:
-        OptionsError: it doesn't: what it would write, nobody would find.
-    """
+    """Raise OptionsError on a worker that doesn't see the run's folder, where its files go."""
     if storage.is_local(folder) and not os.path.isfile(storage.join(folder, CONFIGURATION_FILE)):
         raise OptionsError(
             f"worker {socket.gethostname()} does not see {folder}, where this job's files are: "

@@ -63,11 +63,7 @@ def join(folder: str, *names: str) -> str:
 
 
 def require_answer(path: str) -> None:
-    """Check, for seconds, that the store of a path answers; its client would try for minutes.
-
-    Raises:
-        NoAnswerError: it doesn't.
-    """
+    """Raise NoAnswerError if a path's store is silent for seconds; a client tries for minutes."""
     first_contact.require_answer(path, look_at=_look_at)
 
 
@@ -93,11 +89,7 @@ def make_folder(path: str) -> None:
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
-    """Return a file's bytes as stored: nothing is decompressed on the way.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return a file's bytes as stored, not decompressed; FileNotFoundError if there is none."""
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
     try:
@@ -160,8 +152,7 @@ def num_bytes_of(path: str) -> int | None:
         return os.path.getsize(path) if os.path.isfile(path) else None
     if not _stores().exists(path):
         return None
-    size: int = _stores().get_filesystem(path).metadata(path).size_in_bytes
-    return size
+    return int(_stores().get_filesystem(path).metadata(path).size_in_bytes)
 
 
 def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None:
@@ -198,11 +189,7 @@ def list_folder(folder: str) -> Mapping[str, int]:
 
 
 def delete_files(folder: str, names: Iterable[str]) -> None:
-    """Delete files of a folder; one that is already gone isn't an error.
-
-    Raises:
-        OSError: one stays.
-    """
+    """Delete files of a folder; OSError if one stays, but not if it is gone already."""
     paths = [join(folder, name) for name in names]
     if is_local(folder):
         for path in paths:
@@ -277,7 +264,6 @@ class _S3Writer(io.BufferedWriter):
         super().__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Complete the object."""
         if not self.closed and not self.tell() and self._upload.last_error is None:
             self._upload._write_to_s3(b"")
         super().close()

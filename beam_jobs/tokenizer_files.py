@@ -54,11 +54,7 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
 
 
 def load_stored(stored: StoredTokenizer) -> Tokenizer:
-    """Return a stored tokenizer, loaded once by a process that serves few jobs at a time.
-
-    Raises:
-        ForeignTokenizerError: the file is not the one the job started with.
-    """
+    """Return a stored tokenizer, loaded once; ForeignTokenizerError if its file was replaced."""
     with _lock:
         tokenizer = _loaded.get(stored)
         if tokenizer is None:

@@ -59,11 +59,7 @@ _LISTED_SPLITS = 4
 
 
 def require_student(args: Namespace, options: VocagOptions) -> None:
-    """Check Megatron's arguments against what the plugin can do.
-
-    Raises:
-        ArgumentError: names the argument, its value and the remedy.
-    """
+    """Check Megatron's arguments against what the plugin can do; ArgumentErrors name the remedy."""
     if not args.calculate_per_token_loss:
         error = ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
@@ -169,9 +165,7 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
     """Return the micro-batches of a step on each replica of the student.
 
-    Args:
-        args: Megatron's, validated.
-        prefix: of the arguments: a training step's, or a validation step's.
+    The prefix says which of Megatron's arguments: a training step's, or a validation step's.
     """
     rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
     step: int = getattr(args, f"{prefix}global_batch_size")
@@ -179,11 +173,7 @@ def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
 
 
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:
-    """Check that the teacher can serve every replica evenly, in whole micro-batches.
-
-    Raises:
-        ValueError: with the numbers.
-    """
+    """Raise ValueError unless the teacher serves every replica evenly, in whole micro-batches."""
     if not teacher.world_size and args.virtual_pipeline_model_parallel_size is not None:
         error = ArgumentError(
             "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
@@ -209,11 +199,7 @@ def require_split(
 ) -> None:
     """Check that the two worlds can share a step's rows; otherwise say which splits can.
 
-    Args:
-        args: Megatron's, parsed only.
-        options: with a teacher in a world of its own.
-        manifest: of the data.
-        num_ranks: of the job.
+    Arguments of Megatron are parsed only; the options are of a teacher in a world of its own.
 
     Raises:
         ArgumentError: with other splits, the fastest first, and other batch sizes.
@@ -257,12 +243,9 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
 
 
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
-    """Check that a student has a row for every token of the run's data.
+    """Check that a student has a row, besides padding, for every token of the run's data.
 
-    Args:
-        name: of a pretrained student; None: its size is an argument.
-        opened: the run's data.
-        vocab_size: the student's rows, without padding.
+    `name` is a pretrained student's; None: its size is an argument.
 
     Raises:
         ValueError: it has not.
@@ -277,11 +260,7 @@ def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> Non
 
 
 def require_same_tokenizers(path: str, held_out: Manifest, manifest: Manifest) -> None:
-    """Check that validation data was made with the training data's tokenizers.
-
-    Raises:
-        ForeignTokenizerError: it was not.
-    """
+    """Raise ForeignTokenizerError unless both data were made with the same tokenizers."""
     try:
         held_out.require_tokenizers(
             student_sha256=manifest.student.sha256, teacher_sha256=manifest.teacher.sha256

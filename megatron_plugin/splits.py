@@ -15,15 +15,9 @@ from megatron_plugin.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step's rows are divided into.
+    """What a step's --global-batch-size rows are divided into: either model's micro-batches.
 
-    Attributes:
-        rows: of a step, --global-batch-size.
-        micro_batch_size: rows of a student's micro-batch.
-        teacher_micro_batch_size: rows of a teacher's micro-batch.
-        ranks_of_student: ranks that hold one copy of the student together.
-        ranks_of_teacher: ranks that hold one copy of the teacher together.
-        what: how messages call the step.
+    So many ranks hold one copy of either together. `what` is how messages call the step.
     """
 
     rows: int
@@ -36,9 +30,8 @@ class Batch:
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
         """Return why so many ranks of either can't share the rows evenly; None: they can.
 
-        Args:
-            student_ranks: a multiple of `ranks_of_student`.
-            teacher_ranks: a multiple of `ranks_of_teacher`; 0: the teacher is colocated.
+        Ranks are multiples of `ranks_of_student` and `ranks_of_teacher`; 0: the teacher is
+        colocated.
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         together = students * self.micro_batch_size
@@ -87,13 +80,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """Some of a job's ranks for the student, some for the teacher.
-
-    Attributes:
-        student_ranks: for the student.
-        teacher_ranks: for the teacher.
-        share: of the speed that colocated models would reach on all ranks of the job.
-    """
+    """Some ranks for the student, some for the teacher: a share of a colocated job's speed."""
 
     student_ranks: int
     teacher_ranks: int
@@ -107,13 +94,8 @@ class Split:
 def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
     """Return the teacher ranks per student rank at which neither waits.
 
-    The student computes forward and backward, six operations per weight, the teacher forward
-    alone, two.
-
-    Args:
-        student: its shape.
-        teacher: its shape.
-        teacher_tokens: per student token.
+    The student computes forward and backward, six operations per weight, the teacher forward alone,
+    two; it reads `teacher_tokens` per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
@@ -121,16 +103,14 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
     """Return the splits of at most so many ranks that can share a batch, the fastest first.
 
-    Args:
-        num_ranks: of the job.
-        batch: what is shared.
-        ratio: teacher ranks per student rank at which neither waits.
+    `ratio` is the teacher ranks per student rank at which neither waits.
 
     Example:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]
         ['10 + 20 (0.92)', '8 + 24 (0.78)']
     """
-    return sorted(_legal(num_ranks, batch, ratio), key=_fastest_and_smallest)
+    legal = _legal(num_ranks, batch, ratio)
+    return sorted(legal, key=lambda s: (-s.share, s.student_ranks + s.teacher_ranks))
 
 
 def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:
@@ -140,10 +120,6 @@ def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:
             if batch.refusal(student, teacher) is None:
                 slower = max(1 / student, ratio / teacher)
                 yield Split(student, teacher, (1 + ratio) / num_ranks / slower)
-
-
-def _fastest_and_smallest(split: Split) -> tuple[float, int]:
-    return -split.share, split.student_ranks + split.teacher_ranks
 
 
 def best_of_each(splits: list[Split], count: int) -> list[Split]:

@@ -20,15 +20,10 @@ from pipeline.command_line.failures import hinted
 
 @dataclass(frozen=True)
 class World:
-    """The world that this process belongs to.
+    """The world that this process belongs to: `size` of the job's ranks.
 
-    Attributes:
-        role: whose.
-        rank: of this process in it.
-        size: ranks in it.
-        job_size: ranks of both worlds.
-        store: for its `init_process_group`; None: torch's default.
-        bridge_store: what both worlds see; None if the teacher has no world of its own.
+    Its `store` is for its `init_process_group`, None: torch's default. Both worlds see the
+    bridge's, None if the teacher has no world of its own.
     """
 
     role: Role
@@ -43,10 +38,7 @@ def enter_world(num_teacher_ranks: int) -> World:
     """Join the student's or the teacher's world, by this process's rank in the job.
 
     `RANK` and `WORLD_SIZE` change to this world's, because Megatron reads them; call this before it
-    does.
-
-    Args:
-        num_teacher_ranks: 0: one world, and nothing changes.
+    does. Without teacher ranks there is one world, and nothing changes.
 
     Raises:
         ArgumentError: no rank is left for the student.

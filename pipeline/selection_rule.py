@@ -56,7 +56,6 @@ class SelectionRule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_choice("selector", self.selector, Selector)
         check_choice("unmapped", self.unmapped, UnmappedStrategy)
         check_choice("scope", self.scope, Scope)
@@ -72,11 +71,7 @@ class SelectionRule:
 
 
 def check_choice(name: str, value: str, choices: object) -> None:
-    """Refuse a value that its Literal type doesn't list.
-
-    Raises:
-        ValueError: lists the choices.
-    """
+    """Raise ValueError, which lists the choices, for a value that its Literal type lacks."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 

@@ -50,7 +50,6 @@ class ShardEntries:
     """The stored distributions of one shard's D documents, E entries at P positions.
 
     Attributes:
-        rule: what is stored.
         counts: uint8 [P], entries of each position.
         starts: int64 [D + 1]; document d owns entries starts[d]:starts[d + 1].
         ids: uint8 [ceil(E * id_bits / 8)]; entry e's id begins at bit e * id_bits, the lowest bit
@@ -102,7 +101,6 @@ class TopTokens:
     """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
 
     Attributes:
-        rule: what is stored.
         ids: int32 [P, K]; -1 if a position has no entry.
         log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
         draws: int32 [P, draws]; any value if a position has no entry.
@@ -115,12 +113,7 @@ class TopTokens:
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
-        """Return documents' positions without an entry.
-
-        Args:
-            starts: int64 [D + 1], where each document's tokens start.
-            rule: what is stored.
-        """
+        """Return positions without an entry, by the documents' token `starts`, int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -134,10 +127,8 @@ class TopTokens:
     ) -> None:
         """Store some positions' likeliest tokens, no more of them than the rule asks for.
 
-        Args:
-            positions: int64 [n], each once.
-            ids: integers [n, K].
-            log_probs: float [n, K], nats, falling, no NaN; -inf if there is no such token.
+        Positions, int64 [n], come once each. Of their ids [n, K] `log_probs`, float [n, K], are
+        nats, falling, no NaN; -inf if there is no such token.
         """
         is_entry = log_probs > -np.inf
         if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
@@ -149,11 +140,7 @@ class TopTokens:
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
     def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
-        """Return the entries as they are stored.
-
-        Args:
-            starts: int64 [D + 1], where each document's tokens start.
-        """
+        """Return the entries as stored, by the `starts`, int64 [D + 1], of documents' tokens."""
         is_entry = self.ids >= 0
         counts = is_entry.sum(axis=1, dtype=np.uint8)
         positions = position_starts(starts)
@@ -169,10 +156,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each document's positions start, int64 [D + 1].
-
-    Args:
-        starts: int64 [D + 1], where its tokens start.
+    """Return where each document's positions start, int64 [D + 1], by where its tokens do.
 
     Example:
         >>> position_starts(np.array([0, 3, 3, 5])).tolist()

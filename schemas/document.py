@@ -58,8 +58,6 @@ class AlignedDocument:
         document_id: the id given by the input, or made from its place there.
         text_sha256: 64 hex digits, SHA-256 of the text's UTF-8 bytes.
         num_text_bytes: length of the text in UTF-8 bytes.
-        student: the student's tokens.
-        teacher: the teacher's tokens.
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
         text: the text's UTF-8 bytes, or None if it was not kept.
@@ -104,14 +102,8 @@ def sample_header(
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
-    Args:
-        document_id: the document's id.
-        text_sha256: 64 hex digits.
-        num_text_bytes: length of the text.
-        layout: the tensors in file order: widest dtype first, then by name, as `safetensors`
-            itself orders them.
-        places: three numbers for each tensor: its length, where its bytes start and where they
-            end.
+    The layout's tensors are in file order: widest dtype first, then by name, as `safetensors`
+    itself orders them. For each, `places` has its length, where its bytes start and where they end.
     """
     values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
     text = (_header_template(layout) % values).encode()
@@ -178,11 +170,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
 
 
 def check_document(document: AlignedDocument) -> None:
-    """Check that a document's arrays fit each other.
-
-    Raises:
-        DamagedSampleError: with the rule, the value and the document's id.
-    """
+    """Raise DamagedSampleError, with rule, value and id, if arrays don't fit each other."""
     size, num_teacher_tokens = document.num_text_bytes, len(document.teacher)
     ends = {
         side: int(tokens.byte_offsets[:, 1].max(initial=0))

@@ -76,13 +76,9 @@ def encode_document_scores(
     num_text_bytes: NDArray[np.int64],
     sidecar_sha256: str,
 ) -> bytes:
-    """Return the table as a parquet file, missing values as nulls; equal tables give equal bytes.
+    """Return N documents' table as parquet; missing values are nulls, equal tables equal bytes.
 
-    Args:
-        scores: of N documents.
-        document_id: N strings.
-        num_text_bytes: int64 [N].
-        sidecar_sha256: of the sidecar that they were made from.
+    The losses that they were made from are those of the sidecar of that digest.
     """
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]

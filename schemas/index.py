@@ -143,12 +143,9 @@ def encode_index(index: ShardIndex) -> bytes:
 def decode_index(
     data: bytes, *, with_names: bool = True, metadata: Sequence[str] | None = None
 ) -> ShardIndex:
-    """Return the index held by a parquet file.
+    """Return the index held by a parquet file, with the metadata fields that are named; None: all.
 
-    Args:
-        data: the file's bytes.
-        with_names: False leaves out names and quality, and reads what plans need: faster.
-        metadata: fields to read; None reads all of them with names, and none without.
+    Without names (and quality) it reads what plans need, and is faster.
 
     Raises:
         DamagedShardError: no parquet file, or columns or values are missing.

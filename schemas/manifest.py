@@ -272,11 +272,7 @@ class Manifest:
     def require_tokenizers(
         self, *, student_sha256: str | None = None, teacher_sha256: str | None = None
     ) -> None:
-        """Check that the given tokenizers made this dataset.
-
-        Raises:
-            ForeignTokenizerError: a fingerprint differs.
-        """
+        """Raise ForeignTokenizerError unless the given tokenizers made this dataset."""
         for side, given in (("student", student_sha256), ("teacher", teacher_sha256)):
             made_with: TokenizerRecord = getattr(self, side)
             if given is not None and given != made_with.sha256:

@@ -42,13 +42,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself and its version.
-
-    Attributes:
-        name: the file's `schema`.
-        version: the `schema_version` that is written and read.
-        job: the command that makes such files.
-    """
+    """A kind of JSON file that names itself by `schema`, and its version; `job` makes it."""
 
     name: str
     version: int
@@ -85,11 +79,7 @@ def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
 
 
 def write_record(record: object) -> str:
-    """Return a record as one line of JSON, without a line end; equal records give equal lines.
-
-    Raises:
-        ValueError: a number is not finite, and could not be read again.
-    """
+    """Return a record as JSON without a line end, always the same; ValueError: not finite."""
     return json.dumps(record, sort_keys=True, allow_nan=False, default=vars)
 
 

@@ -75,13 +75,9 @@ def vector_place(
 ) -> tuple[int, int]:
     """Return a vector's first byte in the file and its bytes an element, without looking at it.
 
-    A row asks for four of every document: this is the short way.
-
-    Args:
-        entry: the header's, under the vector's name.
-        length: its elements, known from elsewhere.
-        body: first byte behind the header.
-        num_bytes: of the file.
+    A row asks for four of every document: this is the short way. The header's entry under the
+    vector's name must have its length, known from elsewhere, in the bytes from `body` on, behind
+    the header.
 
     Raises:
         ValueError, KeyError: as for `view_tensor`; or it isn't a vector of that length.

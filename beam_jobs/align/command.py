@@ -30,9 +30,7 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 def align(options: AlignOptions, *, started: float | None = None) -> Manifest:
     """Make the dataset that is asked for, unless it is finished already; return its manifest.
 
-    Args:
-        options: what to make, and from what.
-        started: when the command started, by `time.monotonic`; now, if not given.
+    The command started at `started`, by `time.monotonic`; None: now.
 
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.

@@ -38,12 +38,7 @@ from beam_jobs.report.page import RunSummary, SideSummary
 from beam_jobs.report.summary import library_versions, summarise, write_report
 from beam_jobs.running.progress import aligning_stage
 from beam_jobs.running.runners import describe_runner, run_pipeline
-from beam_jobs.runs import (
-    SUMMARY_FILE,
-    close_run,
-    read_left_file,
-    start_run,
-)
+from beam_jobs.runs import SUMMARY_FILE, close_run, read_left_file, start_run
 from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.dataset.conventions import describe_convention

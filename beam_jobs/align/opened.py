@@ -55,11 +55,7 @@ class OpenedInput:
 
 
 def open_input(options: AlignOptions) -> OpenedInput:
-    """Find the input and load both tokenizers.
-
-    Raises:
-        ValueError: the input, a tokenizer or an option can't be used.
-    """
+    """Find the input, load both tokenizers; ValueError if one, or an option, can't be used."""
     rules = reading_rules(options)
     location = find_dataset(options.input, options.format)
     if location is None:
@@ -83,11 +79,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
 
 
 def reading_rules(options: AlignOptions) -> ReadingRules:
-    """Return what counts as a document.
-
-    Raises:
-        OptionsError: the template or the metadata names no field, or something else.
-    """
+    """Return what counts as a document; OptionsError if template or metadata name no field."""
     try:
         metadata = parse_metadata(options.metadata)
     except ValueError as error:

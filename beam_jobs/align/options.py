@@ -197,7 +197,6 @@ class AlignOptions:
     beam_arguments: Rest = ()
 
     def __post_init__(self) -> None:
-        """Check each option on its own."""
         if not self.input:
             raise OptionsError("--input names no file; give a path or a glob")
         if self.name and not _NAME.fullmatch(self.name):

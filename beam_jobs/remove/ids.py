@@ -48,11 +48,7 @@ def read_ids(path: str) -> list[str]:
 
 
 def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, list[str]]:
-    """Return where the documents of some ids are, and the ids that no document has.
-
-    Raises:
-        DamagedShardError: an index is missing or is not the manifest's.
-    """
+    """Return where some ids' documents are, and the unknown ids; errors as `Dataset.read_ids`."""
     wanted = pa.array(ids, pa.string())
 
     def match(shard_index: int) -> tuple[NDArray[np.int64], pa.Array]:

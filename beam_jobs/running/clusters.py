@@ -30,11 +30,7 @@ _IMAGE = "vocag's image (docs/guides/clusters.md says how to build it)"
 
 
 def require_tried_runner(name: str | None) -> None:
-    """Check that a runner is none of those that don't run this job.
-
-    Raises:
-        OptionsError: it is; with the reason.
-    """
+    """Raise OptionsError, with the reason, for a runner that doesn't run this job."""
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
             f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes "

@@ -22,7 +22,6 @@ class RunOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        """Check the number of workers."""
         if self.workers < 1:
             raise OptionsError(f"--workers {self.workers} is below 1 process")
 

@@ -91,11 +91,7 @@ def run_pipeline(
     stage: Callable[[Counter[str]], Stage],
     disk_bytes: int | None = None,
 ) -> None:
-    """Run a pipeline to its end, with a live bar of a stage where the run's folder is local.
-
-    Raises:
-        JobError: with the cause, and where the traceback is.
-    """
+    """Run a pipeline, with a live bar if its folder is local; a JobError names the cause."""
     reset_progress(run_folder)
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     build(pipeline)

@@ -112,7 +112,6 @@ class ScoreOptions:
     beam_arguments: Rest = ()
 
     def __post_init__(self) -> None:
-        """Check what belongs together."""
         own = self.served
         if self.engine == "openai":
             if self.top.draws:

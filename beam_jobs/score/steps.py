@@ -92,7 +92,6 @@ class WorkDone:
     work: Work = field(default_factory=Work)
 
     def __add__(self, other: WorkDone) -> WorkDone:
-        """Return both."""
         names = [entry.name for entry in fields(self)]
         return WorkDone(*(getattr(self, name) + getattr(other, name) for name in names))
 
@@ -182,11 +181,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         self._job = job
 
     def load_model(self) -> ReadyTeacher:
-        """Open the dataset, once in each process.
-
-        Raises:
-            ChangedError: the dataset changed since the job started.
-        """
+        """Open the dataset, once a process; ChangedError if it isn't the one of the job's start."""
         job = self._job
         dataset = open_dataset(job.dataset)
         _require_same("dataset", job.dataset, dataset.manifest.fingerprint, job.fingerprint)
@@ -312,7 +307,6 @@ def complete_document_scores(
 
 
 def _write_manifest(job: ScoreJob, manifest: ScoreManifest) -> str:
-    """Write it; return its path."""
     path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
     _write(job, path, encode_score_manifest(manifest))
     return path

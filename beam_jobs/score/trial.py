@@ -24,11 +24,7 @@ TRIED_DOCUMENTS = 100
 
 
 def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
-    """Score the first documents here, write nothing, and return what the job would do, in lines.
-
-    Raises:
-        ValueError: as the whole job would.
-    """
+    """Score the first documents here, write nothing; return what the job would do, in lines."""
     work, losses, counts, num_documents = _try(teacher)
     rule, folder = teacher.job.rule, teacher.job.dataset
     there = storage.list_folder(folder)

@@ -48,11 +48,7 @@ def installed_arguments(given: Sequence[str] = ()) -> list[str]:
 
 
 def model_arguments(shape: ModelShape) -> list[str]:
-    """Return Megatron's arguments for a student, to go before the user's own.
-
-    Raises:
-        ArgumentError: a mixture of experts.
-    """
+    """Return a student's arguments, to go before the user's own; ArgumentError for experts."""
     if shape.experts is not None:
         raise ArgumentError(
             f"the student is a mixture of {shape.experts.count} experts ({shape.family}), which "
@@ -73,11 +69,7 @@ def model_arguments(shape: ModelShape) -> list[str]:
 
 
 def require_model(args: Namespace, shape: ModelShape) -> None:
-    """Check that Megatron's arguments describe the model whose weights are loaded.
-
-    Raises:
-        ArgumentError: one differs.
-    """
+    """Raise ArgumentError unless the arguments describe the model whose weights are loaded."""
     expected = {**_UNTRANSLATED, **_attributes(shape), "add_bias_linear": False}
     for name, value in expected.items():
         given = getattr(args, name)

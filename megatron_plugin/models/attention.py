@@ -44,13 +44,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring places of one document that this rank holds, and what they attend to.
+    """Neighbouring places [start, stop) among o of one document, and [key_start, key_stop) among t.
 
-    Attributes:
-        start: first place, among o.
-        stop: behind the last one.
-        key_start: first place of the document, among t.
-        key_stop: behind the piece's last place, among t.
+    A piece attends to the latter: from the document's first place on to its own last.
     """
 
     start: int
@@ -83,13 +79,10 @@ def row_segments(
     device: torch.device | str,
     share: RowShare = WHOLE_ROWS,
 ) -> RowSegments:
-    """Return the segments of a micro-batch.
+    """Return the segments of a micro-batch's rows of `seq_length` places, or of this rank's share.
 
-    Args:
-        cu_seqlens: int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them.
-        seq_length: places of a row.
-        device: of the copy that kernels read.
-        share: this rank's part of the rows.
+    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them;
+    kernels read a copy on `device`.
 
     Example:
         >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q[:3]

@@ -18,12 +18,7 @@ from megatron_plugin.upstream import gather_from_sequence_parallel_region, paral
 
 @dataclass(frozen=True)
 class RowShare:
-    """A rank's part of every row.
-
-    Attributes:
-        rank: among those that share rows.
-        size: ranks that share rows; 1: each has whole rows.
-    """
+    """A rank's part of every row, among `size` ranks that share rows; 1: each has whole rows."""
 
     rank: int = 0
     size: int = 1
@@ -65,12 +60,7 @@ def own_share() -> RowShare:
 
 
 def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks.
-
-    Args:
-        own: [places of this rank, …].
-        group: ranks that share rows, in order.
-    """
+    """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks."""
     if group.size() == 1:
         return own
     gathered = gather_from_sequence_parallel_region(own.contiguous(), group=group)

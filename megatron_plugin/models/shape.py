@@ -19,14 +19,10 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts.
+    """A mixture of experts: so many a layer, so many for each token, the width of each gated MLP.
 
-    Attributes:
-        count: experts of a layer.
-        per_token: experts that each token goes through.
-        ffn_hidden_size: width of each expert's gated MLP.
-        renormalised: whether the weights of a token's experts add up to 1.
-        layers: for each layer of the model, whether it has experts; the others are dense.
+    The weights of a token's experts add up to 1 if `renormalised`; `layers` says which of the
+    model's have experts, the others are dense.
     """
 
     count: int
@@ -38,26 +34,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a decoder.
+    """Sizes and switches of a decoder, from its `config` (kept for export and for rope scaling).
 
-    Attributes:
-        family: `model_type` of its config, one of FAMILIES.
-        num_layers: transformer layers.
-        hidden_size: width of the residual stream.
-        ffn_hidden_size: width of the gated MLP of dense layers.
-        num_attention_heads: query heads.
-        num_query_groups: key and value heads.
-        head_size: channels of a head.
-        vocab_size: rows of the embedding, before any padding.
-        layernorm_epsilon: of every RMSNorm.
-        tied_embeddings: whether the output layer is the embedding.
-        qkv_bias: whether queries, keys and values have biases (Qwen2).
-        qk_layernorm: whether queries and keys are normalised (Qwen3).
-        rotary_base: θ of the rotary embedding.
-        max_position_embeddings: positions it was made for.
-        sliding_window: attention span in tokens, None for all.
-        config: the whole config, kept for export and for rope scaling.
-        experts: None: all layers are dense.
+    Its `family` is the config's `model_type`. `ffn_hidden_size` is of dense layers, `vocab_size`
+    before any padding, `rotary_base` is θ, and the `sliding_window` counts tokens, None for all.
     """
 
     family: str
@@ -129,11 +109,7 @@ class ModelShape:
         return self.hidden_size * (matrices + embeddings + 1) + self.num_layers * small
 
     def require_window(self, seq_length: int, *, what: str) -> None:
-        """Check that attention over a row of `seq_length` tokens is what the model was made for.
-
-        Raises:
-            UnsupportedModelError: the sliding window is shorter than the row.
-        """
+        """Raise UnsupportedModelError if rows of `seq_length` exceed the sliding window."""
         if self.sliding_window is not None and self.sliding_window < seq_length:
             raise UnsupportedModelError(
                 f"the {what} attends to {self.sliding_window} tokens (sliding_window), a row has "
@@ -179,10 +155,7 @@ class ModelShape:
 
 
 def read_shape(folder: str | Path) -> ModelShape:
-    """Read the shape of a model in Hugging Face's format.
-
-    Args:
-        folder: holds `config.json`; a repository name works if the hub can be reached.
+    """Read a model's shape from the `config.json` of a folder, or of a repository on the hub.
 
     Raises:
         UnsupportedModelError: another architecture, or a part of it that isn't translated.
@@ -193,11 +166,7 @@ def read_shape(folder: str | Path) -> ModelShape:
 
 
 def shape_of_config(config: dict[str, Any]) -> ModelShape:
-    """Return the shape that a complete config (transformers' `to_dict`) describes.
-
-    Raises:
-        UnsupportedModelError: as `read_shape`.
-    """
+    """Return the shape that a complete config (`to_dict`) describes; errors as `read_shape`."""
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     num_heads = config["num_attention_heads"]

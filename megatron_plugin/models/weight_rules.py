@@ -32,22 +32,17 @@ class Sliceable(Protocol):
     @property
     def shape(self) -> Sequence[int]:
         """Sizes of its dimensions."""
-        ...
 
     def __getitem__(self, index: Any, /) -> Tensor:
         """Return a slice."""
-        ...
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made of Hugging Face tensors.
+    """How one Megatron parameter is made of Hugging Face tensors, which it names.
 
-    Attributes:
-        names: the tensors' names.
-        shard: (full tensors, rank, ranks) to that rank's slice of the parameter; it takes no
-            more of the tensors than this slice holds.
-        merge: slices of all ranks to the full tensors.
+    `shard` makes a rank's slice of the parameter of (full tensors, rank, ranks) and takes no more
+    of them than this slice holds; `merge` makes the full tensors of all ranks' slices.
     """
 
     names: tuple[str, ...]
@@ -139,10 +134,8 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
     """Return the Hugging Face tensors of a whole model.
 
-    Args:
-        slices: by parameter name in the whole model, the tensor-parallel ranks' slices in order;
-            one slice is the whole parameter.
-        shape: of the model.
+    Slices, by parameter name in the whole model, are the tensor-parallel ranks' in order; one slice
+    is the whole parameter.
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

@@ -38,12 +38,7 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a safetensors file; a slice of it reads that slice alone.
-
-    Attributes:
-        path: of the file.
-        name: of the tensor.
-    """
+    """A tensor of a safetensors file; a slice of it reads that slice alone."""
 
     path: Path
     name: str
@@ -55,7 +50,6 @@ class StoredTensor:
             return tuple(file.get_slice(self.name).get_shape())
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Read a slice."""
         with _named(self.path), safe_open(self.path, framework="pt") as file:
             tensor: Tensor = file.get_slice(self.name)[index]
             return tensor
@@ -63,13 +57,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model on disk.
-
-    Attributes:
-        files: its folder, and what its fingerprint covers.
-        shape: of the model.
-        tensors: the safetensors file of each, by Hugging Face name.
-    """
+    """A model on disk: what its fingerprint covers, and each tensor's file by Hugging Face name."""
 
     files: TeacherFiles
     shape: ModelShape
@@ -123,8 +111,7 @@ def open_weights(source: str) -> Weights:
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
 
-    Args:
-        folder: a run's `--save` folder (its newest iteration), or one iteration's folder.
+    `folder` is a run's `--save` folder (its newest iteration), or one iteration's folder.
 
     Raises:
         WeightsError: no such checkpoint, or one whose model isn't known.
@@ -143,11 +130,7 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
 
 
 def newest_iteration(folder: Path) -> Path:
-    """Return the folder of a checkpoint's newest iteration, or the folder if it is one itself.
-
-    Raises:
-        WeightsError: neither.
-    """
+    """Return the folder of a checkpoint's newest iteration, or itself, or raise WeightsError."""
     if (folder / ".metadata").is_file():
         return folder
     tracker = folder / TRACKER_FILE
@@ -166,11 +149,7 @@ def newest_iteration(folder: Path) -> Path:
 
 
 def require_whole(folder: Path) -> None:
-    """Check that the files of one iteration's folder have the bytes that it notes of them.
-
-    Raises:
-        WeightsError: names the first that is missing, cut or damaged, and what to do.
-    """
+    """Raise WeightsError, with file and remedy, if an iteration lacks bytes that it notes."""
     with _undamaged(folder, ".metadata"):
         stored = FileSystemReader(folder).read_metadata().storage_data
     ends: dict[str, int] = {}

@@ -20,11 +20,7 @@ class AlignmentError(ValueError):
 
 
 def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
-    """Find the minimal run of teacher tokens that overlap each student token.
-
-    Args:
-        student: N student tokens of D documents.
-        teacher: M teacher tokens of the same documents.
+    """Find the minimal run of teacher tokens that overlap each of N student tokens of D documents.
 
     Returns:
         teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
@@ -101,8 +97,7 @@ def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
     """Return the documents where one side's tokens cover no byte and the other's some."""
     bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)
-    documents: list[int] = np.flatnonzero(bare).tolist()
-    return documents
+    return list(np.flatnonzero(bare).tolist())
 
 
 def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:

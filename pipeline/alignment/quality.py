@@ -31,10 +31,7 @@ class AlignmentStatistics:
     """Counts over aligned documents; sums of two are the statistics of both.
 
     Attributes:
-        num_documents: documents.
         num_text_bytes: UTF-8 bytes of their texts.
-        num_student_tokens: student tokens.
-        num_teacher_tokens: teacher tokens.
         num_mapped: student tokens with a teacher token.
         byte_iou_sum: sum over mapped tokens of intersection over union, in bytes.
         byte_ios_sum: sum over mapped tokens of intersection over the student token's bytes.
@@ -112,12 +109,7 @@ class AlignmentStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DocumentQuality:
-    """How well each of D documents aligned.
-
-    Attributes:
-        num_mapped: int64 [D], student tokens with a teacher token.
-        byte_iou_sum: float64 [D], sum over them of intersection over union, in bytes.
-    """
+    """How each of D documents aligned: mapped student tokens, and the sum of their IoU in bytes."""
 
     num_mapped: NDArray[np.int64]
     byte_iou_sum: NDArray[np.float64]
@@ -164,10 +156,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)].
-
-    Args:
-        lengths: integers [D], tokens of each document.
+    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)], of their tokens.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
@@ -180,11 +169,7 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def overlap_ratios(
     student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN if a range is empty.
-
-    Args:
-        student_ranges: int64 [T, 2], half-open, bytes or characters.
-        teacher_ranges: int64 [T, 2], in the same unit.
+    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2] in one unit; NaN if empty.
 
     Example:
         >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]

@@ -23,10 +23,6 @@ left_behind: "list[threading.Thread]" = []
 def hinted[E: BaseException](error: E, hint: str) -> E:
     """Return an error with its last line: a command or an option that can be pasted.
 
-    Args:
-        error: to be raised; its message keeps rule, value, place and remedy.
-        hint: without `hint: `.
-
     Example:
         >>> hinted(ValueError("no such dataset"), "vocag align --help").__notes__
         ['hint: vocag align --help']
@@ -36,13 +32,7 @@ def hinted[E: BaseException](error: E, hint: str) -> E:
 
 
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error of a command on stderr, and its hint on the last line.
-
-    Args:
-        who: the command, before the message.
-        error: what went wrong.
-        message: in place of the error's own.
-    """
+    """Print an error of a command, or a message in its place, on stderr, and its hint last."""
     if with_traceback:
         import traceback
 

@@ -20,17 +20,9 @@ class PointerError(ValueError):
 
 
 def refuse_pointer(path: str, start: bytes) -> None:
-    """Check that a file isn't a Git LFS pointer.
+    """Raise PointerError if a file that starts like this is a Git LFS pointer.
 
-    Args:
-        path: where it lies.
-        start: its first bytes, `POINTER_BYTES` or more, or all of them.
-
-    Raises:
-        PointerError: it is one.
-
-    Example:
-        >>> refuse_pointer("model.safetensors", b"version 2 of something else")
+    The start is of `POINTER_BYTES` or more, or the whole file.
     """
     found = _POINTER.fullmatch(start) if len(start) < POINTER_BYTES else None
     if found is None:

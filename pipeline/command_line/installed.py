@@ -5,12 +5,7 @@ import shlex
 
 
 def installed_version() -> str:
-    """Return vocag's version, which `setup.cfg` says, as the installed distribution has it.
-
-    Example:
-        >>> installed_version()  # doctest: +SKIP
-        '0.1.0'
-    """
+    """Return vocag's version, which `setup.cfg` says, as the installed distribution has it."""
     # Here, because it takes longer than the rest of `vocag --help`.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -23,14 +18,8 @@ def installed_version() -> str:
 def install(extra: str) -> str:
     """Return the command that installs an extra, in the checkout or in a wheel's installation.
 
-    pip asks an index for the extra's packages alone if vocag itself is installed.
-
-    Args:
-        extra: its name, or several with commas; "" for what every command needs.
-
-    Example:
-        >>> install("hf")  # doctest: +SKIP
-        "pip install -e '/home/me/vocag[hf]'"
+    pip asks an index for the extra's packages alone if vocag itself is installed. Several extras
+    have commas; "" is what every command needs.
     """
     checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     wanted = f"[{extra}]" if extra else ""

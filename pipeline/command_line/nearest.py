@@ -15,12 +15,7 @@ _ALIKE = 0.75
 def nearest(path: str) -> str | None:
     """Return a path with each part that isn't there replaced by a name like it.
 
-    Returns:
-        None for a URL, for a path that is there, and if nothing is like some part of it.
-
-    Example:
-        >>> nearest("setup.cgf")  # doctest: +SKIP
-        'setup.cfg'
+    None for a URL, for a path that is there, and if nothing is like some part of it.
     """
     if "://" in path or _is_there(path):
         return None
@@ -36,10 +31,7 @@ def nearest(path: str) -> str | None:
 
 
 def look_near(path: str) -> str:
-    """Return the nearest path, or else the command that lists the folder in which it should be.
-
-    Args:
-        path: a local one.
+    """Return the nearest local path, or else the command that lists the folder where it should be.
 
     Example:
         >>> look_near("/nowhere/corpus.jsonl")

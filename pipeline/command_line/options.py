@@ -75,12 +75,8 @@ def parse_options[T](
 ) -> T:
     """Return what a command line asks for; the dataclass's docstring describes the command.
 
-    Args:
-        kind: a frozen dataclass.
-        argv: the arguments; None takes the process's.
-        prog: the command's name.
-        epilog: follows the options in the help; paragraphs with indented lines stay as they are.
-        groups: by the name of a group's first option, the group's title.
+    The epilog follows the options in the help; paragraphs with indented lines stay as they are.
+    Groups are titles, by the name of a group's first option.
 
     Raises:
         ValueError: from the dataclass, and for an option that is given twice but must not be.
@@ -135,13 +131,9 @@ def add_options(
     prefix: str = "",
     groups: Mapping[str, str] | None = None,
 ) -> None:
-    """Add a dataclass's options to a parser, which may have others; required ones are listed first.
+    """Add a dataclass's options to a parser, such as Megatron's; required ones are listed first.
 
-    Args:
-        parser: such as Megatron's.
-        kind: a frozen dataclass.
-        prefix: of every option, such as "vocag_".
-        groups: by the name of a group's first option, the group's title.
+    Each begins with a prefix, such as "vocag_"; groups are as in `parse_options`.
     """
     place: argparse._ActionsContainer = parser
     required = parser.add_argument_group("required")
@@ -171,12 +163,7 @@ def option_names(kind: type) -> list[str]:
 
 
 def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
-    """Return the dataclass that a parser with its options has read.
-
-    Args:
-        kind: a frozen dataclass.
-        values: what was read, by the options' names.
-        prefix: as `add_options` was given it.
+    """Return the dataclass that a parser with its options, see `add_options`, has read.
 
     Raises:
         ValueError: from the dataclass, whose `top_k` and `temperature=0` are written as the options
@@ -208,13 +195,10 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
 def require_known(
     option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
 ) -> None:
-    """Check that an option's values are known ones.
+    """Check that an option's values are known ones, which are named in their order.
 
-    Args:
-        option: as it stands before a value: `--tasks ` or `method=`.
-        given: the values.
-        known: in the order to name them.
-        or_else: what else a value may be.
+    The option is as it stands before a value, `--tasks ` or `method=`; `or_else` is what else one
+    may be.
 
     Raises:
         ValueError: some are not; its hint is what is most like the first of them.
@@ -384,7 +368,6 @@ class _Once(argparse.Action):
     given = False
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Take the value, once."""
         if self.given:
             raise ValueError(f"{option_string} is given twice; {self.const}")
         self.given = True

@@ -107,8 +107,7 @@ class ConditionQuery:
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return of which rows a checked condition is true, and of which it is null, bool [N] each.
 
-        Raises:
-            WhereError: a row's value can't be converted, or is out of range.
+        WhereError if a row's value can't be converted, or is out of range.
         """
         try:
             found = self._connection.execute(f"{_BEFORE}{where}\n) AS {_VALUE} FROM {_TABLE}")
@@ -123,8 +122,7 @@ class ConditionQuery:
         return values.filled(False).astype(np.bool_), null
 
     def _ask(self, query: str, value: str) -> list[Any]:
-        rows: list[Any] = self._connection.execute(query, [value]).fetchall()
-        return rows
+        return list(self._connection.execute(query, [value]).fetchall())
 
     def _require_stable(self, where: str) -> frozenset[str]:
         """Check every part of a condition, macros' included; return the columns that it names."""
@@ -147,7 +145,6 @@ class ConditionQuery:
         return frozenset(found)
 
     def _parse(self, expression: str) -> Iterator[dict[str, Any]]:
-        """Yield every part of an expression."""
         # On a line of its own, the parenthesis is in no comment.
         [(text,)] = self._ask("SELECT json_serialize_sql(?)", f"{_BEFORE}{expression}\n)")
         tree = json.loads(text)
@@ -194,10 +191,8 @@ def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereErro
 def open_database() -> tuple[Any, Any]:
     """Return DuckDB and a database without files or settings of the user's: it takes 30 ms.
 
-    Each query has a cursor of its own, since a connection is for one thread.
-
-    Raises:
-        WhereError: DuckDB isn't installed.
+    Each query has a cursor of its own, since a connection is for one thread. Without DuckDB, it
+    raises WhereError.
     """
     try:
         import duckdb

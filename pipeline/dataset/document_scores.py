@@ -53,11 +53,9 @@ class Ranks:
     """How costly documents are among all of a dataset that were scored."""
 
     def __init__(self, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> None:
-        """Count documents and bytes.
+        """Count documents and bytes, by bits per byte, float32 [N], and bytes of text, int64 [N].
 
-        Args:
-            parts: bits per byte, float32 [N], and bytes of text, int64 [N], of N documents each;
-                those of no bits per byte are left out.
+        Those of no bits per byte are left out.
         """
         num_bytes = np.zeros(_HALVES, np.int64)
         num_documents = np.zeros((_OCTAVES, _HALVES), np.int64)
@@ -125,15 +123,10 @@ class ScoredDocuments:
     def read(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Return some columns of a shard's documents.
+        """Return some of `SCORE_COLUMNS` and `num_text_bytes` of a shard's N documents, by name.
 
-        Args:
-            shard_index: which.
-            names: some of `SCORE_COLUMNS`, and `num_text_bytes`.
-            index: of the shard, if it was read anyway; names are not needed.
-
-        Returns:
-            [N] by name, floats that are NaN if a document has no such number, and int64.
+        Floats are NaN if a document has no such number; bytes are int64. An index that was read
+        anyway needs no names.
 
         Raises:
             DatasetError: the table, or the sidecar it is made from, is damaged.

@@ -9,11 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
-from pipeline.dataset.document_scores import (
-    SCORE_COLUMNS,
-    ScoredDocuments,
-    open_scored_documents,
-)
+from pipeline.dataset.document_scores import SCORE_COLUMNS, ScoredDocuments, open_scored_documents
 from pipeline.dataset.files import Dataset
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
@@ -49,11 +45,7 @@ class NamedScores:
     def require_scored(
         self, where: str, undecided: NDArray[np.int64], shard_index: int, index: ShardIndex
     ) -> None:
-        """Check that a condition isn't null of a document because that was not scored.
-
-        Raises:
-            WhereError: it is, of the first of those.
-        """
+        """Raise WhereError if a condition is null of a document because that wasn't scored."""
         files = self.scores.files
         missing = undecided[self.scores.lacks(shard_index, index)[undecided]]
         if len(missing):

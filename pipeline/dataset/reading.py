@@ -58,12 +58,7 @@ def folder_of(dataset: str) -> str:
 
 
 def nearest_dataset(missing: str) -> str:
-    """Return what to paste in place of a dataset that is missing: one near it, or the help.
-
-    Example:
-        >>> nearest_dataset("demo")  # doctest: +SKIP
-        'demo/aligned  # a dataset'
-    """
+    """Return what to paste in place of a dataset that is missing: one near it, or the help."""
     folder = Path(missing)
     if (folder.parent / MANIFEST_FILE).is_file():
         return f"{quote(str(folder.parent))}  # a dataset"
@@ -101,11 +96,7 @@ def num_bytes_of(url: str) -> int | None:
 
 
 def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
-    """Read the manifest of one of a dataset's generations.
-
-    Raises:
-        DatasetError: no such generation, or its manifest is gone or another.
-    """
+    """Read a generation's manifest; DatasetError if there is none, or it is gone or another."""
     if number == newest.generation:
         return newest
     record = next((entry for entry in newest.generations if entry.number == number), None)

@@ -1,7 +1,5 @@
 """Which teachers' losses lie next to a dataset, and their files."""
 
-from __future__ import annotations
-
 import glob
 import mmap
 from collections.abc import Iterable
@@ -63,10 +61,6 @@ def find_scores(
     Raises:
         DatasetError: none, or several of that name.
         ForeignLossesError: the score manifest that is named holds no distributions.
-
-    Example:
-        >>> find_scores("Qwen/Qwen2.5-Math-7B", "aligned").path  # doctest: +SKIP
-        'aligned/teacher-08e924cac34e2837.json'
     """
     if source.endswith(".json"):
         scores = _read_scores(source)
@@ -116,11 +110,7 @@ def _size_of_entries(scores: ScoreFiles) -> tuple[int, str]:
 
 
 def list_scores(location: str) -> list[ScoreFiles]:
-    """Return every teacher's scores that lie next to a dataset's shards.
-
-    Raises:
-        DatasetError: a score manifest is unreadable.
-    """
+    """Return all scores next to a dataset's shards; DatasetError if one is unreadable."""
     return [_read_scores(f"{location}/{name}") for name in _names(location, "teacher-*.json")]
 
 
@@ -192,11 +182,7 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
 
 def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return the dataset as it was when it was scored, if it has grown since.
-
-    Raises:
-        DatasetError: that generation's manifest is gone or another.
-    """
+    """Return a dataset as it was when it was scored; DatasetError if that generation is gone."""
     number = find_generation(dataset.manifest, scores.manifest.dataset)
     return dataset if number is None else dataset.at_generation(number)
 

@@ -46,7 +46,6 @@ class ChosenDocuments:
     """The documents of a dataset that are read.
 
     Attributes:
-        dataset: the dataset.
         where: a condition that was checked, "" for none; it names scores by their fingerprints.
         columns: those that it names.
         scores: teachers' scores that it names.
@@ -105,11 +104,8 @@ class ChosenDocuments:
     ) -> tuple[ShardIndex, Kept]:
         """Return one shard's index, all documents in it, and which of them are read.
 
-        Args:
-            shard_index: which.
-            with_removed: read those too that are removed, so that what is stored next to a shard
-                doesn't depend on them.
-            with_names: read ids and quality too, which samples are checked by.
+        `with_removed` reads removed ones, too, so that what is stored next to a shard doesn't
+        depend on them; `with_names` ids and quality, which samples are checked by.
 
         Raises:
             DamagedShardError: the index, or the list of what is removed, is damaged.
@@ -154,20 +150,12 @@ class ChosenDocuments:
 
 
 def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
-    """Return what is read of a dataset.
-
-    Args:
-        dataset: the dataset.
-        where: a condition, "" for every document that is not removed.
+    """Return what is read of a dataset by a condition; "": every document that is not removed.
 
     Raises:
         WhereError: no condition, an unknown column, types that can't be compared, or a value that
             isn't the same each time; it lists the columns that there are. Or scores that the
             condition names are not there, are several, or are of another generation.
-
-    Example:
-        >>> select_documents(dataset, "language == 'en' and score > 0.5")  # doctest: +SKIP
-        >>> select_documents(dataset, '"Qwen2.5-Math-7B".bits_per_byte < 1.5')  # doctest: +SKIP
     """
     where = where.strip()
     if not where:

@@ -12,15 +12,11 @@ from pipeline.drawing.formatting import format_count, format_plural, format_shar
 
 @dataclass(frozen=True)
 class PreviewToken:
-    """One token as people read it.
+    """One token as people read it: its place in the document, its vocabulary id, its visible text.
 
-    Attributes:
-        index: its place in the document.
-        token_id: its vocabulary id.
-        text: its bytes made visible, see `show_bytes`.
-        byte_range: the bytes of the text that it covers, half-open.
-        mapped: the half-open range of tokens of the other side; empty for an unmapped student
-            token and for a teacher token that no student token is mapped to.
+    `byte_range` are the bytes of the text that it covers, `mapped` is the range of tokens of the
+    other side, both half-open; the latter is empty for an unmapped student token and for a teacher
+    token that no student token is mapped to.
     """
 
     index: int
@@ -52,17 +48,10 @@ class Block:
 
 @dataclass(frozen=True)
 class PreviewDocument:
-    """One document, or its beginning.
+    """One document, or its beginning, with counts of the whole document.
 
-    Attributes:
-        title: its id, or what else tells it apart.
-        place: where it is; "" for a text of nowhere.
-        num_student_tokens: in the whole document.
-        num_teacher_tokens: in the whole document.
-        num_unmapped: student tokens of the whole document without a teacher token.
-        num_text_bytes: of the whole document.
-        blocks: what is shown, in order.
-        has_text: whether the text is known; else tokens are shown by their ids.
+    The title is its id, or what else tells it apart; the place of a text of nowhere is "". Without
+    its text tokens are shown by their ids.
     """
 
     title: str
@@ -103,17 +92,10 @@ def lay_out(
     place: str = "",
     max_tokens: int | None = None,
 ) -> PreviewDocument:
-    """Return one aligned text to be drawn, see `find_blocks`.
+    """Return one aligned text, UTF-8 or None where nobody knows it, to be drawn, see `find_blocks`.
 
-    Args:
-        title: its id, or what else tells it apart.
-        text: UTF-8 bytes; None: nobody knows them.
-        student: T_student tokens.
-        teacher: T_teacher tokens.
-        teacher_spans: int64 [T_student, 2].
-        num_text_bytes: length of the text.
-        place: where it is.
-        max_tokens: student tokens that are shown, from the first on; None: all.
+    Its title tells it apart, its place says where it is. `teacher_spans` are int64 [T_student, 2];
+    only the first `max_tokens` student tokens are shown, None: all.
     """
     num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
     spans = teacher_spans[:max_tokens]
@@ -140,14 +122,9 @@ def find_blocks(
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Divide two aligned token sequences into the smallest runs that belong together.
 
-    Args:
-        teacher_spans: int64 [T_student, 2].
-        num_teacher_tokens: T_teacher.
-
-    Returns:
-        Half-open ranges of student and teacher tokens, in order; together they hold every token
-        once. An unmapped student token, or a teacher token that nothing maps to, is a block of
-        its own unless it lies inside another.
+    `teacher_spans` are int64 [T_student, 2]. What is returned are half-open ranges of student and
+    teacher tokens, in order; together they hold every token once. An unmapped student token, or a
+    teacher token that nothing maps to, is a block of its own unless it lies inside another.
 
     Example:
         >>> find_blocks(np.array([[0, 1], [0, 1], [1, 3]]), 3)

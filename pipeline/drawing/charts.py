@@ -74,13 +74,8 @@ def line_chart(
 ) -> "Figure":
     """Return lines over a common x axis, named in the order in which they end, from the top.
 
-    Args:
-        title: what is shown.
-        x: places of the points; strings are places at equal distances.
-        lines: by name, one value per x.
-        x_label: of the axis, with its unit.
-        y_label: the same for the other axis.
-        y_range: the axis' ends; None: by the values.
+    Each line has one value per x; strings are places at equal distances. An end of `y_range` that
+    is None follows the values.
 
     Example:
         >>> chart = line_chart("loss", [1, 2], {"full": [3, 2]}, x_label="step", y_label="nats")
@@ -161,14 +156,9 @@ def interval_chart(
 ) -> "Figure":
     """Return a point and its interval for each group and series: do these differ at all?
 
-    Args:
-        title: what is shown.
-        groups: the groups' labels.
-        series: by name, (low, value, high) for each group, or None; one without any value keeps its
-            colour and is left out.
-        x_label: of the axis, with its unit.
-        form: of the values, such as `+.3f`.
-        marks: a dashed level in each group, such as chance.
+    A series has (low, value, high) for each group, or None; one without any value keeps its colour
+    and is left out. `form` is of the values, such as `+.3f`; `marks` are dashed levels in groups,
+    such as chance.
 
     Example:
         >>> one = {"full": [(1.0, 2.0, 3.5)]}
@@ -230,11 +220,7 @@ def draw_svg(figure: "Figure") -> Element:
 
 
 def write_figure(figure: "Figure", output: Path) -> None:
-    """Write a chart as a file of any kind that matplotlib writes: .svg, .pdf, .png.
-
-    Raises:
-        ValueError: another ending.
-    """
+    """Write a chart as .svg, .pdf or .png; errors as `require_drawable`."""
     require_drawable(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, output, output.suffix[1:])
@@ -246,11 +232,7 @@ def can_draw() -> bool:
 
 
 def require_drawable(output: Path | None) -> None:
-    """Refuse a chart's file before anything is measured for it.
-
-    Raises:
-        ValueError: an ending that no chart is written with, or no matplotlib.
-    """
+    """Raise ValueError for a chart's file with another ending, or if matplotlib is missing."""
     if output is None:
         return
     if output.suffix not in (".svg", ".pdf", ".png"):

@@ -122,11 +122,9 @@ def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
 
 
 def format_table(rows: list[list[str]], *, align: str) -> list[str]:
-    """Return the lines of a plain text table, columns two spaces apart.
+    """Return the lines of a plain text table, the heading first, columns two spaces apart.
 
-    Args:
-        rows: equally long rows of cells, the heading first.
-        align: one of `<` and `>` per column.
+    `align` has one of `<` and `>` per column.
 
     Example:
         >>> format_table([["shard", "tokens"], ["a.tar", "12"]], align="<>")

@@ -36,12 +36,10 @@ BLOBS = {
 
 @lru_cache(maxsize=16)
 def read_items(name: str, data: str = "") -> tuple[Item, ...]:
-    """Return the items of a set.
+    """Return the items of a set, one of `SETS`.
 
-    Args:
-        name: of `SETS`.
-        data: a folder with NAME.jsonl or, as in a clone of the harness, NAME/test.jsonl; ""
-            downloads the harness's files once.
+    `data` is a folder with NAME.jsonl or, as in a clone of the harness, NAME/test.jsonl; ""
+    downloads the harness's files once.
 
     Raises:
         ValueError: no such file there, or a broken one.

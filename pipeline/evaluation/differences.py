@@ -24,11 +24,7 @@ Sample = Mapping[str, Any]
 
 
 def describe_differences(folder: Path, other: Path) -> list[str]:
-    """Return a table of one folder's values less another's, on the items that both answered.
-
-    Raises:
-        ValueError: results that can't be read.
-    """
+    """Return a table of one folder's values less another's; errors as `read_results`."""
     one, two = read_results(folder), read_results(other)
     rows = []
     for name in SETS:

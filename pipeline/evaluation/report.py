@@ -36,11 +36,7 @@ figure svg { width: 100%; min-width: 40rem; }
 
 
 def write_report(output: Path) -> Path:
-    """Write the report of every student in a folder; return its path.
-
-    Raises:
-        ValueError: a student's results can't be read.
-    """
+    """Write the report of all students in a folder; return its path; errors as `read_results`."""
     folders = student_folders(output)
     students = [read_results(folder) for folder in folders]
     page = render_page(

@@ -30,7 +30,6 @@ class Asked:
     max_answer_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        """Check the values."""
         require_known("--tasks ", self.tasks, tuple(SETS))
         require_known("--measures ", self.measures, MEASURES)
         if self.limit < 0:
@@ -55,6 +54,5 @@ class Engine:
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        """Check the batch size."""
         if self.batch_size < 1:
             raise ValueError(f"--batch-size {self.batch_size}: it must be at least 1")

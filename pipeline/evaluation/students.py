@@ -31,11 +31,7 @@ class Student:
 
 
 def find_student(source: str) -> Student:
-    """Return the student that a user names; a repository is downloaded. It may be NAME=SOURCE.
-
-    Raises:
-        ValueError: no such student.
-    """
+    """Return the student that a user names, [NAME=]SOURCE; ValueError if it isn't there."""
     name, separator, rest = source.partition("=")
     found = find_teacher(rest if separator else source, role="student")
     files = [*found.files, *_tokenizer_files(found.path)]
@@ -57,11 +53,7 @@ def name_of(source: str) -> str:
 
 
 def open_model(student: Student, engine: Engine) -> LM:
-    """Load a student as a model of lm-eval's.
-
-    Raises:
-        ValueError: no tokenizer there, or weights that can't be loaded.
-    """
+    """Load a student as a model of lm-eval's; ValueError if it or its tokenizer can't be."""
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,

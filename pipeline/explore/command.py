@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.command_line.options import DatasetSource, Option, parse_command, require_known
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 from pipeline.packing.reading import Reading
 
 # What a command does is imported in its `lines`: help needs no numpy.
@@ -74,7 +74,6 @@ class PreviewOptions:
     html: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         for name in ("documents", "max_tokens"):
             if getattr(self, name) < 1:
                 option = name.replace("_", "-")
@@ -126,7 +125,6 @@ class ScoresOptions:
     html: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if outside := [each for each in self.at if not 0 <= each <= 1]:
             raise ValueError(f"--at {outside[0]:g}: a quantile is from 0 to 1")
         if self.documents < 1:
@@ -178,7 +176,6 @@ class PlanOptions:
     num_steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         for option, count in (
             ("--global-batch-size", self.global_batch_size),
             ("--num-steps", self.num_steps),
@@ -220,16 +217,13 @@ _COMMANDS: dict[str, type[InfoOptions | PreviewOptions | ScoresOptions | PlanOpt
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
-
-    def lines() -> Iterator[str]:
-        return parse_command(
-            _COMMANDS,
-            argv,
-            prog="vocag explore",
-            description="What is in a dataset, how it is aligned, how it would be packed.",
-            epilog=_EPILOG,
-        ).lines()
-
-    return print_lines("vocag explore", lines)
+@prints("vocag explore")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    return parse_command(
+        _COMMANDS,
+        argv,
+        prog="vocag explore",
+        description="What is in a dataset, how it is aligned, how it would be packed.",
+        epilog=_EPILOG,
+    ).lines()

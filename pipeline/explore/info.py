@@ -46,11 +46,7 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
 
 
 def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield the lines of `explore info --by NAME`.
-
-    Raises:
-        ValueError: no such field of metadata.
-    """
+    """Yield the lines of `explore info --by NAME`; ValueError if there is no such field."""
     groups = count_by(dataset, name)  # those with the most tokens first
     all_tokens = sum(group.num_student_tokens for group in groups)
     heading = "documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"
@@ -169,7 +165,6 @@ def _name(token_id: int | None) -> str:
 
 
 def _lengths(statistics: AlignmentStatistics) -> list[str]:
-    """Return a histogram of document lengths."""
     student, teacher = statistics.student_length_counts, statistics.teacher_length_counts
     used, top = np.flatnonzero(student + teacher), max(student.max(), 1)
     rows = [["tokens from", "documents by student", "by teacher", ""]]

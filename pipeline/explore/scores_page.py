@@ -19,13 +19,7 @@ from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.charts import NOT_DRAWN, bar_chart, can_draw, draw_svg
 from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.drawing.web_page import Child, render_page, tag
-from pipeline.explore.scores import (
-    ScoreTable,
-    bin_edges,
-    count_bins,
-    describe_thresholds,
-    place_of,
-)
+from pipeline.explore.scores import ScoreTable, bin_edges, count_bins, describe_thresholds, place_of
 from schemas.document import AlignedDocument, decode_document
 
 SPOT_TOKENS, SPOT_FACTOR = 32, 2.0
@@ -55,9 +49,7 @@ class Spot:
 def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) -> list[Spot]:
     """Return where a document is far costlier than on the whole, in order.
 
-    Args:
-        losses: float [T], nats, NaN if a token has none.
-        byte_offsets: int [T, 2], of the tokens.
+    Losses are float [T], nats, NaN if a token has none; the tokens' `byte_offsets` int [T, 2].
     """
     if len(losses) <= SPOT_TOKENS:
         return []
@@ -86,11 +78,7 @@ def render_scores(
     quantiles: Sequence[float],
     num_documents: int,
 ) -> str:
-    """Return the page: charts, thresholds, and documents around each quantile of the first score.
-
-    Raises:
-        DatasetError: a sample, an index or a sidecar is damaged.
-    """
+    """Return the page: charts, thresholds, documents around each quantile of the first score."""
     title = f"{dataset.manifest.name}: {column}"
     children: list[Child] = [tag("h1", title)]
     if not can_draw():

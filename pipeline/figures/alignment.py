@@ -31,14 +31,7 @@ Ratios = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkingQuality:
-    """How well tokens match by chunks and one by one.
-
-    Attributes:
-        num_sequences: sequences measured.
-        seq_length: student tokens of each.
-        chunks: means over all chunks, by the number of them in a sequence.
-        tokens: means over mapped tokens of the token-level alignment.
-    """
+    """How well tokens of sequences match: means over chunks, by their number, and one by one."""
 
     num_sequences: int
     seq_length: int

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pipeline.command_line.options import ModelSource, Option, TokenizerSource, parse_command
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import short_names
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 
 # What measures is imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class VocabularyOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check that the figure can be written."""
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
@@ -81,7 +80,6 @@ class TokensOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the text and the file's ending."""
         if not self.text:
             raise ValueError("the text is empty")
         _require_page(self.output)
@@ -121,7 +119,6 @@ class AlignmentOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the counts, and that the figure can be written."""
         for count in (self.seq_length, *self.chunks):
             if count < 1:
                 raise ValueError(f"--seq-length and --chunks must be at least 1, got {count}")
@@ -168,7 +165,6 @@ class KeptOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the file's ending."""
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
@@ -198,19 +194,16 @@ _FIGURES: dict[str, type[VocabularyOptions | TokensOptions | AlignmentOptions | 
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
-
-    def lines() -> Iterator[str]:
-        return parse_command(
-            _FIGURES,
-            argv,
-            prog="vocag figures",
-            description="The paper's figures, from real tokenizers, texts and models.",
-            epilog=_EPILOG,
-        ).lines()
-
-    return print_lines("vocag figures", lines)
+@prints("vocag figures")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    return parse_command(
+        _FIGURES,
+        argv,
+        prog="vocag figures",
+        description="The paper's figures, from real tokenizers, texts and models.",
+        epilog=_EPILOG,
+    ).lines()
 
 
 def _split_name(source: str) -> tuple[str, str]:

@@ -15,13 +15,7 @@ from pipeline.tokenization import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """One text by several tokenizers.
-
-    Attributes:
-        text: UTF-8 bytes.
-        tokens: each tokenizer's tokens, by its name.
-        pairs: the first tokenizer's tokens laid out over each other one's.
-    """
+    """A UTF-8 text, its tokens by tokenizer, and the first one's laid out over each other one's."""
 
     text: bytes
     tokens: Mapping[str, TokenBatch]
@@ -34,10 +28,7 @@ class TokenizedText:
 
 
 def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedText:
-    """Tokenize a text, without BOS, and align the first tokenizer with each of the others.
-
-    Raises:
-        ValueError: a tokenizer can't tokenize the text.
+    """Tokenize a text, without BOS, align the first tokenizer with others; ValueError if one can't.
 
     Source: Fig. 2.
     """

@@ -14,13 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabularyOverlap:
-    """What one teacher shares with the student.
+    """What one teacher shares with the student, of its base vocabulary without added tokens.
 
-    Attributes:
-        teacher: its name.
-        num_tokens: its base vocabulary, without added tokens.
-        raw: share of it that the student has as the same token string, 0 to 1.
-        decoded: share of the bytes that its tokens stand for, 0 to 1.
+    Shares, 0 to 1: `raw` of equal token strings, `decoded` of the bytes that tokens stand for.
     """
 
     teacher: str

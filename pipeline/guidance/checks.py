@@ -14,11 +14,9 @@ class NonFiniteLossError(ValueError):
 def check_finite(
     tensors: dict[str, tuple[Tensor, Tensor]], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Refuse NaN and infinite values where a mask counts.
+    """Refuse NaN and infinite values, [rows, T] by name, where a mask of theirs counts.
 
-    Args:
-        tensors: by name, values [rows, T] and the bool mask [rows, T] of those that count.
-        group: share the finding, so that every rank raises and none waits for a broken one.
+    A group shares the finding, so that every rank raises and none waits for a broken one.
 
     Raises:
         NonFiniteLossError: names the rows.
@@ -35,11 +33,7 @@ def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
-    """Raise if this rank's values or another's are broken, `num_broken` on all ranks.
-
-    Raises:
-        NonFiniteLossError: names the rows.
-    """
+    """Raise NonFiniteLossError, with the rows, if values are broken, `num_broken` on all ranks."""
     if not int(num_broken):
         return
     for name, bad in _broken(tensors).items():
@@ -63,11 +57,7 @@ def _broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_same_shape(student_losses: Tensor, **others: Tensor | None) -> None:
-    """Refuse tensors that don't belong to the same tokens; None is skipped.
-
-    Raises:
-        ValueError: names the tensor and both shapes.
-    """
+    """Raise ValueError for tensors that aren't of the same tokens; None is skipped."""
     for name, other in others.items():
         if other is not None and other.shape != student_losses.shape:
             raise ValueError(

@@ -91,17 +91,11 @@ def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
 class TailDraws:
     """Draws n times at each place, with replacement; `score_with_likeliest` fills it.
 
-    Attributes:
-        ids: int64 [n, draws], the tokens drawn, once the walk is over.
+    Its ids, int64 [n, draws], are there once the walk is over.
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:
-        """Draw with these keys.
-
-        Args:
-            keys: int64 [n, 2], of `draw_keys`.
-            num_draws: how often, at each place.
-        """
+        """Draw so often at each place, with the keys of `draw_keys`, int64 [n, 2]."""
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
         self._log_masses: list[tuple[int, Tensor]] = []

@@ -34,7 +34,6 @@ class StudentPass(MicroBatchLoss):
         with_distributions: whether labels' distributions are wanted.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         top_k: next tokens that such a teacher is asked for.
-        draws: draws of the rest that it is asked for.
     """
 
     student: PreTrainedModel
@@ -59,11 +58,7 @@ class StudentPass(MicroBatchLoss):
 
     @cached_property
     def distributions(self) -> LabelDistributions | None:
-        """See `MicroBatchLoss`.
-
-        Raises:
-            ValueError: neither the rows nor a teacher say so.
-        """
+        """See `MicroBatchLoss`; ValueError if neither the rows nor a teacher give them."""
         if not self.with_distributions:
             return None
         if "next_token_ids" in self.batch or self.teacher is None or self.vocabulary_map is None:
@@ -144,7 +139,6 @@ def score_labels(
 
 @torch.no_grad()
 def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    """Return the teacher's hidden states of its own tokens."""
     return hidden_states(
         teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
     )

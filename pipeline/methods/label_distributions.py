@@ -38,11 +38,7 @@ class LabelDistributions:
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:
-    """Return the distributions that rows hold.
-
-    Raises:
-        ValueError: they hold none.
-    """
+    """Return the distributions that rows hold, or raise ValueError."""
     if "next_token_ids" not in batch:
         raise ValueError(
             "rows hold no distributions: read them with StreamConfig("
@@ -65,13 +61,8 @@ def ask_distributions(
 ) -> LabelDistributions:
     """Return the distributions of a running teacher, as rows would hold them unrounded.
 
-    Args:
-        states: float [rows, teacher_seq_length, H], the teacher's hidden states of its tokens.
-        layer: the teacher's output layer.
-        batch: the same rows.
-        tables: of their two tokenizers.
-        top_k: entries of each.
-        draws: of the rest, as `vocag score --draws` stores them, by its default seed.
+    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. Of the rest, `draws`
+    are taken as `vocag score --draws` stores them, by its default seed.
     """
     fields = Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1

@@ -76,11 +76,7 @@ class Method:
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
     def check_draws(self, draws: int) -> None:
-        """Check that these options can learn from draws, of which a label has so many.
-
-        Raises:
-            ValueError: they can't.
-        """
+        """Raise ValueError if these options can't learn from draws, so many a label."""
         if draws and (self.temperature != 1 or self.reverse_kl):
             name = "reverse_kl" if self.reverse_kl else f"temperature={self.temperature}"
             raise ValueError(

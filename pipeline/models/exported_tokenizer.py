@@ -23,11 +23,7 @@ from transformers import AutoTokenizer
 
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
-from pipeline.models.generation_defaults import (
-    GENERATION_FILE,
-    TOKENIZER_FILE,
-    GenerationDefaults,
-)
+from pipeline.models.generation_defaults import GENERATION_FILE, TOKENIZER_FILE, GenerationDefaults
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
@@ -92,12 +88,9 @@ def export_tokenizer(
 ) -> ExportedTokenizer:
     """Make the student's tokenizer for `transformers` and prove it on 200 of the dataset's texts.
 
-    Args:
-        dataset: the dataset that the student was trained on.
-        config: the model's `config.json`; `AutoTokenizer` looks at it.
-        record: the student's, with the tokens that rows put around a text where those are not the
-            manifest's, as `choose_conventions` gives it.
-        defaults: how the model writes, of `read_generation_defaults`; its tokens are the dataset's.
+    `record` has the tokens that rows put around a text where those are not the manifest's, as
+    `choose_conventions` gives it; the tokens of `defaults` are the dataset's. `AutoTokenizer` looks
+    at the model's `config.json`.
 
     Raises:
         TokenizerError: ids differ on a document of the dataset, or there is no conversion.
@@ -117,14 +110,7 @@ def convert_tokenizer(
     config: Mapping[str, Any],
     defaults: GenerationDefaults | None = None,
 ) -> ExportedTokenizer:
-    """Make a tokenizer for `transformers` and prove it on texts.
-
-    Args:
-        own: the tokenizer.
-        record: what `pipeline.dataset.conventions.describe_tokenizer` says of it.
-        known: texts with its ids.
-        config: the model's `config.json`.
-        defaults: how the model writes, in this tokenizer's tokens.
+    """Make a tokenizer for `transformers` and prove it on texts whose ids are known.
 
     Raises:
         TokenizerError: ids differ on a text, or there is no conversion.
@@ -274,7 +260,6 @@ def _dump(body: Mapping[str, Any]) -> bytes:
 
 
 def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence[int]) -> None:
-    """Raise on a document whose ids differ."""
     for known in documents:
         place = _difference(loaded, known, before)
         if place is not None:

@@ -112,12 +112,7 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
 def in_vocabulary(
     own: GenerationDefaults, old: Tokenizer, new: Tokenizer
 ) -> tuple[GenerationDefaults, list[str]]:
-    """Return what holds in another vocabulary, by the names of tokens, and what is left out.
-
-    Example:
-        >>> in_vocabulary(defaults, smollm2, llama2)[1]  # doctest: +SKIP
-        ['the default chat template (no token <|im_start|>, <|im_end|>)', 'the end <|im_end|>']
-    """
+    """Return what holds in another vocabulary, by the names of tokens, and what is left out."""
     here, left, templates = new.named_tokens, [], {}
     named: dict[int | None, str] = {token: name for name, token in old.named_tokens.items()}
     for title, text in own.templates.items():

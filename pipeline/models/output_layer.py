@@ -75,10 +75,7 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 
 @torch.no_grad()
 def require_own_losses(model: PreTrainedModel) -> None:
-    """Check that the losses of a model's tokens are those of its own logits.
-
-    Args:
-        model: on the device where it will run.
+    """Check that the losses of a model's tokens are those of its own logits, where it will run.
 
     Raises:
         UnknownLogitsError: they are others, because of something between the output layer and the

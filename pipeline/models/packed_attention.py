@@ -36,13 +36,9 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
 def find_bounds(position_ids: Tensor) -> Tensor:
-    """Return where the documents of all rows start, and where the last one ends.
+    """Return where the documents of all rows start, laid end to end, int32 [segments + 1].
 
-    Args:
-        position_ids: int [rows, T], from 0 in every segment.
-
-    Returns:
-        int32 [segments + 1], places of the rows laid end to end.
+    `position_ids`, int [rows, T], are from 0 in every segment.
 
     Example:
         >>> find_bounds(torch.tensor([[0, 1, 0], [0, 1, 2]])).tolist()
@@ -57,9 +53,7 @@ def find_bounds(position_ids: Tensor) -> Tensor:
 def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:
     """Return what a model's forward pass needs besides positions, by its implementation.
 
-    Args:
-        model: whose configuration names the implementation.
-        position_ids: int [rows, T], from 0 in every segment.
+    `position_ids`, int [rows, T], are from 0 in every segment.
 
     Example:
         >>> more = packed_arguments(model, position_ids)
@@ -107,19 +101,11 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within documents; the signature is transformers'.
+    """Attend within documents, by the signature of transformers; no weights are returned.
 
-    Args:
-        module: the layer's attention.
-        query: float [rows, heads, T, d].
-        key: float [rows, key heads, T, d].
-        value: as `key`.
-        attention_mask: not looked at where bounds are given.
-        scaling: of the products.
-        dropout: of attention weights.
-        sliding_window: a token sees itself and `sliding_window - 1` tokens before it; None: all.
-        cu_seq_lens_q: int32 [segments + 1], of `packed_arguments`.
-        others: what the model passes on.
+    States are float [rows, heads, T, d], `cu_seq_lens_q` of `packed_arguments` int32 [segments +
+    1]; without them, the mask is looked at. A token sees itself and `sliding_window - 1` tokens
+    before it; None: all.
 
     Returns:
         float [rows, T, heads, d], and None for the weights.

@@ -42,19 +42,12 @@ def require_trained(
     text: str = "a plain English text",
     accepted_by: str | None = None,
 ) -> None:
-    """Check that a teacher knows a text better than chance.
+    """Check that a teacher knows a text better than chance, by its mean loss, nats (NaN is chance).
 
-    Args:
-        mean_loss: of the text's tokens, nats; NaN counts as chance.
-        vocab_size: rows of the teacher's output layer.
-        text: what was read, for the message.
-        accepted_by: the option that accepts such a teacher, if the command has one.
+    The message names the text that was read and the option that accepts such a teacher, if any.
 
     Raises:
         UntrainedTeacherError: a mean loss near that of guessing.
-
-    Example:
-        >>> require_trained(2.3, 32000)
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)

@@ -24,12 +24,9 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """A teacher on this machine's disk.
+    """A teacher on this machine's disk, and the files that decide its losses.
 
-    Attributes:
-        source: what the user named.
-        path: a folder in the layout of Hugging Face, or a .gguf file.
-        files: those that decide its losses: weights and configuration.
+    Its path is a folder in the layout of Hugging Face, or a .gguf file.
     """
 
     source: str
@@ -43,15 +40,9 @@ class TeacherFiles:
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """Return 64 hex digits over names and contents of files, in their order.
+    """Return 64 hex digits over names (not folders) and contents of files, in their order.
 
     Files are read in threads, for hashing releases the interpreter's lock.
-
-    Args:
-        files: whose names are part of the digest, and whose folders are not.
-
-    Raises:
-        OSError: one can't be read.
     """
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_digest, files))
@@ -88,12 +79,9 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
 
 
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
-    """Return the folder that a user names, or that of a repository, which is downloaded first.
+    """Return the folder that a user names, or that of a repository, as in `find_teacher`.
 
-    Args:
-        source: a folder, or a Hugging Face repository, as in `find_teacher`.
-        role: what errors call it.
-        files: patterns of those of a repository that are needed.
+    Of a repository, `files` are the patterns of those that are needed.
 
     Raises:
         ValueError: no folder, and no repository that can be had; or Git LFS pointers.

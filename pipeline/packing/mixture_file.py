@@ -48,13 +48,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class MixedDataset:
-    """A dataset of a mixture.
+    """A dataset of a mixture; a single one has the name "".
 
-    Attributes:
-        name: in the mixture; "" for a single dataset.
-        path: its folder or manifest, a path or a URL.
-        max_epochs: how often it may be read; None: without end.
-        where: read only documents that match this; "": all.
+    It may be read `max_epochs` times, None: without end; `where` "" is true of all documents.
     """
 
     name: str
@@ -65,14 +61,7 @@ class MixedDataset:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a file says.
-
-    Attributes:
-        path: the file, or the dataset that is read on its own.
-        seed: of the order of rows.
-        datasets: in the file's order.
-        stages: in order, the first from token 0.
-    """
+    """What a file says, in its order; or, of one dataset's path, that this is read on its own."""
 
     path: str
     seed: int
@@ -86,18 +75,13 @@ class Mixture:
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Return what a mixture's file says, checked as far as it goes without the datasets.
+    """Return what a mixture's file says, which may be a URL that `fsspec` reads.
 
-    Args:
-        path: a path, or a URL that `fsspec` reads.
+    It is checked as far as it goes without the datasets.
 
     Raises:
         FileNotFoundError: there is no such file.
         MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
-
-    Example:
-        >>> read_mixture("mixture.toml").stages[0].weights  # doctest: +SKIP
-        {'web': 0.7, 'math': 0.3}
     """
     import fsspec  # slow to import, and help needs none
 

@@ -27,13 +27,9 @@ PERIOD = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset of a mixture, as in its plan.
+    """A dataset of a mixture's plan: rows and student tokens of an epoch, padding not counted.
 
-    Attributes:
-        name: in the mixture.
-        num_rows: rows of an epoch.
-        num_tokens: student tokens of an epoch, padding not counted.
-        max_epochs: how often it may be read, None: without end.
+    It may be read `max_epochs` times, None: without end.
     """
 
     name: str
@@ -57,7 +53,6 @@ class Stretch:
     """Rows of a run among which each source has the same share.
 
     Attributes:
-        stage: the stage's number.
         start: run position of its first row.
         stop: run position after its last row, None: without end.
         shares: rows of each source in `PERIOD` rows.

@@ -28,7 +28,6 @@ class RowOrder:
 
     Attributes:
         name: what names the plan: the dataset's fingerprint and the rules'.
-        seed: the run's seed.
         group_row_starts: int64 [groups + 1]; group g owns these rows of the plan.
         group_shards: the shards that each group reads; neighbours may share one.
     """
@@ -87,12 +86,8 @@ class RowOrder:
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
     """Return the order of a plan's rows.
 
-    Args:
-        plan: the rows.
-        name: of the plan, see `RowOrder`.
-        seed: of the order.
-        shuffle_shards: shards per group; more mix better and need more shards at hand. A group
-            is divided if it has more than `MAX_GROUP_ROWS` rows.
+    More shards per group mix better and need more shards at hand. A group is divided if it has more
+    than `MAX_GROUP_ROWS` rows.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
@@ -122,9 +117,6 @@ class ReplicaBatches:
     Attributes:
         num_samples: samples of the run, a multiple of `global_batch_size`.
         consumed_samples: samples that the run has used, a multiple of `global_batch_size`.
-        micro_batch_size: samples per micro-batch.
-        global_batch_size: samples per step over all replicas.
-        replica: this replica's number among `num_replicas`.
 
     Raises:
         ValueError: sizes that do not divide each other.
@@ -138,7 +130,6 @@ class ReplicaBatches:
     num_replicas: int = 1
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         if not 0 <= self.replica < self.num_replicas:
             raise ValueError(f"replica {self.replica} is not in 0 … {self.num_replicas - 1}")
         share = self.micro_batch_size * self.num_replicas

@@ -54,7 +54,6 @@ class RowPlan:
     """R rows of G segments over N documents in W windows.
 
     Attributes:
-        rules: what it was planned by.
         segments: SEGMENT [G], in row order; `document` counts through all shards.
         row_starts: int64 [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
         window_row_starts: int64 [W + 1]; window w owns these rows.
@@ -117,16 +116,11 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
     (16-byte runs of one character, out of step) is divided in proportion; its segments are marked
     FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
 
-    Args:
-        each: yields what a function makes of each shard's index and of bool [N], the documents to
-            plan, None for all; it may be called in threads. Documents keep their numbers.
-        rules: lengths and conventions.
+    `each` yields what a function makes of each shard's index and of bool [N], the documents to
+    plan, None for all; it may be called in threads. Documents keep their numbers.
 
     Raises:
         ValueError: 2**32 documents or more.
-
-    Example:
-        >>> plan = plan_rows(select_documents(dataset, "year > 2020").each, rules)
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -166,12 +160,9 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 def require_sound(
     plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
 ) -> None:
-    """Check of a plan from elsewhere what the loops over rows rely on.
+    """Check of a plan from elsewhere, its types apart, what the loops over rows rely on.
 
-    Args:
-        plan: its arrays have their types.
-        num_student: uint32 [N], student tokens of each document.
-        num_teacher: uint32 [N], teacher tokens of each.
+    `num_student` and `num_teacher`, uint32 [N], are the tokens of each document.
 
     Raises:
         ValueError: it can't be a plan of these.
@@ -218,7 +209,6 @@ class _Measured:
     fill: NDArray[np.float64]
 
     def slice(self, start: int, stop: int) -> "_Measured":
-        """Return some of them."""
         own = slice(start, stop)
         return _Measured(self.segments[own], self.student[own], self.teacher[own], self.fill[own])
 

@@ -18,7 +18,6 @@ class PackingRules:
         teacher_seq_length: teacher tokens per row.
         student: tokens that are put around the student's text; they count towards a row's length.
             Without one before it, a text's first token has no loss.
-        teacher: the same for the teacher.
         window_rows: rows' worth of student tokens that are packed together. More rows leave less
             padding and spread a row over more shards.
 
@@ -33,7 +32,6 @@ class PackingRules:
     window_rows: int = 1024
 
     def __post_init__(self) -> None:
-        """Check the lengths."""
         for name in ("seq_length", "teacher_seq_length"):
             value = getattr(self, name)
             if not 4 <= value < 1 << 31:
@@ -52,13 +50,8 @@ class PackingRules:
     ) -> "PackingRules":
         """Return the rules for a dataset, see the class.
 
-        Args:
-            manifest: the dataset's; it says which tokens go around a text. Only the student
-                gets one after a document: it learns to stop.
-            seq_length: student tokens per row.
-            teacher_seq_length: teacher tokens per row; None: `suggest_teacher_seq_length`.
-            window_rows: rows packed together.
-
+        Its manifest says which tokens go around a text. Only the student gets one after a document:
+        it learns to stop. `teacher_seq_length` None is `suggest_teacher_seq_length`.
         """
         return cls(
             seq_length=seq_length,

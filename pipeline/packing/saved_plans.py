@@ -72,7 +72,6 @@ class _PlanRecord:
 
     @property
     def folder_name(self) -> str:
-        """Of the plan."""
         name = f"{self.fingerprint[:16]}-{self.rules.fingerprint[:16]}-v{FORMAT}"
         chosen = (self.where + self.scores).encode()
         return f"{name}-{sha256(chosen).hexdigest()[:16]}" if self.where else name
@@ -81,18 +80,12 @@ class _PlanRecord:
 def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
     """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
 
-    Args:
-        documents: of the dataset, those to plan.
-        rules: lengths and conventions.
-        cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
-            in the dataset's folder under `plans/`.
+    Plans lie under `plans/` in the dataset's folder, or in `cache_folder` if that is remote or
+    can't be written to.
 
     Raises:
-        WhereError: there are none.
+        WhereError: there are no such documents.
         DamagedShardError: an index is missing or is not the manifest's.
-
-    Example:
-        >>> plan, samples = load_plan(select_documents(dataset), rules, cache_folder=Path("c"))
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)

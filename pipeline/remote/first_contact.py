@@ -24,11 +24,7 @@ class NoAnswerError(ConnectionError):
 
 
 def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
-    """Return what a call gives, or give up when it takes too long.
-
-    Args:
-        ask: the call; it continues in a thread that ends with the process.
-        of: what is asked, for the message.
+    """Return what a call gives, or give up when it takes too long, in a thread that goes on.
 
     Raises:
         NoAnswerError: no answer in time.
@@ -61,15 +57,10 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
 def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) -> None:
     """Ask the store of a URL for one file, once per process and store; any answer will do.
 
-    Args:
-        url: what the client opens; nobody is asked about a local path.
-        look_at: the client's cheapest question about a URL; None: that of fsspec.
+    Nobody is asked about a local path. `look_at` is the client's cheapest question; None: fsspec's.
 
     Raises:
         NoAnswerError: no answer, none that is about the file, or nothing here that could ask.
-
-    Example:
-        >>> require_answer("gs://bucket/aligned/manifest.json")  # doctest: +SKIP
     """
     store = store_of(url)
     if store is None or store in _answered:

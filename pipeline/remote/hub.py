@@ -16,18 +16,10 @@ class HubError(ValueError):
 
 
 def download_file(source: str, names: Sequence[str]) -> Path:
-    """Return the first file of a repository that is there.
-
-    Args:
-        source: `owner/name` or `name`, or either with `@revision`.
-        names: of files, in order.
+    """Return the first file, by name, that a repository has: [OWNER/]NAME[@REVISION].
 
     Raises:
         HubError: none of them, or no repository.
-
-    Example:
-        >>> download_file("gpt2", ["tokenizer.json"]).name  # doctest: +SKIP
-        'tokenizer.json'
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -50,11 +42,7 @@ def download_file(source: str, names: Sequence[str]) -> Path:
 
 
 def download_folder(source: str, patterns: Sequence[str]) -> Path:
-    """Return the folder of a repository's files that match patterns.
-
-    Args:
-        source: `owner/name` or `name`, or either with `@revision`.
-        patterns: of file names.
+    """Return the folder of a repository's files that match patterns, see `download_file`.
 
     Raises:
         HubError: no repository, or it can't be had.
@@ -76,12 +64,7 @@ def download_folder(source: str, patterns: Sequence[str]) -> Path:
 
 
 def why_silent(source: str) -> str | None:
-    """Return why the hub can't be asked for a repository, None if it answers, whatever it says.
-
-    Example:
-        >>> why_silent("gpt2") is None  # doctest: +SKIP
-        True
-    """
+    """Return why the hub can't be asked for a repository, None if it answers, whatever it says."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

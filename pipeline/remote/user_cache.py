@@ -21,12 +21,7 @@ def cache_folder(name: str) -> Path:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the cache whole, if that is possible: else the next process works again.
-
-    Args:
-        path: below `cache_folder`.
-        text: of the file.
-    """
+    """Write a file of the cache whole, if that is possible: else the next process works again."""
     if not path.is_absolute():  # no home is known
         return
     try:

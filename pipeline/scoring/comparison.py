@@ -28,15 +28,9 @@ KEPT = 0.4
 
 @dataclass
 class Comparison:
-    """What two teachers' losses differ by; B less A.
+    """What two teachers' losses differ by, B less A, in nats, over tokens that both have a loss of.
 
-    Attributes:
-        num_tokens: that both have a loss of.
-        mean: of the differences, nats.
-        mean_absolute: of their absolute values, nats.
-        largest: absolute difference, nats.
-        num_kept: student tokens that either would keep.
-        num_changed: of them, those that the other would not.
+    Kept are student tokens that either would keep, changed are those that the other would not.
     """
 
     num_tokens: int = 0
@@ -50,18 +44,11 @@ class Comparison:
 def compare_scores(location: str, first: str, second: str) -> Comparison:
     """Return what two scores of a dataset differ by, in documents that are not removed.
 
-    Args:
-        location: the dataset's folder.
-        first: scores, named as in `pipeline.scoring.stored_losses.find_scores`.
-        second: others.
+    Scores are named as in `pipeline.scoring.stored_losses.find_scores`.
 
     Raises:
         ForeignLossesError: of other data, or of tokens in other contexts.
         DatasetError: no such scores, or damaged.
-
-    Example:
-        >>> compare_scores("aligned", "Qwen3-30B", "7443cc9f").mean_absolute  # doctest: +SKIP
-        0.013
     """
     dataset = open_dataset(location)
     found_scores = (find_scores(name, dataset.location) for name in (first, second))
@@ -89,20 +76,18 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
     return found
 
 
-def kept_tokens(guidance: NDArray[np.float64], share: float = KEPT) -> NDArray[np.bool_]:
+def kept_tokens(guidance: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which tokens a student whose loss is the same everywhere would keep, bool [T].
 
-    Args:
-        guidance: float64 [T], nats, a teacher's; NaN if a token is unmapped.
-        share: of the mapped tokens, rounded down as in training; equal ones go to the earlier
-            token.
+    Their share of those with a teacher's loss, float64 [T], nats, NaN if unmapped, is rounded down
+    as in training; of equal losses the earlier token's goes first.
 
     Example:
         >>> kept_tokens(np.array([3.0, 1.0, np.nan, 2.0, 0.5, 9.0])).tolist()
         [False, True, False, False, True, False]
     """
     kept = np.zeros(len(guidance), np.bool_)
-    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), share)
+    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), KEPT)
     kept[np.argsort(guidance, kind="stable")[:num_kept]] = True
     return kept
 

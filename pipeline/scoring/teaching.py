@@ -46,11 +46,7 @@ class Teaching:
     draws: int = 0
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a method.
-
-        Raises:
-            ValueError: with the option, its value and the remedy.
-        """
+        """Check what can be checked without a method; errors name option, value and remedy."""
         if self.stored_losses is None:
             if self.teacher_weights or self.teacher_choice != "mean":
                 raise ValueError(

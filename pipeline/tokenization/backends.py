@@ -145,11 +145,7 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts, once, without special tokens: the library's encodings hold offsets as well.
-
-        Raises:
-            LibraryError: it fails on one of them.
-        """
+        """Encode texts once, without special tokens: encodings hold offsets, too."""
         encoded = []
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         for text, encoding in zip(texts, encodings, strict=True):
@@ -330,19 +326,11 @@ that is white space for one of its engines (PCRE2)."""
 
 
 class FastEncoder:
-    """`fastokens`, which encodes batches 5 to 100 times faster but gives no offsets.
-
-    Attributes:
-        definition: what it encodes by, a `tokenizer.json`.
-    """
+    """`fastokens`, which encodes batches 5 to 100 times faster but gives no offsets."""
 
     @_failures_of("fastokens")
     def __init__(self, file: TokenizerFile, reference: Reference) -> None:
-        """Load the tokenizer.
-
-        Raises:
-            LibraryError: fastokens does not support it, or no tokenizer.json says what it does.
-        """
+        """Load a tokenizer.json; LibraryError if it is none or fastokens doesn't support it."""
         user_defined: list[int] = []
         if isinstance(reference, HuggingFaceReference):
             self.definition = reference.definition

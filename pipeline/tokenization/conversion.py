@@ -48,17 +48,10 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """A model file.
+    """A model file, its pieces by id.
 
-    Attributes:
-        pieces: by id.
-        kind: BPE or another.
-        unk_id: of the unknown token.
-        byte_fallback: whether unknown characters become their bytes.
-        space_follows: whether a space belongs to the word before it.
-        charsmap: compiled character rules of the normaliser, b"" for none.
-        adds_dummy_prefix: whether a text is read as if a space came first.
-        removes_extra_spaces: at the text's ends, and all but one within it.
+    Spaces that follow belong to the word before them. `charsmap` are the normaliser's compiled
+    character rules, b"" for none; extra spaces are those at a text's ends, and all but one within.
     """
 
     pieces: Sequence[Piece]

@@ -10,14 +10,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class RankModel:
-    """What a model's code knows and its tiktoken file does not.
+    """What a model's code knows and its tiktoken file does not; its name is for people.
 
-    Attributes:
-        name: for people.
-        pattern: the regular expression whose matches are each encoded on their own.
-        control_tokens: by their ids, or in the order in which they follow the ranks.
-        normalizer: a Unicode form that texts are brought to first, "NFC" or None.
-        bos_token: put before every text, None if nothing is.
+    Each match of the pattern is encoded on its own. Control tokens are by their ids, or in the
+    order in which they follow the ranks; the normaliser is "NFC" or None.
     """
 
     name: str

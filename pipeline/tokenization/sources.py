@@ -45,13 +45,10 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer's file as found.
+    """A tokenizer's file as found: what the user named, which library reads it, its bytes.
 
-    Attributes:
-        source: what the user named.
-        kind: which library reads it.
-        data: the file's bytes; those of the `tokenizer.json` that a rank file became.
-        definition: what a `tokenizer.json` says; parsing it takes a tenth of loading.
+    A rank file's are those of the `tokenizer.json` that it became, whose `definition` is kept,
+    since parsing it takes a tenth of loading.
     """
 
     source: str
@@ -71,9 +68,8 @@ def find_tokenizer(source: str) -> TokenizerFile:
     Args:
         source: a `tokenizer.json`, a SentencePiece model, a rank file (tiktoken's of Llama 3, Llama
             4 or Qwen, or a tekken.json), a model's .gguf file, a folder that holds one of the first
-            three, a Hugging Face repository,
-            `owner/name`, `name` or either with `@revision`, or `bytes`: the byte values,
-            whatever files are here (a folder of that name is `./bytes`).
+            three, a Hugging Face repository, `owner/name`, `name` or either with `@revision`, or
+            `bytes`: the byte values, whatever files are here (a folder of that name is `./bytes`).
 
     Raises:
         TokenizerError: nothing there, or nothing that can give offsets.
@@ -145,11 +141,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
 
 
 def _convert_gguf(path: Path) -> bytes:
-    """Return a `tokenizer.json` of what a model's file says of its tokenizer.
-
-    Raises:
-        TokenizerError: transformers or gguf is missing, or can't convert it.
-    """
+    """Return a `tokenizer.json` of what a model's file says of its tokenizer."""
     try:
         from transformers import AutoTokenizer
 

@@ -45,12 +45,7 @@ def save_checkpoint(
 
 
 def saved_stream(config: TrainConfig) -> StreamState | None:
-    """Return what the run's checkpoint keeps of the data, None of a new run; weights stay on disk.
-
-    Example:
-        >>> saved_stream(config).consumed_samples  # doctest: +SKIP
-        96
-    """
+    """Return what the run's checkpoint keeps of the data, None of a new run; no weights."""
     path = config.output / CHECKPOINT
     if not path.exists():
         return None

@@ -91,13 +91,7 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
 
 
 def what_next(config: TrainConfig) -> str:
-    """Return where a run's student is, and what to do with it.
-
-    Example:
-        >>> print(what_next(config))  # doctest: +SKIP
-        the student is in runs/guided/model, a Hugging Face folder with its tokenizer
-        next: vocag evaluate runs/guided/model --output evaluated
-    """
+    """Return where a run's student is, and what to do with it."""
     if config.exit_after and config.exit_after < config.num_steps:
         return f"stopped after step {config.exit_after}, as asked: omit --exit-after to continue"
     model = config.output / "model"

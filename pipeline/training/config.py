@@ -89,11 +89,7 @@ class TrainConfig:
     tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the data.
-
-        Raises:
-            ValueError: with the option, its value and the remedy.
-        """
+        """Check what can be checked without the data; errors name option, value and remedy."""
         self.kind.serve(self.teaching, self.data)
         require_known("--schedule ", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
@@ -138,11 +134,7 @@ class TrainConfig:
 
     @property
     def stream(self) -> "StreamConfig":
-        """How the run's rows are read.
-
-        Example:
-            >>> AlignedRows(config.stream)
-        """
+        """How the run's rows are read."""
         from pipeline.streaming import StreamConfig
 
         return StreamConfig(

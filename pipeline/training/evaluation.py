@@ -55,12 +55,6 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the bits per byte of every held-out set: with one, its name is left out.
 
-    Args:
-        config: of the run.
-        student: what is measured.
-        heldout: the sets by name.
-        ranks: this process among those that share the work.
-
     Example:
         >>> evaluate(config, student, open_heldout(config, rows), ranks)
         {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}

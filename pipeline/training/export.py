@@ -49,16 +49,7 @@ def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedToke
 
 
 def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it is replaced whole.
-
-    Args:
-        student: its weights are written as they are.
-        tokenizer: of `prove_tokenizer`.
-        folder: to make.
-
-    Example:
-        >>> export_model(student, prove_tokenizer(rows, student), Path("model"))  # doctest: +SKIP
-    """
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it is replaced whole."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     student.save_pretrained(temporary)

@@ -38,7 +38,6 @@ class GuidedStudent(nn.Module):
             have rows.
         vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
         top_k: next tokens that such a teacher is asked for.
-        draws: draws of the rest that it is asked for.
     """
 
     def __init__(
@@ -162,13 +161,8 @@ def language_model(model: nn.Module) -> PreTrainedModel:
 def losses_by_source(losses: Tensor, batch: Rows) -> dict[str, Tensor]:
     """Return the student's loss in each dataset of a mixture, over all labels, kept or not.
 
-    Args:
-        losses: float [rows, seq_length], nats.
-        batch: of the same rows.
-
-    Returns:
-        `student_loss/NAME` for each, as metrics of `pipeline.guidance.LossResult`; nothing where
-        rows are of one dataset.
+    `losses` are float [rows, seq_length], nats. Metrics, see `LossResult`, are `student_loss/NAME`;
+    none where rows are of one dataset.
     """
     names = batch.layout.sources
     if not names:

@@ -38,16 +38,8 @@ from pipeline.training.update import check_gradient, divide_gradients, naming_st
 class Run:
     """What a run trains, and on what.
 
-    Attributes:
-        config: how.
-        ranks: this process among the run's.
-        rows: of the training data.
-        student: its weights.
-        guided: the student with its loss, wrapped for data parallelism if there are processes.
-        teacher: frozen; None if the method runs none.
-        optimizer: of the student's weights.
-        tokenizer: what is written with the student, in the first process.
-        heldout: rows of each held-out set, by its name.
+    The guided student is wrapped for data parallelism if there are processes. The teacher is
+    frozen, None if the method runs none; only the first process has the tokenizer to write.
     """
 
     config: TrainConfig
@@ -64,9 +56,7 @@ class Run:
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     """Train, or continue to train; return the last measurements.
 
-    Args:
-        config: the run.
-        ranks: of `joined_ranks`; None: this process alone. All processes of a run must call.
+    All processes of a run must call, with `ranks` of `joined_ranks`; None: this process alone.
 
     Raises:
         ValueError: data, models, checkpoint and options that don't fit together.
@@ -83,12 +73,7 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
-    """Make one update from a global batch; return its metrics, of all processes.
-
-    Args:
-        run: whose student is updated.
-        loader: of this process's micro-batches.
-        step: from 0.
+    """Make one update, `step` from 0, from a process's batches; return its metrics, of all of them.
 
     Raises:
         NonFiniteLossError: a loss or the gradient isn't finite; no weight has changed.
@@ -127,11 +112,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step: linear warm-up, then the schedule down to its end.
-
-    Args:
-        config: maximum, schedule, warm-up and end.
-        step: from 0.
+    """Return the rate of a step, from 0: linear warm-up, then the schedule down to its end.
 
     Example:
         >>> learning_rate(config, config.warmup_steps) == config.learning_rate
@@ -148,13 +129,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
     """Return how much of each dataset of a mixture a run has read.
 
-    Args:
-        rows: of the run.
-        consumed_samples: rows that it has read.
-
-    Returns:
-        `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where
-        rows are of one dataset.
+    `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where rows
+    are of one dataset.
 
     Example:
         >>> read_so_far(rows, 96)
@@ -246,11 +222,7 @@ def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
 
 
 def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that the data last as long as the run.
-
-    Raises:
-        ValueError: they don't, or a mixture is to be read for a number of epochs.
-    """
+    """Check that the data last as long as the run, and that a mixture isn't read for epochs."""
     if rows.layout.sources and config.num_epochs != 1:
         raise ValueError(
             f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset is "

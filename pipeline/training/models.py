@@ -28,16 +28,9 @@ def load_teacher(
     device: torch.device,
     given: PreTrainedModel | None = None,
 ) -> PreTrainedModel | None:
-    """Return the frozen teacher of a method that runs one, None for the others.
+    """Return the frozen teacher, loaded unless it is given; None for methods that run none.
 
-    Args:
-        config: of the run.
-        rows: that it reads.
-        device: where it runs.
-        given: the teacher, if it is loaded already.
-
-    Raises:
-        ValueError: what `open_running_teacher` raises.
+    Errors as `open_running_teacher`.
     """
     source = config.teaching.teacher if given is None else given
     if config.served.by != "running" or source is None:

@@ -18,13 +18,7 @@ _TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run.
-
-    Attributes:
-        device: that this process computes on.
-        number: of this process, from 0.
-        count: of processes.
-    """
+    """This process among those of a run: its device, its number from 0, how many there are."""
 
     device: torch.device
     number: int = 0
@@ -64,9 +58,8 @@ class Ranks:
 def joined_ranks(device: str = "") -> Iterator[Ranks]:
     """Join the other processes where torchrun has started this one; leave them at the end.
 
-    Args:
-        device: such as "cpu" or "cuda:1"; "": the GPU where there is one, under torchrun that of
-            this process's number on the machine.
+    A device is such as "cpu" or "cuda:1"; "": the GPU if there is one, under torchrun that of this
+    process's number on the machine.
 
     Raises:
         ValueError: no such device, or one for several processes.

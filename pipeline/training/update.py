@@ -37,11 +37,7 @@ def divide_gradients(model: nn.Module, divisor: float) -> None:
 
 
 def check_gradient(norm: float) -> None:
-    """Refuse a gradient before it is applied; all processes have its norm, so all raise.
-
-    Raises:
-        NonFiniteGradientError: NaN or infinite.
-    """
+    """Raise NonFiniteGradientError before it is applied; all processes know the norm and raise."""
     if not math.isfinite(norm):
         raise NonFiniteGradientError(
             f"the gradient's norm is {norm}, so the step isn't made, and the last checkpoint stays"

@@ -38,12 +38,9 @@ _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of proposals; add it up.
+    """What became of proposals, in the target's tokens; add it up.
 
-    Attributes:
-        rounds: passes of the target, expected ones where sampled.
-        proposed: tokens of the draft, in the target's tokens.
-        accepted: those that were kept.
+    Rounds are passes of the target, expected ones where sampled.
     """
 
     rounds: float = 0.0
@@ -51,7 +48,6 @@ class Acceptance:
     accepted: float = 0.0
 
     def __add__(self, other: "Acceptance") -> "Acceptance":
-        """Return both."""
         return Acceptance(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
@@ -75,8 +71,7 @@ class Side:
     @property
     def num_rows(self) -> int:
         """Rows of embeddings and output layer, as servers read them from its configuration."""
-        rows: int = self.model.config.get_text_config(decoder=True).vocab_size
-        return rows
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     def encode(self, text: bytes) -> list[int] | None:
         """Return a text's tokens behind the context token; None if it can't be tokenized."""
@@ -104,8 +99,7 @@ class Side:
         whole = cast(Any, self.model).generate(
             given, attention_mask=torch.ones_like(given), generation_config=how
         )
-        written: list[int] = whole[0, len(ids) :].tolist()
-        return written
+        return list(whole[0, len(ids) :].tolist())
 
     @torch.inference_mode()
     def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:
@@ -222,10 +216,6 @@ def judge_servers(target: Side, draft: Side) -> Iterator[str]:
 
     Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
     `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
-
-    Example:
-        >>> next(judge_servers(target, draft))  # doctest: +SKIP
-        'vLLM refuses the draft: the target has 152064 rows, the draft 151936'
     """
     rows = [side.num_rows for side in (target, draft)]
     apart = f"the target has {rows[0]} rows, the draft {rows[1]}"

@@ -12,11 +12,7 @@ from pipeline.tokenization import Tokenizer
 
 
 def context_of(tokenizer: Tokenizer) -> int:
-    """Return the token before a text: what rows put there, else what ends a document.
-
-    Raises:
-        ValueError: the tokenizer has neither, so that a text's first token would have no loss.
-    """
+    """Return what rows put before a text, else what ends one; ValueError if there is neither."""
     around = tokenizer.around_text
     candidates = (around.first_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     found = next((token for token in candidates if token is not None), None)
@@ -37,15 +33,10 @@ def code_lengths(
     context: int,
     seq_length: int | None = None,
 ) -> list[float]:
-    """Return how long each text is in a model's code, in nats: the losses of its own tokens.
+    """Return how long each UTF-8 text is in a model's code, in nats: the losses of its own tokens.
 
-    Args:
-        model: a causal language model, on its device.
-        tokenizer: its own.
-        texts: UTF-8.
-        context: token before a text's first.
-        seq_length: tokens of a text that are read together, each time after `context`; None: all,
-            and the text must be short enough for the model's positions.
+    `seq_length` tokens of a text are read together, each time after `context`; None: all, and the
+    text must be short enough for the model's positions.
 
     Raises:
         ValueError: a text that can't be tokenized.

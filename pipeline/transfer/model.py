@@ -24,12 +24,9 @@ class UntransferableError(ValueError):
 def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
     """Return rows of a new vocabulary, each the weighted mean of those that it comes from.
 
-    Args:
-        rows: float [V_old, …], such as embeddings or an output layer's bias; rows beyond the old
-            tokenizer's vocabulary are padding, which no token comes from.
-        origins: of the tokens.
-        num_rows: those beyond the new tokens are padding and get the mean; new tokens beyond them
-            get none.
+    Rows are float [V_old, …], such as embeddings or an output layer's bias; those beyond the old
+    tokenizer's vocabulary are padding, which no token comes from. Of `num_rows`, those beyond the
+    new tokens are padding and get the mean; new tokens beyond them get none.
 
     Example:
         >>> origins = Origins(np.array([2], np.uint8), np.array([0, 0]), np.array([1, 2]),
@@ -59,10 +56,8 @@ def transfer_vocabulary(
 ) -> None:
     """Give a causal language model another vocabulary, in place: embeddings, output layer and bias.
 
-    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens.
-
-    Raises:
-        UntransferableError: something else in the model has a row a token.
+    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens. If
+    something else in the model has a row a token, UntransferableError is raised.
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
@@ -82,11 +77,7 @@ def transfer_vocabulary(
 
 
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Return a copy of a model with some of its layers, in the order given: pruned in depth.
-
-    Args:
-        model: whose layers are `model.layers`, as in Llama, Qwen or Mistral.
-        layers: the numbers of those that stay.
+    """Return a copy of a model with some of its layers, by number, in that order: pruned in depth.
 
     Raises:
         UntransferableError: layers that the model lacks, a model whose layers have other names, or

@@ -36,7 +36,6 @@ class TransferOptions:
     rows_of: Annotated[ModelSource | None, Option("TARGET")] = None
 
     def __post_init__(self) -> None:
-        """Check the counts, and that nothing is overwritten."""
         for name in ("text_megabytes", "multiple"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")

@@ -22,13 +22,9 @@ from pipeline.tokenization.definition import PAD_NAMES
 
 @dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """How often tokens of two vocabularies cover the same text.
+    """How often tokens of two vocabularies cover the same text, float64 [P] of P pairs of ids.
 
-    Attributes:
-        new_ids: int64 [P].
-        old_ids: int64 [P].
-        weights: float64 [P]; a new token's occurrence counts once, shared by the old tokens that
-            cover it.
+    A new token's occurrence counts once, shared by the old tokens that cover it.
     """
 
     new_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -45,11 +41,9 @@ class TokenPairs:
 
 
 def count_pairs(batches: Iterable[AlignedBatch]) -> TokenPairs:
-    """Count which old tokens cover each new one in a text.
+    """Count which old tokens cover each new one.
 
-    Args:
-        batches: `align_batch(documents, new_tokenizer, old_tokenizer)`: the new vocabulary is the
-            student's, the old one the teacher's.
+    Batches are `align_batch(documents, new_tokenizer, old_tokenizer)`.
     """
     pairs = TokenPairs()
     for batch in batches:
@@ -117,9 +111,7 @@ def find_origins(
     """Return where each row of a new vocabulary comes from; `pairs` cover the same text.
 
     The model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
-
-    Raises:
-        ValueError: pairs of other tokenizers.
+    Pairs of other tokenizers raise ValueError.
     """
     num_old = min(old.vocab_size, num_rows or old.vocab_size)
     for side, ids, count in (

@@ -74,7 +74,6 @@ class ValidateOptions:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.dataset:
             raise ValueError("DATASET is empty: name a dataset's folder or manifest")
         if self.workers < 0:

@@ -20,13 +20,7 @@ from pipeline.packing.saved_plans import check_plans
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.samples import SIDES
 from pipeline.validate.scores import check_scores
-from pipeline.validate.shard import (
-    Advance,
-    ShardResult,
-    check_digest,
-    check_shard,
-    describe,
-)
+from pipeline.validate.shard import Advance, ShardResult, check_digest, check_shard, describe
 from pipeline.validate.tar import digest_file
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import DeadLetterRecord, Manifest, decode_manifest
@@ -38,16 +32,10 @@ FLOAT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What validation found.
+    """What validation found, ordered by check, shard and key; notes say what could not be checked.
 
-    Attributes:
-        dataset: its folder or URL.
-        fingerprint: as computed from the manifest's content, "" if it can't be read.
-        findings: every broken rule, ordered by check, shard and key.
-        notes: what could not be checked, and why.
-        totals: shards; documents, tokens and bytes on disk; and how many of these documents are
-            removed, as the manifest says.
-        elapsed_seconds: wall time.
+    The fingerprint is computed from the manifest's content, "" if it can't be read. Totals are the
+    manifest's: shards, documents, tokens, bytes on disk, and how many documents are removed.
     """
 
     dataset: str
@@ -70,26 +58,17 @@ def validate_dataset(
     num_processes: int = 1,
     advance: Advance = int,
 ) -> ValidationReport:
-    """Check every rule of the format on every byte of a dataset.
+    """Check every rule of the format on every byte of a dataset, folder or manifest.
 
-    Reads each file once. Memory: 16 bytes per document, and one shard's index and one window of
-    samples per process.
-
-    Args:
-        dataset: its folder or manifest; local or anything that fsspec opens.
-        with_tokenizers: tokenize kept text again with the dataset's own tokenizers.
-        teacher: score some documents again with this model; needs the hf extra.
-        num_processes: share out the shards.
-        advance: told how many bytes of tars were read since its last call.
+    Each file is read once. Memory: 16 bytes per document, and one shard's index and one window of
+    samples per process. With tokenizers, the dataset's own tokenize kept text again; a teacher,
+    which needs the extra hf, scores some documents again. `advance` is told how many bytes of tars
+    were read since its last call.
 
     Raises:
         DatasetError: there is no manifest, or it is another version's.
         TokenizerError: a tokenizer's copy is none.
         OSError: the manifest or a tokenizer can't be read.
-
-    Example:
-        >>> validate_dataset("aligned").findings  # doctest: +SKIP
-        ()
     """
     start = time.perf_counter()
     findings = Findings()

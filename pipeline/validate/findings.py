@@ -31,13 +31,9 @@ CHECKS = {
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One rule broken in one place.
+    """One rule of `CHECKS` broken in one place: what was found, and what was expected.
 
-    Attributes:
-        check: the rule's name in `CHECKS`.
-        shard: the tar's name, "" for what belongs to no shard.
-        key: the sample's key, "" for a whole file.
-        message: what was found, and what was expected.
+    The shard is "" for what belongs to none, the key "" for a whole file.
     """
 
     check: str

@@ -34,8 +34,7 @@ CONVERT = "not UTF-8: convert it, such as iconv -f UTF-16 -t UTF-8"
 class DamageError(ValueError):
     """A file's bytes are not what its format allows, or end before its data does.
 
-    Attributes:
-        num_read: bytes of the file as stored that came before, None if nobody knows.
+    `num_read` stored bytes came before, None if nobody knows.
     """
 
     def __init__(self, message: str, *, num_read: int | None = None) -> None:
@@ -57,11 +56,7 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 
 
 def require_utf8(data: BinaryIO) -> None:
-    """Check, at the start of text, that it isn't marked as UTF-16.
-
-    Raises:
-        DamageError: it is.
-    """
+    """Raise DamageError if text, at its start, is marked as UTF-16."""
     if isinstance(data, io.BufferedReader):
         start = data.peek(2)
     else:  # a store's own buffer, which can go back

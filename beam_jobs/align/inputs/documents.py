@@ -102,11 +102,9 @@ def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> Un
 
 @dataclass(frozen=True)
 class MetadataField:
-    """A field that travels.
+    """A field that travels, by its place in a JSON object or a row; dots lead into nested ones.
 
-    Attributes:
-        name: where it is in a JSON object or a table's row; dots lead into nested ones.
-        type: of its column; None until it is known, and values are then handed on as they are.
+    Its column's type is None until it is known, and values are then handed on as they are.
     """
 
     name: str

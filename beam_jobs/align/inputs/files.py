@@ -14,13 +14,7 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.input_identity import content_of
 from beam_jobs.align.inputs.json_values import HEAD_BYTES, holds_values
-from beam_jobs.align.inputs.listing import (
-    FORMATS,
-    FoundFile,
-    fixed_folder,
-    list_files,
-    split_name,
-)
+from beam_jobs.align.inputs.listing import FORMATS, FoundFile, fixed_folder, list_files, split_name
 from beam_jobs.align.inputs.parts import Format, InputFile
 from beam_jobs.align.inputs.tables import TABLES, read_shape
 from beam_jobs.errors import InputError

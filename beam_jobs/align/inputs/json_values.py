@@ -36,14 +36,7 @@ _LAST_CHARACTERS = 12
 
 
 class JsonValue(NamedTuple):
-    """One value of a JSON file.
-
-    Attributes:
-        position: byte at which it starts.
-        num_bytes: its length.
-        record: what it holds, None if it can't be used.
-        error: why it can't be used, None if it can.
-    """
+    """One value of a JSON file, from byte `position` on: what it holds, or why it can't be used."""
 
     position: int
     num_bytes: int

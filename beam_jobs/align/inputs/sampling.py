@@ -43,13 +43,9 @@ ESTIMATE = SampleSize(24, 2000, 4 << 20)
 
 @dataclass(frozen=True)
 class SampledPart:
-    """The first documents of a part.
+    """What became of the first documents of a part, which stands for `weight` of its size.
 
-    Attributes:
-        part: where they are.
-        outcomes: what became of them.
-        weight: for how many of its size the part stands.
-        num_passed: how much of the part they are, in its unit; None: all of it.
+    They are `num_passed` of it, in its unit; None: all of it.
     """
 
     part: InputPart

@@ -285,11 +285,8 @@ def _as_text(column: pa.Array) -> pa.Array:
 class TableFormat(NamedTuple):
     """How tables of a format are read; each function gets the open file first.
 
-    Attributes:
-        shape: of a file.
-        rows: of a part, given the fields and the longest cell; a number goes before a row whose
-            number isn't the next.
-        num_rows: as `count_rows`.
+    `rows` are a part's, given the fields and the longest cell; a number goes before a row whose
+    number isn't the next.
     """
 
     shape: Callable[[BinaryIO, InputFile], Shape]

@@ -75,12 +75,10 @@ def shake_hands(
 
 
 class Answer(NamedTuple):
-    """What a server gives a prompt of T tokens.
+    """What a server gives a prompt of T tokens: losses, float32 [T], nats, NaN at the first.
 
-    Attributes:
-        losses: float32 [T], nats, NaN at the first.
-        ids: int64 [T, K], the tokens likeliest to follow each; None if none are asked for.
-        log_probs: float32 [T, K], nats, of those.
+    The tokens likeliest to follow each are int64 [T, K] and their log-probabilities float32 [T, K],
+    nats; None if none are asked for.
     """
 
     losses: NDArray[np.float32]

@@ -26,19 +26,8 @@ from pipeline.models.probe import probe_tokens
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
-from pipeline.scoring.engines.handshake import (
-    Answer,
-    ask,
-    require_same_teacher,
-    shake_hands,
-)
-from pipeline.scoring.engines.interface import (
-    EngineError,
-    Line,
-    ScoredDocuments,
-    Work,
-    line_of,
-)
+from pipeline.scoring.engines.handshake import Answer, ask, require_same_teacher, shake_hands
+from pipeline.scoring.engines.interface import EngineError, Line, ScoredDocuments, Work, line_of
 from pipeline.scoring.engines.settings import Handshake, ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
@@ -51,13 +40,7 @@ logger = logging.getLogger(__name__)
 class ServedEngine:
     """A served teacher that is ready to score; `connect` makes it.
 
-    Attributes:
-        endpoints: the servers.
-        rule: with which context.
-        vocab_size: of the dataset's teacher tokenizer.
-        probe: tokens of a plain text.
-        handshake: what all servers were held against.
-        distributions: which of its likeliest tokens it gives, None for none.
+    Its `vocab_size` is the dataset's teacher tokenizer's; its `probe` are tokens of a plain text.
     """
 
     endpoints: Endpoints
@@ -174,13 +157,8 @@ def connect(
 ) -> ServedEngine:
     """Return a teacher behind servers, once each has shown that it is the same and can be asked.
 
-    Args:
-        settings: where the servers are, and how they are asked.
-        rule: with which context.
-        dataset: whose teacher it is.
-        api_key: for servers that ask for one.
-        known: what the job has started with; None takes it from the first server.
-        distributions: which of its likeliest tokens are asked for, too; None: losses only.
+    What the job has started with is `known`, None takes it from the first server. Without
+    `distributions`, they are asked for losses only.
 
     Raises:
         EngineError: a server that can't be reached, serves another model, is of another version, or
@@ -206,7 +184,6 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return what the first server says and gives."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

@@ -37,7 +37,6 @@ class TopSettings:
     entropy_above: Annotated[float, Option("NATS")] = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
@@ -121,7 +120,6 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
@@ -151,7 +149,6 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
@@ -163,10 +160,8 @@ class ServedSettings:
 class Handshake:
     """What a job's first server says and gives; its workers hold every server against it.
 
-    Attributes:
-        program: "vllm", or "" if it does not say.
-        version: of its program, "" if it does not say.
-        losses: that it gives a plain text, nats; NaN for the first token.
+    What it doesn't say is "". Losses are those that it gives a plain text, nats; NaN for the first
+    token.
     """
 
     program: str

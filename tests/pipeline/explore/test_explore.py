@@ -21,7 +21,7 @@ from pipeline.drawing.terminal_blocks import draw_document
 from pipeline.explore.command import main
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.tokenization import vocabulary_table
+from pipeline.tokenization import reference
 from schemas.document import Tokens
 from schemas.manifest import MANIFEST_FILE
 from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
@@ -360,7 +360,7 @@ def test_the_start_of_a_long_document_takes_little_memory(
     """Its text isn't kept: it is spelled by its tokens, some at a time."""
     text = "Probability, Uncertainty and the law of large numbers. " * 8000
     build_dataset(tmp_path, [("long", text)], num_shards=1, keep_text=False)
-    monkeypatch.setattr(vocabulary_table, "_SPELLED_AT_ONCE", 1000)
+    monkeypatch.setattr(reference, "_SPELLED_AT_ONCE", 1000)
     preview(tmp_path, "long", max_tokens=1)  # loads what is needed
     tracemalloc.start()
     document = preview(tmp_path, "long", max_tokens=20)

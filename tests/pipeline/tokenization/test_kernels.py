@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokenization.vocabulary_table import VocabularyTable
+from pipeline.tokenization.reference import VocabularyTable
 
 VOCABULARY = [b"a", b" ", b" b", b"\xc3\xa9", b"12345678", b"123456789", b"x" * 17, b"", b"ab"]
 PIECES = st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=8)
