@@ -20,7 +20,7 @@ KINDS = {"a bin": BINNED, "draws": DRAWN, "all": WHOLE}
 ALONE = ("--method", "distill", "--weight", 1.0)
 HALF = ("--method", "distill", "--weight", 0.5)
 VOCABULARY = 49152
-ALL = ("--top-k", VOCABULARY)
+ALL, ALL_OF_IT = ("--top-k", VOCABULARY), ("whole.py",)
 # Rates are those that transfer has found for the same losses.
 ARMS = (
     Arm(name=PLAIN, options=("--method", "full"), rate=4e-4),
@@ -28,8 +28,15 @@ ARMS = (
     Arm(name="binned-plain", options=HALF, scored=True, rate=4e-4),
     Arm(name="drawn", options=ALONE, data="drawn", scored=True, rate=2e-4),
     Arm(name="drawn-plain", options=HALF, data="drawn", scored=True, rate=4e-4),
-    Arm(name="whole", options=(*ALONE, *ALL), running=True, rate=2e-4, order=1),
-    Arm(name="whole-plain", options=(*HALF, *ALL), running=True, rate=4e-4, order=1),
+    Arm(name="whole", options=(*ALONE, *ALL), program=ALL_OF_IT, running=True, rate=2e-4, order=1),
+    Arm(
+        name="whole-plain",
+        options=(*HALF, *ALL),
+        program=ALL_OF_IT,
+        running=True,
+        rate=4e-4,
+        order=1,
+    ),
 )
 
 
