@@ -221,14 +221,8 @@ def read_options(argv: Sequence[str]) -> VocagOptions | None:
     """Read the options from a command line that also holds Megatron's own arguments.
 
     This happens before Megatron looks at its arguments, because the number of teacher ranks decides
-    what `RANK` and `WORLD_SIZE` mean to it.
-
-    Returns:
-        The options; None if help is asked for.
-
-    Raises:
-        ArgumentError: impossible options.
-        SystemExit: argparse's own errors.
+    what `RANK` and `WORLD_SIZE` mean to it. None if help is asked for; ArgumentError for impossible
+    options; argparse's own errors exit.
     """
     if "--help" in argv or "-h" in argv:
         return None

@@ -15,15 +15,9 @@ from megatron_plugin.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step's rows are divided into.
+    """What a step's rows are divided into: micro-batches of either model's copies.
 
-    Attributes:
-        rows: of a step, --global-batch-size.
-        micro_batch_size: rows of a student's micro-batch.
-        teacher_micro_batch_size: rows of a teacher's micro-batch.
-        ranks_of_student: ranks that hold one copy of the student together.
-        ranks_of_teacher: ranks that hold one copy of the teacher together.
-        what: how messages call the step.
+    `ranks_of_student` and `ranks_of_teacher` hold one copy together; messages call the step `what`.
     """
 
     rows: int
@@ -36,9 +30,7 @@ class Batch:
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
         """Return why so many ranks of either can't share the rows evenly; None: they can.
 
-        Args:
-            student_ranks: a multiple of `ranks_of_student`.
-            teacher_ranks: a multiple of `ranks_of_teacher`; 0: the teacher is colocated.
+        They are multiples of a copy's; without teacher ranks the teacher is colocated.
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         together = students * self.micro_batch_size
@@ -101,13 +93,8 @@ class Split:
 def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
     """Return the teacher ranks per student rank at which neither waits.
 
-    The student computes forward and backward, six operations per weight, the teacher forward
-    alone, two.
-
-    Args:
-        student: its shape.
-        teacher: its shape.
-        teacher_tokens: per student token.
+    The student computes forward and backward, six operations per weight, the teacher forward alone,
+    two, on `teacher_tokens` per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
@@ -115,10 +102,7 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
     """Return the splits of at most so many ranks that can share a batch, the fastest first.
 
-    Args:
-        num_ranks: of the job.
-        batch: what is shared.
-        ratio: teacher ranks per student rank at which neither waits.
+    At the ratio of teacher ranks per student rank neither waits.
 
     Example:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]

@@ -32,13 +32,7 @@ _BLOCK = 1 << 16  # ids packed at once; a multiple of 8, so that blocks end with
 
 @dataclass(frozen=True)
 class EntriesRecord:
-    """What a sidecar's entries add up to.
-
-    Attributes:
-        num_positions: that have entries.
-        num_entries: of all of them.
-        mass_sum: the mass that they hold, of the stored values.
-    """
+    """What a sidecar's entries add up to; the mass is that which their stored values hold."""
 
     num_positions: Count
     num_entries: Count
@@ -101,11 +95,8 @@ class ShardEntries:
 class TopTokens:
     """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
 
-    Attributes:
-        rule: what is stored.
-        ids: int32 [P, K]; -1 if a position has no entry.
-        log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
-        draws: int32 [P, draws]; any value if a position has no entry.
+    Ids are int32 [P, K], -1 if a position has no entry; log-probabilities, as stored, and draws,
+    int32 [P, draws], are then any values.
     """
 
     rule: DistributionRule
@@ -115,12 +106,7 @@ class TopTokens:
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
-        """Return documents' positions without an entry.
-
-        Args:
-            starts: int64 [D + 1], where each document's tokens start.
-            rule: what is stored.
-        """
+        """Return documents' positions without an entry; their tokens start at int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -134,10 +120,8 @@ class TopTokens:
     ) -> None:
         """Store some positions' likeliest tokens, no more of them than the rule asks for.
 
-        Args:
-            positions: int64 [n], each once.
-            ids: integers [n, K].
-            log_probs: float [n, K], nats, falling, no NaN; -inf if there is no such token.
+        Positions are int64 [n], each once; ids integers [n, K]; log-probabilities float [n, K],
+        nats, falling, no NaN, -inf if there is no such token.
         """
         is_entry = log_probs > -np.inf
         if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
@@ -149,11 +133,7 @@ class TopTokens:
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
     def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
-        """Return the entries as they are stored.
-
-        Args:
-            starts: int64 [D + 1], where each document's tokens start.
-        """
+        """Return the entries as they are stored, of documents that start at int64 [D + 1]."""
         is_entry = self.ids >= 0
         counts = is_entry.sum(axis=1, dtype=np.uint8)
         positions = position_starts(starts)
@@ -169,10 +149,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each document's positions start, int64 [D + 1].
-
-    Args:
-        starts: int64 [D + 1], where its tokens start.
+    """Return where each document's positions start, as its tokens do, int64 [D + 1].
 
     Example:
         >>> position_starts(np.array([0, 3, 3, 5])).tolist()
@@ -183,15 +160,10 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the least entropy of distributions whose likeliest tokens are known.
+    """Return the least entropies of distributions whose likeliest tokens are known, float64 [n].
 
-    Each of the others is no likelier than the least of these, nor than all others together.
-
-    Args:
-        log_probs: float [n, K], nats, falling, -inf if there is no such token.
-
-    Returns:
-        float64 [n], nats.
+    Their log-probabilities are float [n, K], nats, falling, -inf if there is no such token. Each of
+    the others is no likelier than the least of these, nor than all others together.
 
     Example:
         >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()
@@ -241,9 +213,8 @@ def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Return what stored log-probabilities mean, by their code: 8 bits, or fp16's 16.
 
-    Returns:
-        float32 [256 or 65536], nats, NaN if a code is none; and float64, the least mass that is
-        rounded to it.
+    They are float32 [256 or 65536], nats, NaN if a code is none; and the least mass that is rounded
+    to each, float64.
     """
     if kind == "uint8":
         codes = np.arange(256)

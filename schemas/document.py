@@ -104,14 +104,9 @@ def sample_header(
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
-    Args:
-        document_id: the document's id.
-        text_sha256: 64 hex digits.
-        num_text_bytes: length of the text.
-        layout: the tensors in file order: widest dtype first, then by name, as `safetensors`
-            itself orders them.
-        places: three numbers for each tensor: its length, where its bytes start and where they
-            end.
+    The layout has the tensors in file order: widest dtype first, then by name, as `safetensors`
+    itself orders them. Places are three numbers for each: its length, where its bytes start and
+    where they end.
     """
     values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
     text = (_header_template(layout) % values).encode()

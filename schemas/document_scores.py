@@ -78,11 +78,7 @@ def encode_document_scores(
 ) -> bytes:
     """Return the table as a parquet file, missing values as nulls; equal tables give equal bytes.
 
-    Args:
-        scores: of N documents.
-        document_id: N strings.
-        num_text_bytes: int64 [N].
-        sidecar_sha256: of the sidecar that they were made from.
+    N documents have ids, int64 [N] bytes of text, and scores made from one sidecar.
     """
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]

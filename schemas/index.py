@@ -145,18 +145,12 @@ def decode_index(
 ) -> ShardIndex:
     """Return the index held by a parquet file.
 
-    Args:
-        data: the file's bytes.
-        with_names: False leaves out names and quality, and reads what plans need: faster.
-        metadata: fields to read; None reads all of them with names, and none without.
+    Without names it leaves out names and quality, and reads what plans need: faster. Metadata are
+    fields to read; None reads all of them with names, and none without.
 
     Raises:
         DamagedShardError: no parquet file, or columns or values are missing.
         SchemaVersionError: another version of the format.
-
-    Example:
-        >>> decode_index(data, with_names=False, metadata=["source"]).metadata["source"][0].as_py()
-        'web'
     """
     with _damage_told():
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -182,8 +176,7 @@ def decode_index(
 def decode_ids(data: bytes) -> pa.ChunkedArray:
     """Return only the ids of an index, N strings: of a hundred million documents, the cheapest.
 
-    Raises:
-        DamagedShardError: no parquet file, or no ids in it.
+    DamagedShardError if it is no parquet file, or has no ids.
     """
     with _damage_told():
         table = pq.read_table(pa.BufferReader(data), columns=["document_id"])
@@ -218,8 +211,7 @@ def encode_cuts(starts: NDArray[np.int64], cuts: NDArray[np.int64]) -> pa.ListAr
 def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
     """Return a column without missing values as an index's attributes: of a list, starts too.
 
-    Raises:
-        pa.ArrowInvalid: values are missing.
+    pa.ArrowInvalid if values are missing.
     """
     if column.null_count:
         raise pa.ArrowInvalid(f"{name} has missing values")

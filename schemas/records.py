@@ -42,13 +42,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself and its version.
-
-    Attributes:
-        name: the file's `schema`.
-        version: the `schema_version` that is written and read.
-        job: the command that makes such files.
-    """
+    """A kind of JSON file that names itself, and the version of it that a job writes and reads."""
 
     name: str
     version: int
@@ -109,10 +103,7 @@ def write_file(body: Mapping[str, Any]) -> bytes:
 def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> None:
     """Check that a file is of this format and version, whatever else it holds.
 
-    Raises:
-        RecordError: it isn't a JSON object.
-        DatasetError: of another format.
-        SchemaVersionError: of another version.
+    RecordError if it isn't a JSON object, DatasetError or SchemaVersionError if it is another's.
     """
     envelope = read_record(data, _Envelope)
     if envelope.schema != expected.name:

@@ -18,12 +18,7 @@ _SCHEMA = pa.schema([("shard", pa.uint32()), ("document", pa.uint32())])
 
 @dataclass(frozen=True, eq=False)
 class RemovedDocuments:
-    """K documents, by shard and then by place.
-
-    Attributes:
-        shard: int64 [K], numbers of shards in the manifest.
-        document: int64 [K], places in their indices.
-    """
+    """K documents, int64 [K], by number of their shard and then by place in its index."""
 
     shard: NDArray[np.int64]
     document: NDArray[np.int64]

@@ -170,11 +170,8 @@ class SidecarRecord:
 class ScoreManifest:
     """What a teacher's scores of a dataset hold; written last.
 
-    Attributes:
-        dataset: fingerprint of the dataset's manifest.
-        rule: what determines the losses.
-        source: what the user named as the teacher.
-        sidecars: one per shard, in the dataset's order.
+    The dataset is the fingerprint of its manifest, the source what the user named as the teacher;
+    sidecars are one per shard, in the dataset's order.
     """
 
     dataset: Sha256

@@ -89,10 +89,8 @@ class GroupedExperts(SequentialMLP):
     ) -> tuple[Tensor, None]:
         """Return each token's product with its expert, times the expert's weight for it.
 
-        Args:
-            tokens_nh: hidden states, sorted by expert.
-            tokens_per_expert: int64 [experts], on any device.
-            weights_n: of the router.
+        Hidden states are sorted by expert; the counts are int64 [experts], on any device; weights
+        are the router's.
         """
         assert self.local_experts[0].linear_fc1.weight.data_ptr() == self._first.data_ptr(), (
             "the experts' weights were moved or cast after they were made"

@@ -34,19 +34,13 @@ def score_labels(
 ) -> TokenScores:
     """Return what a model says of labels; an output processor of GPTModel calls it.
 
-    Args:
-        hidden_states: [o, b, h]; where tensor-parallel ranks share them, [o / ranks, b, h].
-        output_layer: of the model, whose rows the ranks share.
-        output_weight: of the output layer if that has none of its own.
-        labels_ob: int64.
-        vocab_size: without the padding of the embedding, which has no probability: the losses are
-            those of the exported model.
-        loss_mask_ob: as in `linear_cross_entropy`.
-        with_entropy: as there.
-        entry_ids_obk: as there.
+    States are [o, b, h]; where tensor-parallel ranks share them, [o / ranks, b, h]. The ranks also
+    share the output layer's rows; its weight is given if it has none of its own. Labels are int64.
+    `vocab_size` is without the padding of the embedding, which has no probability: the losses are
+    those of the exported model. The rest is as in `linear_cross_entropy`.
 
-    Returns:
-        fp32 [o, b], the same on all ranks of the group; NaN for labels outside the vocabulary.
+    Losses are fp32 [o, b], the same on all ranks of the group; NaN for labels outside the
+    vocabulary.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> TokenScores:

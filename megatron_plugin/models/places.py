@@ -62,9 +62,7 @@ def own_share() -> RowShare:
 def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks.
 
-    Args:
-        own: [places of this rank, …].
-        group: ranks that share rows, in order.
+    Parts are [places of this rank, …], of the ranks that share rows, in order.
     """
     if group.size() == 1:
         return own

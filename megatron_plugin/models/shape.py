@@ -19,14 +19,10 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts.
+    """A mixture of experts: how many a layer has, how many of them a token takes, their width.
 
-    Attributes:
-        count: experts of a layer.
-        per_token: experts that each token goes through.
-        ffn_hidden_size: width of each expert's gated MLP.
-        renormalised: whether the weights of a token's experts add up to 1.
-        layers: for each layer of the model, whether it has experts; the others are dense.
+    `renormalised` says whether the weights of a token's experts add up to 1, `layers` which layers
+    of the model have experts; the others are dense.
     """
 
     count: int
@@ -38,26 +34,14 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a decoder.
+    """Sizes and switches of a decoder, whose config has a `model_type` of FAMILIES.
 
-    Attributes:
-        family: `model_type` of its config, one of FAMILIES.
-        num_layers: transformer layers.
-        hidden_size: width of the residual stream.
-        ffn_hidden_size: width of the gated MLP of dense layers.
-        num_attention_heads: query heads.
-        num_query_groups: key and value heads.
-        head_size: channels of a head.
-        vocab_size: rows of the embedding, before any padding.
-        layernorm_epsilon: of every RMSNorm.
-        tied_embeddings: whether the output layer is the embedding.
-        qkv_bias: whether queries, keys and values have biases (Qwen2).
-        qk_layernorm: whether queries and keys are normalised (Qwen3).
-        rotary_base: θ of the rotary embedding.
-        max_position_embeddings: positions it was made for.
-        sliding_window: attention span in tokens, None for all.
-        config: the whole config, kept for export and for rope scaling.
-        experts: None: all layers are dense.
+    `ffn_hidden_size` is the width of the gated MLP of dense layers, `num_query_groups` counts key
+    and value heads, `head_size` channels of a head, `vocab_size` rows of the embedding before any
+    padding. `tied_embeddings`: the output layer is the embedding; `qkv_bias` (Qwen2) and
+    `qk_layernorm` (Qwen3) are of queries and keys. `rotary_base` is θ. `sliding_window` is in
+    tokens, None for all. The whole config is kept for export and for rope scaling. Without experts
+    all layers are dense.
     """
 
     family: str
@@ -138,11 +122,7 @@ class ModelShape:
             )
 
     def require_parallel(self, *, tensor: int, expert: int) -> None:
-        """Check that so many tensor- and expert-parallel ranks can share the teacher's layers.
-
-        Raises:
-            ValueError: heads, columns or experts don't divide.
-        """
+        """Raise ValueError unless so many tensor- and expert-parallel ranks can share layers."""
         shared = [
             ("attention heads", self.num_attention_heads, tensor),
             ("key and value heads", self.num_query_groups, tensor),
@@ -175,13 +155,9 @@ class ModelShape:
 
 
 def read_shape(folder: str | Path) -> ModelShape:
-    """Read the shape of a model in Hugging Face's format.
+    """Read the shape of a model in Hugging Face's format, of a folder or a repository.
 
-    Args:
-        folder: holds `config.json`; a repository name works if the hub can be reached.
-
-    Raises:
-        UnsupportedModelError: another architecture, or a part of it that isn't translated.
+    UnsupportedModelError for another architecture, or a part of it that isn't translated.
     """
     from transformers import AutoConfig
 

@@ -137,10 +137,8 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
     """Return the Hugging Face tensors of a whole model.
 
-    Args:
-        slices: by parameter name in the whole model, the tensor-parallel ranks' slices in order;
-            one slice is the whole parameter.
-        shape: of the model.
+    Slices are by parameter name in the whole model, those of the tensor-parallel ranks in order;
+    one slice is the whole parameter.
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

@@ -66,8 +66,7 @@ class Weights:
     def open(self, name: str) -> StoredTensor:
         """Return a tensor to take slices of; `[:]` takes all of it.
 
-        Raises:
-            WeightsError: the model has none of that name; on slicing also a damaged file.
+        WeightsError if the model has none of that name; on slicing also if the file is damaged.
         """
         if name not in self.tensors:
             raise WeightsError(
@@ -111,11 +110,8 @@ def open_weights(source: str) -> Weights:
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
 
-    Args:
-        folder: a run's `--save` folder (its newest iteration), or one iteration's folder.
-
-    Raises:
-        WeightsError: no such checkpoint, or one whose model isn't known.
+    The folder is a run's `--save` folder (its newest iteration), or one iteration's. WeightsError
+    if it is no such checkpoint, or its model isn't known.
     """
     folder = newest_iteration(folder)
     require_whole(folder)

@@ -22,13 +22,8 @@ class AlignmentError(ValueError):
 def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
     """Find the minimal run of teacher tokens that overlap each student token.
 
-    Args:
-        student: N student tokens of D documents.
-        teacher: M teacher tokens of the same documents.
-
-    Returns:
-        teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
-        document; start == end where nothing overlaps (unmapped).
+    Returns teacher_spans, int32 [N, 2], of N student tokens: half-open ranges of teacher tokens,
+    counted within each document; start == end where nothing overlaps (unmapped).
 
     Raises:
         AlignmentError: offsets of a document decrease or are all (0, 0), or the batches differ

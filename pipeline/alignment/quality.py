@@ -112,11 +112,9 @@ class AlignmentStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DocumentQuality:
-    """How well each of D documents aligned.
+    """How well each of D documents aligned: mapped student tokens, int64 [D], and sums over them.
 
-    Attributes:
-        num_mapped: int64 [D], student tokens with a teacher token.
-        byte_iou_sum: float64 [D], sum over them of intersection over union, in bytes.
+    The sums, float64 [D], are of intersection over union, in bytes.
     """
 
     num_mapped: NDArray[np.int64]
@@ -164,10 +162,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)].
-
-    Args:
-        lengths: integers [D], tokens of each document.
+    """Return documents, of so many tokens, integers [D], by the bins of `LENGTH_EDGES`, int64.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
@@ -182,9 +177,7 @@ def overlap_ratios(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN if a range is empty.
 
-    Args:
-        student_ranges: int64 [T, 2], half-open, bytes or characters.
-        teacher_ranges: int64 [T, 2], in the same unit.
+    Ranges are int64 [T, 2], half-open, of bytes or characters.
 
     Example:
         >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]

@@ -20,14 +20,9 @@ class PointerError(ValueError):
 
 
 def refuse_pointer(path: str, start: bytes) -> None:
-    """Check that a file isn't a Git LFS pointer.
+    """Raise PointerError for a Git LFS pointer.
 
-    Args:
-        path: where it lies.
-        start: its first bytes, `POINTER_BYTES` or more, or all of them.
-
-    Raises:
-        PointerError: it is one.
+    Of the file its first bytes are given, `POINTER_BYTES` or more, or all of them.
 
     Example:
         >>> refuse_pointer("model.safetensors", b"version 2 of something else")

@@ -14,14 +14,10 @@ class NonFiniteLossError(ValueError):
 def check_finite(
     tensors: dict[str, tuple[Tensor, Tensor]], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Refuse NaN and infinite values where a mask counts.
+    """Raise NonFiniteLossError, with the rows, for NaN and infinite values where a mask counts.
 
-    Args:
-        tensors: by name, values [rows, T] and the bool mask [rows, T] of those that count.
-        group: share the finding, so that every rank raises and none waits for a broken one.
-
-    Raises:
-        NonFiniteLossError: names the rows.
+    Each name's tensors are values [rows, T] and the bool mask [rows, T] of those that count. A
+    group shares the finding, so that every rank raises and none waits for a broken one.
     """
     num_broken = count_broken(tensors)
     if group is not None:

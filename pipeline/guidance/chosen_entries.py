@@ -63,11 +63,7 @@ class ChosenEntries:
 
 
 def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
-    """Refuse entries that aren't tokens of the vocabulary.
-
-    Raises:
-        ValueError: shape or type differ, or an entry of a counted place lies outside.
-    """
+    """Raise ValueError for entries of another shape or type, or counted ones of no token."""
     if entry_ids.shape[:-1] != mask.shape or entry_ids.dtype != torch.int64:
         raise ValueError(
             f"entry_ids {entry_ids.dtype} {tuple(entry_ids.shape)} must be int64, the labels' "

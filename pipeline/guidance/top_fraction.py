@@ -27,24 +27,14 @@ def keep_top_fraction(
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Keep the `floor_of_fraction` of the candidates, those that rank highest.
+    """Keep the `floor_of_fraction` of the candidates, bool [rows, T], those that rank highest.
 
-    Args:
-        ranking: fp32 [rows, T], what is ranked by, finite for candidates.
-        candidates: bool [rows, T], the tokens that compete.
-        fraction: in 0..1.
-        per_row: count k for each row instead of over all rows.
-        group: count k over the rows of all ranks of this group; every rank must call.
-        num_candidates: int64 [rows, or 1], of the scope: of all ranks of the group.
+    The ranking is fp32 [rows, T], finite for candidates. They compete within each row, or over all
+    rows, of all ranks of the group if there is one: then every rank must call, and
+    `num_candidates`, int64 [rows, or 1], counts those of all ranks.
 
-    Returns:
-        Which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
-        each group, fp32 (one per row, or one for all), NaN if nothing is kept.
-
-    Example:
-        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5,
-        ...                   num_candidates=mask.sum().view(1))[0]
-        tensor([[ True, False]])
+    Returns which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
+    each group, fp32 (one per row, or one for all), NaN if nothing is kept.
     """
     shape = ranking.shape
     rows = shape if per_row else (1, ranking.numel())

@@ -62,13 +62,9 @@ def ask_distributions(
 ) -> LabelDistributions:
     """Return the distributions of a running teacher, as rows would hold them unrounded.
 
-    Args:
-        states: float [rows, teacher_seq_length, H], the teacher's hidden states of its tokens.
-        layer: the teacher's output layer.
-        batch: the same rows.
-        tables: of their two tokenizers.
-        top_k: entries of each.
-        draws: of the rest, as `vocag score --draws` stores them, by its default seed.
+    They come from its hidden states of its own tokens in these rows, float
+    [rows, teacher_seq_length, H]; `draws` of the rest are as `vocag score --draws` stores them, by
+    its default seed.
     """
     fields = Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1
@@ -86,19 +82,12 @@ def ask_entries(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """Return what a running teacher says of its own tokens, as `map_batch` takes it.
 
-    What is drawn is what `vocag score` draws: its pieces of documents are the rows' segments.
+    States are float [rows, T, H]; rows are in this machine's memory; the teacher's tokenizer has
+    `vocab_size` tokens. What is drawn is what `vocag score` draws: its pieces of documents are the
+    rows' segments.
 
-    Args:
-        states: float [rows, T, H].
-        layer: the teacher's output layer.
-        rows: in this machine's memory.
-        top_k: entries of each place.
-        draws: of the rest.
-        vocab_size: tokens of the teacher's tokenizer.
-
-    Returns:
-        Losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
-        [rows, T, K], with draws [rows, T, K + 1 + draws].
+    Returns losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
+    [rows, T, K], with draws [rows, T, K + 1 + draws].
     """
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.

@@ -6,13 +6,9 @@ from pipeline.command_line.failures import hinted
 
 
 def find_device(name: str = "") -> torch.device:
-    """Return the device that `--device` names.
+    """Return the device that `--device` names; "": the GPU if there is one.
 
-    Args:
-        name: such as "cpu" or "cuda:1"; "": the GPU if there is one.
-
-    Raises:
-        ValueError: torch doesn't know the name, or has no such GPU.
+    ValueError if torch doesn't know the name, or has no such GPU.
 
     Example:
         >>> find_device("cpu")

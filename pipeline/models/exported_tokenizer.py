@@ -88,15 +88,10 @@ def export_tokenizer(
 ) -> ExportedTokenizer:
     """Make the student's tokenizer for `transformers` and prove it on 200 of the dataset's texts.
 
-    Args:
-        dataset: the dataset that the student was trained on.
-        config: the model's `config.json`; `AutoTokenizer` looks at it.
-        record: the student's, with the tokens that rows put around a text where those are not the
-            manifest's, as `choose_conventions` gives it.
-        defaults: how the model writes, of `read_generation_defaults`; its tokens are the dataset's.
+    The record is the student's, with the tokens that rows put around a text where those are not the
+    manifest's, as `choose_conventions` gives it; else as in `convert_tokenizer`.
 
     Raises:
-        TokenizerError: ids differ on a document of the dataset, or there is no conversion.
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
     """
     record = record or dataset.manifest.student
@@ -113,14 +108,11 @@ def convert_tokenizer(
     config: Mapping[str, Any],
     defaults: GenerationDefaults | None = None,
 ) -> ExportedTokenizer:
-    """Make a tokenizer for `transformers` and prove it on texts.
+    """Make a tokenizer for `transformers` and prove it on texts that it has given ids.
 
-    Args:
-        own: the tokenizer.
-        record: what `pipeline.dataset.conventions.describe_tokenizer` says of it.
-        known: texts with its ids.
-        config: the model's `config.json`.
-        defaults: how the model writes, in this tokenizer's tokens.
+    The record is what `pipeline.dataset.conventions.describe_tokenizer` says of it, the config the
+    model's `config.json`, which `AutoTokenizer` looks at. How the model writes are defaults, in
+    this tokenizer's tokens, of `read_generation_defaults`.
 
     Raises:
         TokenizerError: ids differ on a text, or there is no conversion.

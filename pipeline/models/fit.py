@@ -69,9 +69,7 @@ def _require_same_words(folder: Path, dataset: Dataset, side: Side) -> None:
 def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:
     """Return the files of the model that a user names, whose tokens are a dataset's.
 
-    Raises:
-        ValueError: what `find_teacher` raises.
-        ForeignTokenizerError: what `require_tokenizer` raises.
+    Errors are those of `find_teacher` and `require_tokenizer`.
     """
     files = find_teacher(source, role=side)
     require_tokenizer(files.path, dataset, side=side)
@@ -88,22 +86,12 @@ def require_room(
     max_length: int | None = None,
     remedy: str = "",
 ) -> None:
-    """Check that a model has room for the tokens of rows, and for so many in a row.
+    """Raise ValueError unless a model has room for the tokens of rows, and for so many in a row.
 
     What counts is the largest token of the documents and around them: a tokenizer's file may name
-    more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python).
-
-    Args:
-        opened: what is read.
-        source: the model as the user named it.
-        side: which of its two models this is.
-        vocab_size: rows of the model's output layer.
-        seq_length: tokens of this side in a row.
-        max_length: positions that the model was made for; None: any.
-        remedy: what shortens a row.
-
-    Raises:
-        ValueError: it has not.
+    more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python). The model has `vocab_size`
+    rows in its output layer, and was made for `max_length` positions, None: any; the remedy
+    shortens a row.
     """
     record: TokenizerRecord = getattr(opened.manifest, side)
     ends = vars(record.around_text).values()

@@ -75,14 +75,10 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 
 @torch.no_grad()
 def require_own_losses(model: PreTrainedModel) -> None:
-    """Check that the losses of a model's tokens are those of its own logits.
+    """Raise UnknownLogitsError unless the losses of a model's tokens are those of its own logits.
 
-    Args:
-        model: on the device where it will run.
-
-    Raises:
-        UnknownLogitsError: they are others, because of something between the output layer and the
-            logits, or before it, that isn't known here.
+    They are others if something between the output layer and the logits, or before it, isn't known
+    here. The model is on the device where it will run.
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)

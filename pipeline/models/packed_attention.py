@@ -38,11 +38,8 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")
 def find_bounds(position_ids: Tensor) -> Tensor:
     """Return where the documents of all rows start, and where the last one ends.
 
-    Args:
-        position_ids: int [rows, T], from 0 in every segment.
-
-    Returns:
-        int32 [segments + 1], places of the rows laid end to end.
+    Given int [rows, T] positions, from 0 in every segment, they are int32 [segments + 1], places of
+    the rows laid end to end.
 
     Example:
         >>> find_bounds(torch.tensor([[0, 1, 0], [0, 1, 2]])).tolist()
@@ -107,22 +104,12 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within documents; the signature is transformers'.
+    """Attend within documents, whose bounds are `packed_arguments`; the signature is transformers'.
 
-    Args:
-        module: the layer's attention.
-        query: float [rows, heads, T, d].
-        key: float [rows, key heads, T, d].
-        value: as `key`.
-        attention_mask: not looked at where bounds are given.
-        scaling: of the products.
-        dropout: of attention weights.
-        sliding_window: a token sees itself and `sliding_window - 1` tokens before it; None: all.
-        cu_seq_lens_q: int32 [segments + 1], of `packed_arguments`.
-        others: what the model passes on.
-
-    Returns:
-        float [rows, T, heads, d], and None for the weights.
+    Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d]; what is returned
+    is [rows, T, heads, d], and None for the weights. A token sees itself and `sliding_window - 1`
+    tokens before it, None: all. The mask isn't looked at where bounds, int32 [segments + 1], are
+    given.
 
     Raises:
         ValueError: the model's attention has more to it than this.

@@ -42,16 +42,10 @@ def require_trained(
     text: str = "a plain English text",
     accepted_by: str | None = None,
 ) -> None:
-    """Check that a teacher knows a text better than chance.
+    """Raise UntrainedTeacherError unless a teacher knows a text better than chance.
 
-    Args:
-        mean_loss: of the text's tokens, nats; NaN counts as chance.
-        vocab_size: rows of the teacher's output layer.
-        text: what was read, for the message.
-        accepted_by: the option that accepts such a teacher, if the command has one.
-
-    Raises:
-        UntrainedTeacherError: a mean loss near that of guessing.
+    The mean loss is of the text's tokens, nats; NaN counts as chance. `vocab_size` are rows of the
+    output layer. `accepted_by` is the option that accepts such a teacher, if the command has one.
 
     Example:
         >>> require_trained(2.3, 32000)

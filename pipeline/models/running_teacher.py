@@ -28,15 +28,10 @@ def open_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> PreTrainedModel:
-    """Return a model that belongs to a run's rows.
+    """Return a model that belongs to a run's rows, which `rules` describe, on its device.
 
-    Args:
-        source: what a user names, as `find_teacher` takes it, or a model that somebody has loaded.
-        opened: what the run reads.
-        rules: what a row is.
-        side: which of the two models this is.
-        dtype: of the weights that are loaded here.
-        device: where it runs.
+    The source is what a user names, as `find_teacher` takes it, loaded in `dtype`, or a model that
+    somebody has loaded.
 
     Raises:
         ForeignTokenizerError: it comes with a different tokenizer from the data's.

@@ -40,15 +40,9 @@ class TeacherFiles:
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """Return 64 hex digits over names and contents of files, in their order.
+    """Return 64 hex digits over names, without folders, and contents of files, in their order.
 
     Files are read in threads, for hashing releases the interpreter's lock.
-
-    Args:
-        files: whose names are part of the digest, and whose folders are not.
-
-    Raises:
-        OSError: one can't be read.
     """
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_digest, files))
@@ -59,13 +53,9 @@ def digest_of_files(files: Sequence[Path]) -> str:
 def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
     """Return the files of the model that a user names; a repository's are downloaded first.
 
-    Args:
-        source: a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
-            `owner/name@revision`.
-        role: what errors call it.
-
-    Raises:
-        ValueError: nothing there, no weights, or Git LFS pointers in place of files.
+    The source is a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
+    `owner/name@revision`; errors call it by its role. ValueError if there is nothing, without
+    weights, or with Git LFS pointers in place of files.
     """
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -87,13 +77,8 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
     """Return the folder that a user names, or that of a repository, which is downloaded first.
 
-    Args:
-        source: a folder, or a Hugging Face repository, as in `find_teacher`.
-        role: what errors call it.
-        files: patterns of those of a repository that are needed.
-
-    Raises:
-        ValueError: no folder, and no repository that can be had; or Git LFS pointers.
+    Source, role and errors are as in `find_teacher`; `files` are patterns of what is needed of a
+    repository.
     """
     path = Path(source).expanduser()
     if path.is_dir():

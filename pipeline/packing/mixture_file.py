@@ -77,11 +77,9 @@ class Mixture:
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
     """Return what a mixture's file says, checked as far as it goes without the datasets.
 
-    Args:
-        path: a path, or a URL that `fsspec` reads.
+    The file is a path or a URL; FileNotFoundError if there is none.
 
     Raises:
-        FileNotFoundError: there is no such file.
         MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
     """
     import fsspec  # slow to import, and help needs none

@@ -50,14 +50,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows of a run among which each source has the same share.
+    """Rows of a run, of one stage, among which each source has the same share of `PERIOD` rows.
 
-    Attributes:
-        stage: the stage's number.
-        start: run position of its first row.
-        stop: run position after its last row, None: without end.
-        shares: rows of each source in `PERIOD` rows.
-        counts: rows of each source before `start`.
+    It lasts from run position `start` to before `stop`, None: without end. `counts` are rows of
+    each source before it.
     """
 
     stage: int

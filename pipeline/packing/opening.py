@@ -46,12 +46,8 @@ class OpenedDataset:
 class OpenedRun:
     """What a run reads: the datasets of a mixture, or one dataset, which is a mixture of one.
 
-    Attributes:
-        reading: what was asked for.
-        mixture: which dataset is read how often, in which order.
-        datasets: in the mixture's order.
-        manifest: of `dataset`, with the tokens around a text that the run names.
-        known: fingerprint by number of the generations of each dataset, later ones too.
+    The manifest is that of `dataset`, with the tokens around a text that the run names; `known` are
+    fingerprints by number of the generations of each dataset, later ones too.
     """
 
     reading: Reading
@@ -107,8 +103,7 @@ class OpenedRun:
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
         """Check that no document is read by two entries that are parts of one dataset.
 
-        Args:
-            documents: uint32 [G] of each, the documents in its rows, some of them more than once.
+        Documents, uint32 [G] of each, are those in its rows, some of them more than once.
         """
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2
@@ -137,12 +132,9 @@ def open_run(
 ) -> OpenedRun:
     """Open what a run reads, each dataset once.
 
-    Args:
-        reading: what to read.
-        saved: what a resumed run has recorded: datasets that have grown since are opened as they
-            were, unless the reading names a generation.
-        seed: of a dataset's order; a mixture's file has its own.
-        max_epochs: of a dataset; a mixture's file has its own.
+    What a resumed run has saved decides the generation: datasets that have grown since are opened
+    as they were, unless the reading names one. Seed and epochs are of a dataset; a mixture's file
+    has its own.
 
     Raises:
         DatasetError: one isn't a finished dataset, or is in the mixture twice without conditions

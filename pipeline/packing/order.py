@@ -24,13 +24,10 @@ _KEPT_RESULTS = 4
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The shuffled order of a plan's rows.
+    """The shuffled order of a plan's rows; its name is the dataset's fingerprint and the rules'.
 
-    Attributes:
-        name: what names the plan: the dataset's fingerprint and the rules'.
-        seed: the run's seed.
-        group_row_starts: int64 [groups + 1]; group g owns these rows of the plan.
-        group_shards: the shards that each group reads; neighbours may share one.
+    Group g owns rows `group_row_starts[g]` to `[g + 1]`, int64 [groups + 1]. Neighbouring groups
+    may read one shard.
     """
 
     name: str
@@ -87,12 +84,8 @@ class RowOrder:
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
     """Return the order of a plan's rows.
 
-    Args:
-        plan: the rows.
-        name: of the plan, see `RowOrder`.
-        seed: of the order.
-        shuffle_shards: shards per group; more mix better and need more shards at hand. A group
-            is divided if it has more than `MAX_GROUP_ROWS` rows.
+    The more shards a group has, the better rows mix, and the more shards are at hand. It is divided
+    if it has more than `MAX_GROUP_ROWS` rows.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
@@ -117,17 +110,8 @@ class ReplicaBatches:
     Each global batch holds the next `global_batch_size` samples; micro-batch m of replica r reads
     `micro_batch_size` of them from `(m * num_replicas + r) * micro_batch_size` on. Every replica
     has the same number of micro-batches, and a global batch's samples do not depend on how many
-    replicas share it. Serves as a DataLoader's `batch_sampler`.
-
-    Attributes:
-        num_samples: samples of the run, a multiple of `global_batch_size`.
-        consumed_samples: samples that the run has used, a multiple of `global_batch_size`.
-        micro_batch_size: samples per micro-batch.
-        global_batch_size: samples per step over all replicas.
-        replica: this replica's number among `num_replicas`.
-
-    Raises:
-        ValueError: sizes that do not divide each other.
+    replicas share it. A run's samples, and those that it has consumed, are multiples of its size;
+    ValueError if sizes don't divide each other. Serves as a DataLoader's `batch_sampler`.
     """
 
     num_samples: int

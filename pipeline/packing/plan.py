@@ -117,16 +117,9 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
     (16-byte runs of one character, out of step) is divided in proportion; its segments are marked
     FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
 
-    Args:
-        each: yields what a function makes of each shard's index and of bool [N], the documents to
-            plan, None for all; it may be called in threads. Documents keep their numbers.
-        rules: lengths and conventions.
-
-    Raises:
-        ValueError: 2**32 documents or more.
-
-    Example:
-        >>> plan = plan_rows(select_documents(dataset, "year > 2020").each, rules)
+    `each` yields what a function makes of each shard's index and of bool [N], the documents to
+    plan, None for all; it may be called in threads. Documents keep their numbers, ValueError from
+    2**32 on.
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -166,15 +159,9 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 def require_sound(
     plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
 ) -> None:
-    """Check of a plan from elsewhere what the loops over rows rely on.
+    """Check of a plan from elsewhere what the loops over rows rely on, or raise ValueError.
 
-    Args:
-        plan: its arrays have their types.
-        num_student: uint32 [N], student tokens of each document.
-        num_teacher: uint32 [N], teacher tokens of each.
-
-    Raises:
-        ValueError: it can't be a plan of these.
+    Its arrays have their types; N documents have so many tokens of either side, uint32 [N].
     """
     last_shard = len(plan.shard_document_starts) - 2
     windows = np.concatenate([[0], plan.window_shards, [last_shard]])

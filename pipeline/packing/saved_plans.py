@@ -81,18 +81,9 @@ class _PlanRecord:
 def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
     """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
 
-    Args:
-        documents: of the dataset, those to plan.
-        rules: lengths and conventions.
-        cache_folder: where plans lie whose dataset is remote or can't be written to; others lie
-            in the dataset's folder under `plans/`.
-
-    Raises:
-        WhereError: there are none.
-        DamagedShardError: an index is missing or is not the manifest's.
-
-    Example:
-        >>> plan, samples = load_plan(select_documents(dataset), rules, cache_folder=Path("c"))
+    Plans lie in the dataset's folder under `plans/`, or in the cache's if the dataset is remote or
+    can't be written to. WhereError if there are no documents; DamagedShardError if an index is
+    missing or is not the manifest's.
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)

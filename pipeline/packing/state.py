@@ -44,10 +44,8 @@ class StreamState:
     ) -> None:
         """Check that a saved state continues in this one.
 
-        Args:
-            saved: the checkpoint's.
-            global_batch_size: samples per step.
-            moves_on: whether another generation of the data, which was checked to be one, will do.
+        It may be of another generation of the data, which was checked to be one, if the run
+        `moves_on`.
 
         Raises:
             StreamMismatchError: with what differs, both values and the remedy.

@@ -24,11 +24,7 @@ class NoAnswerError(ConnectionError):
 
 
 def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
-    """Return what a call gives, or give up when it takes too long, in a thread that goes on.
-
-    Raises:
-        NoAnswerError: no answer in time.
-        Exception: whatever the call raises.
+    """Return what a call gives, or NoAnswerError when it takes too long, in a thread that goes on.
 
     Example:
         >>> answer_of(lambda: 42, of="the hub")

@@ -53,11 +53,9 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
 def evaluate(
     config: TrainConfig, student: PreTrainedModel, heldout: Mapping[str, AlignedRows], ranks: Ranks
 ) -> dict[str, float]:
-    """Return the bits per byte of every held-out set: with one, its name is left out.
+    """Return the bits per byte of every held-out set, such as `heldout_bits_per_byte/math`.
 
-    Example:
-        >>> evaluate(config, student, open_heldout(config, rows), ranks)
-        {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
+    With one set, its name is left out.
     """
     return {
         BITS_PER_BYTE if len(heldout) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(

@@ -142,9 +142,7 @@ def language_model(model: nn.Module) -> PreTrainedModel:
     """Return the model of transformers inside a model of peft, or the model itself.
 
     peft puts LoRA and its kin into the layers, so that the inner model computes with them.
-
-    Raises:
-        ValueError: an adapter next to the layers, which the inner model would leave out.
+    ValueError for an adapter next to the layers, which the inner model would leave out.
     """
     inner = cast(Any, model)
     if not hasattr(inner, "get_base_model"):

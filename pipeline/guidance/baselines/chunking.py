@@ -28,15 +28,8 @@ from pipeline.selection_rule import PAPER_RULE, SelectionRule
 def row_chunk_ids(is_text: Tensor, num_chunks: int) -> Tensor:
     """Cut the text of packed rows into equal chunks: token i of n lies in floor(i * chunks / n).
 
-    Args:
-        is_text: bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`.
-        num_chunks: of each row.
-
-    Returns:
-        int64 [rows, T], in 0..num_chunks - 1, and -1 at padding.
-
-    Raises:
-        ValueError: `num_chunks` is not positive.
+    `is_text` is bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`. The
+    result is int64 [rows, T], in 0..num_chunks - 1, and -1 at padding.
 
     Example:
         >>> row_chunk_ids(torch.arange(6)[None] < 4, 2)
@@ -62,30 +55,16 @@ def select_chunks(
     group: dist.ProcessGroup | None = None,
     step: int = 0,
 ) -> Selection:
-    """Choose whole chunks of student tokens.
+    """Choose whole chunks of student tokens; a token's guidance is its chunk's mean teacher loss.
 
-    Args:
-        student_losses: float [rows, seq_length], nats.
-        teacher_losses: float [rows, teacher_seq_length], nats, NaN for a token without a loss. None
-            for selectors that don't rank by the teacher.
-        student_chunk_ids: int [rows, seq_length], of the labels, in 0..num_chunks - 1, -1 for a
-            token of no chunk, which is never kept.
-        teacher_chunk_ids: int [rows, teacher_seq_length], the same for the teacher.
-        num_chunks: of a row.
-        loss_mask: bool or float [rows, seq_length].
-        rule: read for chunks: `keep_fraction` is of all chunks that hold a student token which
-            counts. `unmapped` isn't read: a chunk without a teacher loss takes the average of the
-            teacher's losses in all chunks of the scope, and competes.
-        group: as in `select_tokens`.
-        step: as in `select_tokens`.
+    Losses, mask, group and step are those of `select_tokens`, and so are its errors; teacher losses
+    are of the teacher's own tokens, float [rows, teacher_seq_length], None for selectors that don't
+    rank by them. Chunk ids are those of the labels, int [rows, seq_length], and of the teacher's
+    tokens, -1 for a token of no chunk, which is never kept.
 
-    Returns:
-        The selection of tokens; a token's guidance is its chunk's mean teacher loss.
-
-    Raises:
-        NonFiniteLossError: NaN or infinite student losses where the mask counts, or infinite
-            teacher losses; names the row.
-        ValueError: shapes disagree, or the selector needs more than losses.
+    The rule is read for chunks: `keep_fraction` is of all chunks that hold a student token which
+    counts. `unmapped` isn't read: a chunk without a teacher loss takes the average of the teacher's
+    losses in all chunks of the scope, and competes.
 
     Source: Table 2.
     """

@@ -19,22 +19,14 @@ def distillation_loss(
 ) -> LossResult:
     """Add a divergence to the cross entropy of the tokens that count.
 
-    Args:
-        student_losses: float [rows, seq_length], nats, with a gradient.
-        divergences: float [rows, seq_length], student from teacher, with a gradient; 0 if the
-            teacher has nothing to compare with.
-        loss_mask: bool or float [rows, seq_length].
-        weight: λ; the paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6).
-        kept: bool [rows, seq_length], the labels whose cross entropy counts, chosen by
-            `select_tokens`; None: all of the mask. Divergences count either way.
+    Divergences, float [rows, seq_length], are the student's from the teacher, with a gradient as
+    the losses have one; 0 where the teacher has nothing to compare with. The weight is λ; the
+    paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6). `kept`, bool
+    [rows, seq_length], are the labels whose cross entropy counts, None: all of the mask;
+    divergences count either way.
 
-    Returns:
-        Sum of the kept `student_losses` and of `weight * divergences` over the mask, the mask's
-        size, and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
-
-    Raises:
-        NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
-        ValueError: shapes disagree or the weight is negative.
+    Returns the sum of the kept losses and of `weight * divergences` over the mask, the mask's size,
+    and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
 
     Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6.
     """

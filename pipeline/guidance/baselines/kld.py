@@ -14,26 +14,15 @@ def kld_losses(
 ) -> Tensor:
     """Give KL(student || teacher) of each token's two predicted distributions.
 
-    Both models must share the tokenizer: column v means the same token in both. The gradient
-    reaches the student only. Tokens are independent, so
-    `pipeline.guidance.cross_entropy.map_token_chunks` bounds the memory;
-    `pipeline.guidance.baselines.distillation.distillation_loss` adds the result to the cross
-    entropy, with λ = 1.
+    Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...],
+    nats, infinite where the teacher excludes (logit -inf) a token that the student does not. The
+    gradient reaches the student only. Tokens are independent, so
+    `pipeline.guidance.cross_entropy.map_token_chunks` bounds the memory.
 
-    Args:
-        student_logits: float [..., V_student].
-        teacher_logits: float [..., V_teacher].
-        vocab_size: of the tokenizer (`manifest.student.vocab_size`); later columns are padding, of
-            which related models have different numbers (Llemma 32,016 for Llama's 32,000 tokens,
-            Qwen2.5 151,936 or 152,064), and are disregarded. None: both must have equally many
-            columns, and all count.
-
-    Returns:
-        fp32 (fp64 for fp64 inputs) [...], nats. Infinite where the teacher excludes (logit -inf) a
-        token that the student does not.
-
-    Raises:
-        ValueError: the vocabularies or the tokens differ.
+    Both models must share the tokenizer: column v means the same token in both. Columns from
+    `vocab_size` on, the tokenizer's (`manifest.student.vocab_size`), are padding, of which related
+    models have different numbers (Llemma 32,016 for Llama's 32,000 tokens, Qwen2.5 151,936 or
+    152,064). None: both must have equally many columns, and all count.
 
     Source: Eq. 5.
     """

@@ -32,19 +32,8 @@ def select_by_reference(
 ) -> Selection:
     """Keep the tokens on which the student is furthest behind the reference model.
 
-    Args:
-        student_losses: float [rows, seq_length], nats.
-        reference_losses: float [rows, seq_length], nats, of the same labels.
-        loss_mask: bool or float [rows, seq_length].
-        rule: share of the mask to keep, and its scope; the rest isn't read.
-        group: as in `select_tokens`.
-
-    Returns:
-        The selection; its guidance is the reference loss.
-
-    Raises:
-        NonFiniteLossError: NaN or infinite losses where the mask counts; names the row.
-        ValueError: shapes disagree.
+    Losses, mask, group and errors are those of `select_tokens`; the reference's losses are of the
+    same labels, and the selection's guidance. Of the rule only the share and its scope are read.
 
     Source: arXiv 2404.07965, section 2.2: the excess loss.
     """
@@ -66,21 +55,11 @@ def select_by_self_reference(
 ) -> Selection:
     """Keep the tokens that are easy for the reference model by its loss and by its entropy.
 
-    Args:
-        reference_losses: float [rows, seq_length], nats, of the student's labels.
-        reference_entropies: float [rows, seq_length], nats, of the predictions of these labels.
-        loss_mask: bool or float [rows, seq_length].
-        rule: the lowest share by loss and the lowest share by entropy, and their scope. Kept is
-            what lies in both, so it is less: 0.49 for Rho-1's 0.7 if they had nothing in common.
-        group: as in `select_tokens`.
-
-    Returns:
-        The selection; its guidance is the reference loss, its threshold minus the largest loss that
-        passes.
-
-    Raises:
-        NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
-        ValueError: shapes disagree.
+    Both are float [rows, seq_length], nats, of the student's labels. The rule says the lowest share
+    by loss and the lowest share by entropy, and their scope. Kept is what lies in both, so it is
+    less: 0.49 for Rho-1's 0.7 if they had nothing in common. The selection's guidance is the
+    reference loss, its threshold minus the largest loss that passes; mask, group and errors are
+    those of `select_tokens`.
 
     Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
     """

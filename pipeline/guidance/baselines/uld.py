@@ -22,18 +22,9 @@ from torch import Tensor
 def uld_losses(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Give the distance between the sorted probabilities of each pair of tokens.
 
-    The gradient reaches the student only. Tokens are independent: sort large vocabularies through
-    `pipeline.guidance.cross_entropy.map_token_chunks`.
-
-    Args:
-        student_logits: float [..., V_student].
-        teacher_logits: float [..., V_teacher], of the paired tokens.
-
-    Returns:
-        fp32 (fp64 for fp64 inputs) [...], in 0..2.
-
-    Raises:
-        ValueError: the numbers of tokens differ.
+    Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...], in
+    0..2. The gradient reaches the student only. Tokens are independent: sort large vocabularies
+    through `pipeline.guidance.cross_entropy.map_token_chunks`.
 
     Example:
         >>> uld_losses(torch.zeros(1, 2), torch.zeros(1, 4))
@@ -56,17 +47,9 @@ def truncated_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Pair the t-th student token of each segment with its t-th teacher token.
 
-    Args:
-        student_cu_seqlens: int [segments + 1], where each segment starts among the student's
-            tokens.
-        teacher_cu_seqlens: int [segments + 1], the same for the teacher.
-
-    Returns:
-        student_index and teacher_index, int64 [pairs], with min(student, teacher length) pairs for
-        each segment.
-
-    Raises:
-        ValueError: the numbers of segments differ.
+    Given int [segments + 1], where each segment starts among either's tokens, it returns
+    student_index and teacher_index, int64 [pairs], with min(student, teacher length) pairs for each
+    segment.
 
     Example:
         >>> truncated_pairs(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4]))
