@@ -1,7 +1,5 @@
 """The --vocag-* arguments: one frozen dataclass, read once, checked before anything starts."""
 
-from __future__ import annotations
-
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """What can't work is refused before anything is loaded, with the remedy."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from math import prod
 from typing import Any, Literal

@@ -5,8 +5,6 @@ process. The tokenizer comes along from the dataset that the student was trained
 `AutoTokenizer` and proven to give the dataset's ids.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

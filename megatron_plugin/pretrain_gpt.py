@@ -11,8 +11,6 @@ r"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
 `pretrain_gpt.py` works too, with the lines that docs/guides/megatron.md shows.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

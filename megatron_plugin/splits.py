@@ -3,8 +3,6 @@
 All of it is arithmetic that takes both models to be equally efficient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm

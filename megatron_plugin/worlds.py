@@ -4,8 +4,6 @@ Each world initialises torch.distributed for itself, over its own prefix of torc
 that Megatron's barriers and size checks see only its own ranks.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

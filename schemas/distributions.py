@@ -5,8 +5,6 @@ goes with the loss of token l; position T is what follows the whole document. A 
 tokens has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -105,7 +103,7 @@ class TopTokens:
     draws: NDArray[np.int32]
 
     @classmethod
-    def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
+    def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> "TopTokens":
         """Return documents' positions without an entry; their tokens start at int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)

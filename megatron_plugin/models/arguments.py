@@ -1,7 +1,5 @@
 """A model's shape as Megatron's arguments, and Megatron's arguments as a Hugging Face config."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec

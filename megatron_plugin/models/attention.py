@@ -13,8 +13,6 @@ t = b * s places of all rows, one row after the other; o of them are this rank's
 k keys of a piece.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

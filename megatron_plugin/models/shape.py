@@ -1,7 +1,5 @@
 """What a Hugging Face config says about a decoder, in the terms that Megatron needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

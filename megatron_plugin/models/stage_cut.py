@@ -5,8 +5,6 @@ its 28. A pipeline is as fast as its slowest stage, so an even cut wastes 19 % o
 third of Llama-3-8B's eight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from megatron_plugin.models.shape import ModelShape

@@ -11,8 +11,6 @@ What differs between the two:
     embeddings      rows of zeros appended up to the padded vocabulary
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Where weights come from: Hugging Face's folders and repositories, and Megatron checkpoints."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Teacher losses of teacher tokens to losses of student tokens (Eq. 2)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

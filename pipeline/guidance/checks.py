@@ -1,7 +1,5 @@
 """Checks that the loss modules share: a broken input is named, with its row, before it spreads."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

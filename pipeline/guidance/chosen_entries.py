@@ -1,7 +1,5 @@
 """Chosen tokens of the vocabulary, met by a walk in chunks (`pipeline.guidance.cross_entropy`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +29,7 @@ class ChosenEntries:
     ids: Tensor
 
     @staticmethod
-    def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> ChosenEntries:
+    def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> "ChosenEntries":
         """Sort entries int64 [n, K]; those of -1 come before the first chunk, so none meets them.
 
         Example:

@@ -19,8 +19,6 @@ Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside,
 the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ Of the teacher's distribution K entries are known, and what they leave over: one
 nothing is said about how either divides it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -14,8 +14,6 @@ end; that takes a number more per token, which is not stored, and is left out.
 Source: Minixhofer, Vulić and Ponti, arXiv 2503.20083.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -19,8 +19,6 @@ Shapes: rows of `seq_length` student labels and `teacher_seq_length` teacher tok
 tensors are [rows, seq_length], aligned with the labels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """What turns hidden states into logits, how its rows are walked in chunks, and shared by ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -111,7 +109,7 @@ class VocabularyShare:
     @classmethod
     def of(
         cls, num_rows: int, vocab_size: int | None, group: dist.ProcessGroup | None
-    ) -> VocabularyShare:
+    ) -> "VocabularyShare":
         """Return the share of a rank of the group, each of which has `num_rows` rows, in order.
 
         `vocab_size` of all ranks' rows are tokens, ValueError if they have fewer; None: all rows.

@@ -6,8 +6,6 @@ waits for none of it, and the result is the same for one process and for many th
 tokens. Ties at the threshold go to the first tokens, row by row and rank by rank.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

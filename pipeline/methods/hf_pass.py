@@ -1,7 +1,5 @@
 """A micro-batch as models of transformers see it, and what such models say of its tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

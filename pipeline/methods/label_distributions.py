@@ -1,7 +1,5 @@
 """What a teacher expects in place of each label: read with the rows, or from a running teacher."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

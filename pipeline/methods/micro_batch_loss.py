@@ -1,7 +1,5 @@
 """A micro-batch of which a method makes the loss, whatever runs the models."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ whose meaning only its code defines. So 16 tokens' losses are held against those
 logits whenever one is loaded.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -12,8 +12,6 @@ over whole rows. Two ways, with the same result:
 Where no bounds are given (evaluation, generation) it is transformers' own "sdpa".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

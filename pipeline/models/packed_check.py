@@ -6,8 +6,6 @@ they saw each other is measured as well. Sliding windows are made shorter than t
 meanwhile, so that they count.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 No torch here: the model's losses come from whoever has it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 

@@ -1,7 +1,5 @@
 """Models that run on a run's rows: found, loaded, and refused if they don't belong to the data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

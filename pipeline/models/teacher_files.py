@@ -3,8 +3,6 @@
 No torch here: the machine that starts a job need not be one that can run the model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -8,8 +8,6 @@ row's length is given as the longest, and bounds are filled up with empty docume
 Dimensions: t places of queries, or of keys; h heads, k of keys; d channels of a head.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from contextlib import nullcontext

@@ -4,8 +4,6 @@ Whatever hooks into a module's forward pass then works: DistributedDataParallel,
 peft, torch.compile, and every trainer that wraps modules with them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 
@@ -76,7 +74,7 @@ class GuidedStudent(nn.Module):
         config: TrainConfig,
         rows: AlignedRows,
         group: dist.ProcessGroup | None,
-    ) -> GuidedStudent:
+    ) -> "GuidedStudent":
         """Wrap a run's student, with the tables that a running teacher's next tokens need.
 
         Raises:

@@ -12,8 +12,6 @@ competes like any other: 40 % of the chunks are kept, whatever the number of chu
 Source: VocAgnoLM (arXiv 2503.19123), section 2 and Table 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

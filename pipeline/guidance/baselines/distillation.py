@@ -1,7 +1,5 @@
 """What objectives beyond selection share: cross entropy plus a weighted divergence per token."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

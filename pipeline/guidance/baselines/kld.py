@@ -3,8 +3,6 @@
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and appendix B.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ them: none is unmapped.
 Source: Lin et al. (arXiv 2404.07965), as compared with in VocAgnoLM (arXiv 2503.19123).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch.distributed as dist

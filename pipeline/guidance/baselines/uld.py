@@ -13,8 +13,6 @@ keep their cross entropy and have distance 0.
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 6, λ = 0.5; Boizard et al. (arXiv 2402.12030).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
