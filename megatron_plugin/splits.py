@@ -106,7 +106,10 @@ def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]
         ['10 + 20 (0.92)', '8 + 24 (0.78)']
     """
-    return sorted(_legal(num_ranks, batch, ratio), key=_fastest_and_smallest)
+    return sorted(
+        _legal(num_ranks, batch, ratio),
+        key=lambda split: (-split.share, split.student_ranks + split.teacher_ranks),
+    )
 
 
 def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:
@@ -116,10 +119,6 @@ def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:
             if batch.refusal(student, teacher) is None:
                 slower = max(1 / student, ratio / teacher)
                 yield Split(student, teacher, (1 + ratio) / num_ranks / slower)
-
-
-def _fastest_and_smallest(split: Split) -> tuple[float, int]:
-    return -split.share, split.student_ranks + split.teacher_ranks
 
 
 def best_of_each(splits: list[Split], count: int) -> list[Split]:

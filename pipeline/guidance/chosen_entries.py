@@ -10,15 +10,10 @@ from torch import Tensor
 class ChosenEntries:
     """Cells of the logits [n, V] and a value for each, sorted by the chunk that holds them.
 
-    Sorted once, so that a chunk finds its own by two numbers and compares nothing.
-
-    Attributes:
-        values: float [n, K], in the caller's order.
-        chunks: of the vocabulary, as long as the first but for the last.
-        bounds: entries before each chunk, and in all.
-        places: int64 [entries], where each lies in the flat [n * K].
-        tokens: int64 [entries], the row of the logits, 0..n-1.
-        ids: int64 [entries], the column, rising.
+    Sorted once, so that a chunk finds its own by two numbers and compares nothing. Values are float
+    [n, K], in the caller's order. Chunks of the vocabulary are as long as the first but for the
+    last; `bounds` are entries before each chunk, and in all. Of each entry, int64: its place in the
+    flat [n * K], its token, the row of the logits, and its id, the column, rising.
     """
 
     values: Tensor

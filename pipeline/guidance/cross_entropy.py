@@ -187,10 +187,10 @@ def map_token_chunks(
 ) -> Tensor:
     """Apply a per-token function chunk by chunk, recomputing each chunk in the backward pass.
 
-    For losses that need whole distributions of two models (`pipeline.guidance.baselines.kld`,
-    `uld`): only one chunk's logits are alive at a time, at the price of computing them twice. The
-    function maps slices of the tensors, which have the same dim 0, to a tensor with that dim 0;
-    gradients reach parameters it closes over.
+    For losses that need whole distributions of two models (`pipeline.guidance.baselines`): only one
+    chunk's logits are alive at a time, at the price of computing them twice. The function maps
+    slices of the tensors, which have the same dim 0, to a tensor with that dim 0; gradients reach
+    parameters it closes over.
 
     Example:
         >>> map_token_chunks(lambda s, t: kld_losses(head(s), teacher_head(t)), student, teacher)

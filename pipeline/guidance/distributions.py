@@ -22,11 +22,7 @@ _NO_BIN = -1e4
 
 
 def distribution_divergences(
-    entry_log_probs: Tensor,
-    probs: Tensor,
-    *,
-    temperature: float = 1.0,
-    reverse: bool = False,
+    entry_log_probs: Tensor, probs: Tensor, *, temperature: float = 1.0, reverse: bool = False
 ) -> Tensor:
     """Return KL(teacher || student) of each place over K entries and the residual, [n], nats.
 

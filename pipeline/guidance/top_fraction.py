@@ -59,7 +59,8 @@ def _kth_smallest(
         alive = members & ((keys >> (shift + _DIGIT_BITS)) == prefix.unsqueeze(-1))
         digits = (keys >> shift) & (2**_DIGIT_BITS - 1)
         counts = k.new_zeros(k.numel(), 2**_DIGIT_BITS).scatter_add_(1, digits, alive.long())
-        counts = _sum_over(counts, group)
+        if group is not None:
+            dist.all_reduce(counts, group=group)
         running = counts.cumsum(-1)
         digit = (running < remaining.unsqueeze(-1)).sum(-1)
         below = torch.where(
@@ -80,12 +81,6 @@ def _ranking_of_keys(keys: Tensor) -> Tensor:
     ascending = 2**32 - 1 - keys
     bits = torch.where(ascending < 2**31, ~ascending, ascending - 2**31)
     return bits.to(torch.int32).view(torch.float32)
-
-
-def _sum_over(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    if group is not None:
-        dist.all_reduce(counts, group=group)
-    return counts
 
 
 def _sum_before(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -94,13 +94,10 @@ class MethodKind:
         return Served("stored" if stored else "running", self.needs == "distributions")
 
     def require_context(self, student: ConventionRecord) -> None:
-        """Check that every student token is a label if the method needs whole chunks of text.
+        """Raise ValueError unless every student token is a label, if the method needs whole texts.
 
-        Args:
-            student: what rows put around its texts.
-
-        Raises:
-            ValueError: a document's first token, or a part's, has nothing before it.
+        The record says what rows put around them: a document's first token, or a part's, may have
+        nothing before it.
         """
         if self.every_token and None in (student.first_token_id, student.continued_token_id):
             raise ValueError(

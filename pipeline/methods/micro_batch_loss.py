@@ -113,9 +113,5 @@ class MicroBatchLoss(ABC):
     def with_divergences(self, divergences: Tensor, kept: Tensor | None = None) -> LossResult:
         """Return the cross entropy, of the kept labels if it is told which, plus divergences."""
         return distillation_loss(
-            self.scores.losses,
-            divergences,
-            loss_mask=self.loss_mask,
-            weight=self.weight,
-            kept=kept,
+            self.scores.losses, divergences, loss_mask=self.loss_mask, weight=self.weight, kept=kept
         )
