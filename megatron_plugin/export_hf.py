@@ -26,11 +26,7 @@ from schemas.errors import DatasetError
 
 
 def export_student(
-    checkpoint: Path,
-    output: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    with_tokenizer: bool = True,
+    checkpoint: Path, output: Path, *, dtype: torch.dtype | None = None, with_tokenizer: bool = True
 ) -> ModelShape:
     """Write a checkpoint's student in Hugging Face's format, and return its shape.
 

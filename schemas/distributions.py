@@ -253,12 +253,9 @@ def decode_entries(
 ) -> ShardEntries:
     """Return the entries held by a sidecar, as views of its bytes.
 
-    `starts`, int64 [D + 1], says where each document's tokens start.
-
-    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
-
-    Raises:
-        ValueError, KeyError: tensors are missing, or contradict each other or the rule.
+    `starts`, int64 [D + 1], says where each document's tokens start. Sizes are checked; what lies
+    within is when it is read (`pipeline.scoring.entries`). ValueError or KeyError if tensors are
+    missing, or contradict each other or the rule.
     """
     kind = _SAFETENSORS[rule.log_probs]
     counts = view_vector(data, body, header["entry_counts"], "U8")

@@ -96,11 +96,7 @@ def tiles_text(byte_offsets: NDArray[np.int64], num_text_bytes: int) -> bool:
 
 
 def sample_header(
-    document_id: str,
-    text_sha256: str,
-    num_text_bytes: int,
-    layout: Layout,
-    places: Sequence[int],
+    document_id: str, text_sha256: str, num_text_bytes: int, layout: Layout, places: Sequence[int]
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
@@ -200,12 +196,9 @@ def check_document(document: AlignedDocument) -> None:
 def decode_spans(
     advance: NDArray[np.integer[Any]], width: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Return teacher_spans, int64 [T, 2], from the stored advances and widths.
+    """Return teacher_spans, int64 [T, 2], from the stored advances and widths, of one shape.
 
     An unmapped token advances by 0, so its empty span is where the last span started.
-
-    Raises:
-        ValueError: their shapes differ.
     """
     if advance.shape != width.shape:
         raise ValueError(f"span.advance has shape {advance.shape}, span.width {width.shape}")

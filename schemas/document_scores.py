@@ -82,10 +82,7 @@ def encode_document_scores(
     """
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]
-    metadata = {
-        _VERSION_KEY: str(DOCUMENT_SCORES_VERSION),
-        _SIDECAR_KEY: sidecar_sha256,
-    }
+    metadata = {_VERSION_KEY: str(DOCUMENT_SCORES_VERSION), _SIDECAR_KEY: sidecar_sha256}
     table = pa.Table.from_arrays(columns, schema=_SCHEMA.with_metadata(metadata))
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)

@@ -315,10 +315,7 @@ def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
     number = manifest.generation
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
-        manifest,
-        generation=number + 1,
-        generations=(*manifest.generations, before),
-        **changes,
+        manifest, generation=number + 1, generations=(*manifest.generations, before), **changes
     )
 
 

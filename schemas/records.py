@@ -58,10 +58,7 @@ class _Envelope:
 
 
 def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
-    """Return the record that a JSON text holds.
-
-    Raises:
-        RecordError: no JSON, or not this record.
+    """Return the record that a JSON text holds; RecordError if it holds no such.
 
     Example:
         >>> read_record('{"schema": 1}', _Envelope)
@@ -87,10 +84,8 @@ def write_file(body: Mapping[str, Any]) -> bytes:
     """Return a JSON file that people can read; equal bodies give equal bytes.
 
     The standard library writes it: the format's bytes are what it gives, from which msgspec differs
-    in numbers such as 1e-05 and in empty lists. Records may be anywhere in the body.
-
-    Raises:
-        ValueError: a number is not finite, and could not be read again.
+    in numbers such as 1e-05 and in empty lists. Records may be anywhere in the body. ValueError for
+    a number that is not finite, and could not be read again.
     """
     return (
         json.dumps(

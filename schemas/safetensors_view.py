@@ -30,8 +30,7 @@ _ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     """Return the header's JSON and the first byte behind it; of the file, its beginning will do.
 
-    Raises:
-        ValueError: it is cut before the header's end, or the header isn't a JSON object.
+    ValueError if it is cut before the header's end, or the header isn't a JSON object.
     """
     body = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or body > len(data):

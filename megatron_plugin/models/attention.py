@@ -69,10 +69,7 @@ class RowSegments(PackedSeqParams):
 
 
 def row_segments(
-    cu_seqlens: Tensor,
-    seq_length: int,
-    device: torch.device | str,
-    share: RowShare = WHOLE_ROWS,
+    cu_seqlens: Tensor, seq_length: int, device: torch.device | str, share: RowShare = WHOLE_ROWS
 ) -> RowSegments:
     """Return the segments of a micro-batch, for this rank's share of its rows.
 

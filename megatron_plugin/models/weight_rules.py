@@ -37,13 +37,11 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made of Hugging Face tensors.
+    """How one Megatron parameter is made of the Hugging Face tensors of these names.
 
-    Attributes:
-        names: the tensors' names.
-        shard: (full tensors, rank, ranks) to that rank's slice of the parameter; it takes no
-            more of the tensors than this slice holds.
-        merge: slices of all ranks to the full tensors.
+    `shard` makes of full tensors, a rank and the ranks' number that rank's slice of the parameter,
+    and takes no more of the tensors than this slice holds; `merge` makes the full tensors of all
+    slices.
     """
 
     names: tuple[str, ...]
@@ -54,10 +52,8 @@ class Rule:
 def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
     """Return the rule of a parameter, by its name with the layer's number in the whole model.
 
-    Names of the local layers and of Transformer Engine's fused ones are both known.
-
-    Raises:
-        KeyError: no such parameter in a decoder of a supported family.
+    Names of the local layers and of Transformer Engine's fused ones are both known; KeyError for
+    any other.
 
     Example:
         >>> rule_for("decoder.layers.3.mlp.linear_fc2.weight", shape, padded_vocab_size=512).names

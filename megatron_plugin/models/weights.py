@@ -77,10 +77,8 @@ class Weights:
 def open_weights(source: str) -> Weights:
     """Find a model, as `find_teacher` does; its weights are safetensors, in one file or several.
 
-    Raises:
-        ValueError: nothing there, and no repository of that name.
-        WeightsError: nothing usable there.
-        UnsupportedModelError: an architecture that isn't translated.
+    WeightsError if nothing is usable there, UnsupportedModelError for an architecture that isn't
+    translated.
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE

@@ -27,14 +27,11 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     """Check that a dataset's tokens of one side are a model's, which is a folder or a .gguf file.
 
-    A folder's tokenizer must be the file that the dataset was made with. One of another kind, such
-    as the tokenizer.json of a SentencePiece model, must mean the same by nine of ten ids; a folder
-    that holds none is taken at its word. A `tokenizer.json` may differ in what it puts around a
-    text: an exported student's does. A GGUF file holds its vocabulary, which is compared token by
-    token with that of a `tokenizer.json`.
-
-    Raises:
-        ForeignTokenizerError: the dataset was made with another tokenizer.
+    A folder's tokenizer must be the file that the dataset was made with, else
+    ForeignTokenizerError. One of another kind, such as the tokenizer.json of a SentencePiece model,
+    must mean the same by nine of ten ids; a folder that holds none is taken at its word. A
+    `tokenizer.json` may differ in what it puts around a text: an exported student's does. A GGUF
+    file holds its vocabulary, which is compared token by token with that of a `tokenizer.json`.
     """
     if model.suffix == ".gguf":
         _require_gguf_tokens(model, dataset, side)

@@ -78,13 +78,7 @@ def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, 
 
 
 def register() -> None:
-    """Let transformers know `packed_attention` by its name; calling it twice does no harm.
-
-    Example:
-        >>> register()
-        >>> AttentionInterface()[PACKED_ATTENTION] is packed_attention
-        True
-    """
+    """Let transformers know `packed_attention` by its name; calling it twice does no harm."""
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
@@ -107,10 +101,7 @@ def packed_attention(
     Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d]; what is returned
     is [rows, T, heads, d], and None for the weights. A token sees itself and `sliding_window - 1`
     tokens before it, None: all. The mask isn't looked at where bounds, int32 [segments + 1], are
-    given.
-
-    Raises:
-        ValueError: the model's attention has more to it than this.
+    given. ValueError for attention that has more to it than this.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(

@@ -132,8 +132,7 @@ class MixturePlan:
 def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:
     """Return the rows of a mixture.
 
-    Raises:
-        ValueError: a stage that is never reached, or a share below one row in `PERIOD`.
+    ValueError for a stage that is never reached, or a share below one row in `PERIOD`.
 
     Example:
         >>> web = Source("web", num_rows=90, num_tokens=180_000, max_epochs=None)

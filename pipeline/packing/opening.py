@@ -124,11 +124,7 @@ class OpenedRun:
 
 
 def open_run(
-    reading: Reading,
-    saved: StreamState | None = None,
-    *,
-    seed: int = 0,
-    max_epochs: int | None = 1,
+    reading: Reading, saved: StreamState | None = None, *, seed: int = 0, max_epochs: int | None = 1
 ) -> OpenedRun:
     """Open what a run reads, each dataset once.
 

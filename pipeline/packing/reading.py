@@ -15,10 +15,7 @@ LATEST: Literal["latest"] = "latest"
 
 
 def parse_generation(text: str) -> Generation:
-    """Return a generation as an option names it.
-
-    Raises:
-        ArgumentTypeError: neither a number nor "latest".
+    """Return a generation as an option names it; ArgumentTypeError if it is none.
 
     Example:
         >>> parse_generation("3"), parse_generation("latest")

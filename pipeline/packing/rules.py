@@ -84,10 +84,6 @@ def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
     It is the dataset's mean ratio of teacher to student tokens (`teacher_share`) with 12.5 % to
     spare, rounded up to a multiple of 64. Too long costs teacher padding, too short costs student
     padding.
-
-    Example:
-        >>> suggest_teacher_seq_length(manifest, 2048)
-        1984
     """
     ratio = teacher_share(manifest)
     return max(1, -int(-seq_length * ratio * 1.125 // _LENGTH_STEP)) * _LENGTH_STEP

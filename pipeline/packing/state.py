@@ -42,13 +42,10 @@ class StreamState:
     def require_same_run(
         self, saved: "StreamState", *, global_batch_size: int, moves_on: bool = False
     ) -> None:
-        """Check that a saved state continues in this one.
+        """Check that a saved state continues in this one; StreamMismatchError says what differs.
 
         It may be of another generation of the data, which was checked to be one, if the run
         `moves_on`.
-
-        Raises:
-            StreamMismatchError: with what differs, both values and the remedy.
         """
         for name, remedy in _REMEDIES.items():
             if moves_on and name in _OF_A_GENERATION:

@@ -54,9 +54,7 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
     """Ask the store of a URL for one file, once per process and store; any answer will do.
 
     Nobody is asked about a local path. `look_at` is the client's cheapest question; None: fsspec's.
-
-    Raises:
-        NoAnswerError: no answer, none that is about the file, or nothing here that could ask.
+    NoAnswerError if there is none that is about the file, or nothing here that could ask.
     """
     store = store_of(url)
     if store is None or store in _answered:

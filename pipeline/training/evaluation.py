@@ -26,12 +26,9 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
     """Open the held-out sets of a run; return their rows by name.
 
     The token before a text is that of the training data, whatever a set has recorded. Teachers and
-    conditions of the training data don't concern them.
-
-    Raises:
-        ForeignTokenizerError: a set was made with a different student tokenizer.
-        ValueError: a set is a mixture, or no token comes before a text, so that its first token has
-            no loss.
+    conditions of the training data don't concern them. ForeignTokenizerError for a set made with a
+    different student tokenizer; ValueError for a mixture, or if no token comes before a text, so
+    that its first token has no loss.
     """
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)

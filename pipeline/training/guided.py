@@ -93,11 +93,7 @@ class GuidedStudent(nn.Module):
         )
 
     def forward(
-        self,
-        batch: Rows,
-        *,
-        teacher: PreTrainedModel | None = None,
-        step: int = 0,
+        self, batch: Rows, *, teacher: PreTrainedModel | None = None, step: int = 0
     ) -> LossResult:
         """Return the loss of a batch.
 

@@ -123,10 +123,6 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
     `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where rows
     are of one dataset.
-
-    Example:
-        >>> read_so_far(rows, 96)
-        {'tokens/web': 131072, 'epochs/web': 0.25, 'tokens/math': 65536, 'epochs/math': 1.5}
     """
     told: dict[str, float] = {}
     if rows.layout.sources:
