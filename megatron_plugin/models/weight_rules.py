@@ -54,10 +54,6 @@ def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
 
     Names of the local layers and of Transformer Engine's fused ones are both known; KeyError for
     any other.
-
-    Example:
-        >>> rule_for("decoder.layers.3.mlp.linear_fc2.weight", shape, padded_vocab_size=512).names
-        ('model.layers.3.mlp.down_proj.weight',)
     """
     embedding = "model.embed_tokens.weight"
     output = embedding if shape.tied_embeddings else "lm_head.weight"
@@ -79,11 +75,7 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill a GPTModel chunk with its rank's part of Hugging Face tensors, which are opened by name.
-
-    Raises:
-        ValueError: a tensor has a different shape from the model's parameter.
-    """
+    """Fill a GPTModel chunk with its rank's part of the Hugging Face tensors that are opened."""
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)

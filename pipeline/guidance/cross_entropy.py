@@ -191,9 +191,6 @@ def map_token_chunks(
     chunk's logits are alive at a time, at the price of computing them twice. The function maps
     slices of the tensors, which have the same dim 0, to a tensor with that dim 0; gradients reach
     parameters it closes over.
-
-    Example:
-        >>> map_token_chunks(lambda s, t: kld_losses(head(s), teacher_head(t)), student, teacher)
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")

@@ -44,9 +44,6 @@ def require_trained(
 
     The mean loss is of the text's tokens, nats; NaN counts as chance. `vocab_size` are rows of the
     output layer. `accepted_by` is the option that accepts such a teacher, if the command has one.
-
-    Example:
-        >>> require_trained(2.3, 32000)
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)

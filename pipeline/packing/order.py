@@ -43,12 +43,7 @@ class RowOrder:
     )
 
     def row_index(self, epoch: int, epoch_position: int) -> int:
-        """Return the number in the plan of the row at a position of an epoch.
-
-        Example:
-            >>> {order.row_index(0, p) for p in range(3)}
-            {0, 1, 2}
-        """
+        """Return the number in the plan of the row at a position of an epoch."""
         _, group, start = self.locate(epoch, epoch_position)
         rows = self._recent_rows.get((epoch, group), lambda: self._rows_of(epoch, group))
         return int(rows[epoch_position - start])

@@ -134,11 +134,7 @@ class TrainConfig:
 
     @property
     def stream(self) -> "StreamConfig":
-        """How the run's rows are read.
-
-        Example:
-            >>> AlignedRows(config.stream)
-        """
+        """How the run's rows are read."""
         from pipeline.streaming import StreamConfig
 
         return StreamConfig(
