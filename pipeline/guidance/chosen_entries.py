@@ -56,7 +56,7 @@ class ChosenEntries:
 
 
 def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
-    """Raise ValueError for entries of another shape or type, or counted ones of no token."""
+    """Raise ValueError unless entries are int64 [..., K], and counted ones tokens or -1."""
     if entry_ids.shape[:-1] != mask.shape or entry_ids.dtype != torch.int64:
         raise ValueError(
             f"entry_ids {entry_ids.dtype} {tuple(entry_ids.shape)} must be int64, the labels' "
