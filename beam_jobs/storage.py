@@ -264,7 +264,6 @@ class _S3Writer(io.BufferedWriter):
         super().__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Complete the object."""
         if not self.closed and not self.tell() and self._upload.last_error is None:
             self._upload._write_to_s3(b"")
         super().close()

@@ -63,7 +63,6 @@ def export_student(
 
 
 def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> ExportedTokenizer:
-    """Make and prove the tokenizer of a run's dataset."""
     args = checkpoint_args(newest_iteration(checkpoint))
     reading = Reading(
         args.vocag_data,

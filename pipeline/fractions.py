@@ -5,14 +5,10 @@ from typing import Any, cast
 
 
 def floor_of_fraction[Count](counts: Count, fraction: float) -> Count:
-    """Return `floor(fraction * counts)`.
+    """Return `floor(fraction * counts)` of an int, or a tensor or array of int64.
 
-    The fraction is read as the nearest quotient of integers up to 10**8, so 0.29 of 100 candidates
-    is 29 and not the 28 that binary floating point gives.
-
-    Args:
-        counts: an int, or a tensor or array of int64.
-        fraction: in 0..1.
+    The fraction, in 0..1, is read as the nearest quotient of integers up to 10**8: 0.29 of 100 is
+    29 and not the 28 that binary floating point gives.
 
     Example:
         >>> floor_of_fraction(100, 0.29), floor_of_fraction(4, 0.4)

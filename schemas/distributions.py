@@ -42,7 +42,6 @@ class ShardEntries:
     """The stored distributions of one shard's D documents, E entries at P positions.
 
     Attributes:
-        rule: what is stored.
         counts: uint8 [P], entries of each position.
         starts: int64 [D + 1]; document d owns entries starts[d]:starts[d + 1].
         ids: uint8 [ceil(E * id_bits / 8)]; entry e's id begins at bit e * id_bits, the lowest bit

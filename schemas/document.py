@@ -58,8 +58,6 @@ class AlignedDocument:
         document_id: the id given by the input, or made from its place there.
         text_sha256: 64 hex digits, SHA-256 of the text's UTF-8 bytes.
         num_text_bytes: length of the text in UTF-8 bytes.
-        student: the student's tokens.
-        teacher: the teacher's tokens.
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
         text: the text's UTF-8 bytes, or None if it was not kept.
@@ -100,9 +98,8 @@ def sample_header(
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
-    The layout has the tensors in file order: widest dtype first, then by name, as `safetensors`
-    itself orders them. Places are three numbers for each: its length, where its bytes start and
-    where they end.
+    The layout's tensors are in file order: widest dtype first, then by name, as `safetensors`
+    itself orders them. For each, `places` has its length, where its bytes start and where they end.
     """
     values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
     text = (_header_template(layout) % values).encode()

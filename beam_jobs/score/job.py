@@ -136,7 +136,6 @@ def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> N
 def _score_dataset(
     options: ScoreOptions, opened: OpenedDataset, job: ScoreJob, beam_options: PipelineOptions
 ) -> ScoreManifest | None:
-    """Do with one dataset what the options ask for."""
     run, reuse = options.run, tuple(map(storage.absolute, options.reuse or ()))
     documents = opened.documents
     shards = _count_scored(documents)

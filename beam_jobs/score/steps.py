@@ -307,7 +307,6 @@ def complete_document_scores(
 
 
 def _write_manifest(job: ScoreJob, manifest: ScoreManifest) -> str:
-    """Write it; return its path."""
     path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
     _write(job, path, encode_score_manifest(manifest))
     return path

@@ -85,10 +85,9 @@ class GroupedExperts(SequentialMLP):
     def forward(
         self, tokens_nh: Tensor, tokens_per_expert: Tensor, weights_n: Tensor
     ) -> tuple[Tensor, None]:
-        """Return each token's product with its expert, times the expert's weight for it.
+        """Return each token's product with its expert, times the router's weight [n] of it.
 
-        Hidden states are sorted by expert; the counts are int64 [experts], on any device; weights
-        are the router's.
+        Tokens, [n, h], are sorted by expert; `tokens_per_expert` is int64 [experts] on any device.
         """
         assert self.local_experts[0].linear_fc1.weight.data_ptr() == self._first.data_ptr(), (
             "the experts' weights were moved or cast after they were made"

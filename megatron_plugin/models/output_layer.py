@@ -30,15 +30,13 @@ def score_labels(
     with_entropy: bool = False,
     entry_ids_obk: Tensor | None = None,
 ) -> TokenScores:
-    """Return what a model says of labels; an output processor of GPTModel calls it.
+    """Return what a model says of labels, fp32 [o, b]; an output processor of GPTModel calls it.
 
-    States are [o, b, h]; where tensor-parallel ranks share them, [o / ranks, b, h]. The ranks also
-    share the output layer's rows; its weight is given if it has none of its own. Labels are int64.
-    `vocab_size` is without the padding of the embedding, which has no probability: the losses are
-    those of the exported model. The rest is as in `linear_cross_entropy`.
-
-    Losses are fp32 [o, b], the same on all ranks of the group; NaN for labels outside the
-    vocabulary.
+    Hidden states are [o, b, h], or [o / ranks, b, h] where tensor-parallel ranks share them;
+    `output_weight` is the layer's if that has none of its own. `vocab_size` is without the padding
+    of the embedding, which has no probability: the losses are those of the exported model. What is
+    optional is as in `linear_cross_entropy`. All ranks of the group get the same; labels outside
+    the vocabulary get NaN.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> TokenScores:

@@ -58,10 +58,7 @@ def own_share() -> RowShare:
 
 
 def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks.
-
-    Parts are [places of this rank, …], of the ranks that share rows, in order.
-    """
+    """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks."""
     if group.size() == 1:
         return own
     gathered = gather_from_sequence_parallel_region(own.contiguous(), group=group)

@@ -32,14 +32,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a decoder, whose config has a `model_type` of FAMILIES.
+    """Sizes and switches of a decoder, from its `config` (kept for export and for rope scaling).
 
-    `ffn_hidden_size` is the width of the gated MLP of dense layers, `num_query_groups` counts key
-    and value heads, `head_size` channels of a head, `vocab_size` rows of the embedding before any
-    padding. `tied_embeddings`: the output layer is the embedding; `qkv_bias` (Qwen2) and
-    `qk_layernorm` (Qwen3) are of queries and keys. `rotary_base` is θ. `sliding_window` is in
-    tokens, None for all. The whole config is kept for export and for rope scaling. Without experts
-    all layers are dense.
+    Its `family` is the config's `model_type`. `ffn_hidden_size` is of dense layers, `vocab_size`
+    before any padding, `rotary_base` is θ, and the `sliding_window` counts tokens, None for all.
     """
 
     family: str

@@ -37,11 +37,10 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made of the Hugging Face tensors of these names.
+    """How one Megatron parameter is made of Hugging Face tensors, which it names.
 
-    `shard` makes of full tensors, a rank and the ranks' number that rank's slice of the parameter,
-    and takes no more of the tensors than this slice holds; `merge` makes the full tensors of all
-    slices.
+    `shard` makes a rank's slice of the parameter of (full tensors, rank, ranks) and takes no more
+    of them than this slice holds; `merge` makes the full tensors of all ranks' slices.
     """
 
     names: tuple[str, ...]

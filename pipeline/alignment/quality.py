@@ -102,10 +102,7 @@ class AlignmentStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DocumentQuality:
-    """How well each of D documents aligned: mapped student tokens, int64 [D], and sums over them.
-
-    The sums, float64 [D], are of intersection over union, in bytes.
-    """
+    """How each of D documents aligned: mapped student tokens, and the sum of their IoU in bytes."""
 
     num_mapped: NDArray[np.int64]
     byte_iou_sum: NDArray[np.float64]
@@ -165,9 +162,7 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def overlap_ratios(
     student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return IoU and IoS of pairs of ranges, float64 [T] each; NaN if a range is empty.
-
-    Ranges are int64 [T, 2], half-open, of bytes or characters.
+    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2] in one unit; NaN if empty.
 
     Example:
         >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]

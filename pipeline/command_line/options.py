@@ -350,7 +350,6 @@ class _Once(argparse.Action):
     given = False
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Take the value, once."""
         if self.given:
             raise ValueError(f"{option_string} is given twice; {self.const}")
         self.given = True

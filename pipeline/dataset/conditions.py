@@ -146,7 +146,6 @@ class ConditionQuery:
         return frozenset(found)
 
     def _parse(self, expression: str) -> Iterator[dict[str, Any]]:
-        """Yield every part of an expression."""
         # On a line of its own, the parenthesis is in no comment.
         [(text,)] = self._ask("SELECT json_serialize_sql(?)", f"{_BEFORE}{expression}\n)")
         tree = json.loads(text)

@@ -41,7 +41,6 @@ class EncodedBatch:
 
     Attributes:
         members: uint8, headers, payloads and padding as they are in a tar.
-        keys: each sample's key.
         payload_offset: int64 [D], position of each payload in `members`.
         payload_bytes: int64 [D], size of each payload.
         crc32: int64 [D], of each payload.
@@ -218,7 +217,6 @@ def _narrowest(values: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray
 
 
 def _widths(ranges: Ranges) -> Ranges:
-    """Return each range's end less its start."""
     return ranges[:, 1] - ranges[:, 0]
 
 

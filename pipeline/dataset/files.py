@@ -40,7 +40,6 @@ class Dataset:
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.
-        manifest: what it holds, of one of its generations.
         fingerprints: of all its generations, later ones too, as far as they are known.
     """
 
@@ -138,10 +137,8 @@ class Dataset:
     ) -> ShardIndex:
         """Return a shard's index, verified by its hash, with all its documents.
 
-        Args:
-            shard_index: which.
-            with_names: whether keys, ids and quality are read too.
-            metadata: fields to read; None reads all of them with names, and none without.
+        Keys, ids and quality are read `with_names` only. Of the metadata, None reads all fields
+        with names, and none without.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.

@@ -46,7 +46,6 @@ class ChosenDocuments:
     """The documents of a dataset that are read.
 
     Attributes:
-        dataset: the dataset.
         where: a condition that was checked, "" for none; it names scores by their fingerprints.
         columns: those that it names.
         scores: teachers' scores that it names.

@@ -121,7 +121,6 @@ class ShardWriter:
 def _columns(
     documents: Sequence[SourceDocument], metadata: Sequence[MetadataColumn]
 ) -> dict[str, pa.ChunkedArray]:
-    """Return the documents' metadata by field."""
     columns = {}
     for place, entry in enumerate(metadata):
         values = [document.metadata[place] for document in documents]

@@ -60,13 +60,9 @@ _NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Mark:
-    """What a page says of a student token, besides what it is mapped to.
+    """What a page says of a student token, besides what it is mapped to; the hint is for a pointer.
 
-    Attributes:
-        kind: "kept" or "dropped".
-        hint: what is read where the pointer rests on it.
-        unmapped: whether it counts as unmapped, although its span may hold teacher tokens: none of
-            them has a loss.
+    It counts as unmapped although its span may hold teacher tokens if none of them has a loss.
     """
 
     kind: Literal["kept", "dropped"]

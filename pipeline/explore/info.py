@@ -165,7 +165,6 @@ def _name(token_id: int | None) -> str:
 
 
 def _lengths(statistics: AlignmentStatistics) -> list[str]:
-    """Return a histogram of document lengths."""
     student, teacher = statistics.student_length_counts, statistics.teacher_length_counts
     used, top = np.flatnonzero(student + teacher), max(student.max(), 1)
     rows = [["tokens from", "documents by student", "by teacher", ""]]

@@ -32,14 +32,10 @@ _ENDS = (0.005, 0.995)
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """Columns of teachers' scores of the N documents that are read of a dataset.
+    """Columns of teachers' scores of the N documents that are read, which lie at a shard's place.
 
-    Attributes:
-        shard: int64 [N], the shard of each.
-        place: int64 [N], its place in the shard's index.
-        num_text_bytes: int64 [N].
-        group: N values of a field of the metadata, as text; all "" if none was asked for.
-        values: by the column's name, float64 [N], NaN if a document has none.
+    A field of the metadata, if one was asked for, is text; `values`, float64 [N], are by the
+    column's name, NaN if a document has none.
     """
 
     shard: NDArray[np.int64]

@@ -49,9 +49,7 @@ class Spot:
 def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) -> list[Spot]:
     """Return where a document is far costlier than on the whole, in order.
 
-    Args:
-        losses: float [T], nats, NaN if a token has none.
-        byte_offsets: int [T, 2], of the tokens.
+    Losses are float [T], nats, NaN if a token has none; the tokens' `byte_offsets` int [T, 2].
     """
     if len(losses) <= SPOT_TOKENS:
         return []

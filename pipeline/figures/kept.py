@@ -143,7 +143,6 @@ def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[
 
 
 def _marks(tokens: KeptTokens) -> dict[int, Mark]:
-    """Return what the page says of each student token."""
     covering = [token.text for block in tokens.document.blocks for token in block.teacher]
     return {
         token.index: Mark(

@@ -62,8 +62,7 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
 class TailDraws:
     """Draws n times at each place, with replacement; `score_with_likeliest` fills it.
 
-    Attributes:
-        ids: int64 [n, draws], the tokens drawn, once the walk is over.
+    Its ids, int64 [n, draws], are there once the walk is over.
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:

@@ -32,7 +32,6 @@ class StudentPass(MicroBatchLoss):
         with_distributions: whether labels' distributions are wanted.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         top_k: next tokens that such a teacher is asked for.
-        draws: draws of the rest that it is asked for.
     """
 
     student: PreTrainedModel
@@ -138,7 +137,6 @@ def score_labels(
 
 @torch.no_grad()
 def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    """Return the teacher's hidden states of its own tokens."""
     return hidden_states(
         teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
     )

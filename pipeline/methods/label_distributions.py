@@ -60,9 +60,8 @@ def ask_distributions(
 ) -> LabelDistributions:
     """Return the distributions of a running teacher, as rows would hold them unrounded.
 
-    They come from its hidden states of its own tokens in these rows, float
-    [rows, teacher_seq_length, H]; `draws` of the rest are as `vocag score --draws` stores them, by
-    its default seed.
+    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. Of the rest, `draws`
+    are taken as `vocag score --draws` stores them, by its default seed.
     """
     fields = Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1

@@ -34,13 +34,11 @@ def _loss(given: StudentPass) -> LossResult:
 
 
 def _joined_bounds(cu_seqlens: Tensor) -> Tensor:
-    """Return the segment bounds of all rows laid end to end; each row ends with its length."""
+    """Return the segment bounds of all rows laid end to end; those between rows are empty."""
     import torch
 
-    seq_length = cu_seqlens[0, -1]
-    starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device) * seq_length
-    bounds = cu_seqlens[:, :-1] + starts[:, None]
-    return torch.cat([bounds.flatten(), (len(cu_seqlens) * seq_length).view(1)])
+    starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device) * cu_seqlens[0, -1]
+    return (cu_seqlens + starts[:, None]).flatten()
 
 
 KINDS = (

@@ -108,11 +108,7 @@ def convert_tokenizer(
     config: Mapping[str, Any],
     defaults: GenerationDefaults | None = None,
 ) -> ExportedTokenizer:
-    """Make a tokenizer for `transformers` and prove it on texts that it has given ids.
-
-    The record is what `pipeline.dataset.conventions.describe_tokenizer` says of it, the config the
-    model's `config.json`, which `AutoTokenizer` looks at. How the model writes are defaults, in
-    this tokenizer's tokens, of `read_generation_defaults`.
+    """Make a tokenizer for `transformers` and prove it on texts whose ids are known.
 
     Raises:
         TokenizerError: ids differ on a text, or there is no conversion.
@@ -262,7 +258,6 @@ def _dump(body: Mapping[str, Any]) -> bytes:
 
 
 def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence[int]) -> None:
-    """Raise on a document whose ids differ."""
     for known in documents:
         place = _difference(loaded, known, before)
         if place is not None:

@@ -34,10 +34,9 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
 def find_bounds(position_ids: Tensor) -> Tensor:
-    """Return where the documents of all rows start, and where the last one ends.
+    """Return where the documents of all rows start, laid end to end, int32 [segments + 1].
 
-    Given int [rows, T] positions, from 0 in every segment, they are int32 [segments + 1], places of
-    the rows laid end to end.
+    `position_ids`, int [rows, T], are from 0 in every segment.
 
     Example:
         >>> find_bounds(torch.tensor([[0, 1, 0], [0, 1, 2]])).tolist()
@@ -52,9 +51,7 @@ def find_bounds(position_ids: Tensor) -> Tensor:
 def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:
     """Return what a model's forward pass needs besides positions, by its implementation.
 
-    Args:
-        model: whose configuration names the implementation.
-        position_ids: int [rows, T], from 0 in every segment.
+    `position_ids`, int [rows, T], are from 0 in every segment.
 
     Example:
         >>> more = packed_arguments(model, position_ids)

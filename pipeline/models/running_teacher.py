@@ -26,10 +26,7 @@ def open_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> PreTrainedModel:
-    """Return a model that belongs to a run's rows, which `rules` describe, on its device.
-
-    The source is what a user names, as `find_teacher` takes it, loaded in `dtype`, or a model that
-    somebody has loaded.
+    """Return a model that belongs to a run's rows: loaded, if a user names it as in `find_teacher`.
 
     Raises:
         ForeignTokenizerError: it comes with a different tokenizer from the data's.

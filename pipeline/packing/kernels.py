@@ -232,11 +232,10 @@ def _write_pieces(
 def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
     """Return which source each place of a period belongs to, and how many of it come before.
 
-    A source has `shares` rows, int64 [K], in the period, 0 for none. Earliest deadline first: with
-    P the sum of the shares, row j of source i (from 0) may be at places j·P/share to (j +
-    1)·P/share. Where shares fill the period, there always is such an order, and earliest deadline
-    first finds it: of the first n places a source has more than n·share/P - 1 and less than
-    n·share/P + 1.
+    Earliest deadline first: with P the sum of the shares, int64 [K] rows of each source in a
+    period, row j of source i (from 0) may be at places j·P/share to (j + 1)·P/share. Where shares
+    fill the period, there always is such an order, and earliest deadline first finds it: of the
+    first n places a source has more than n·share/P - 1 and less than n·share/P + 1.
 
     Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
     """

@@ -44,10 +44,10 @@ class OpenedDataset:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """What a run reads: the datasets of a mixture, or one dataset, which is a mixture of one.
+    """What a run reads: the datasets of a mixture, in its order; one dataset is a mixture of one.
 
-    The manifest is that of `dataset`, with the tokens around a text that the run names; `known` are
-    fingerprints by number of the generations of each dataset, later ones too.
+    `manifest` is the run's, with the tokens around a text that it names. `known` are fingerprints
+    by number of the generations of each dataset, later ones too.
     """
 
     reading: Reading
@@ -126,11 +126,10 @@ class OpenedRun:
 def open_run(
     reading: Reading, saved: StreamState | None = None, *, seed: int = 0, max_epochs: int | None = 1
 ) -> OpenedRun:
-    """Open what a run reads, each dataset once.
+    """Open what a run reads, each dataset once. A mixture's file has its own seed and `max_epochs`.
 
-    What a resumed run has saved decides the generation: datasets that have grown since are opened
-    as they were, unless the reading names one. Seed and epochs are of a dataset; a mixture's file
-    has its own.
+    Datasets that have grown since a resumed run recorded them in `saved` are opened as they were,
+    unless the reading names a generation.
 
     Raises:
         DatasetError: one isn't a finished dataset, or is in the mixture twice without conditions

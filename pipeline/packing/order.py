@@ -117,7 +117,6 @@ class ReplicaBatches:
     num_replicas: int = 1
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         if not 0 <= self.replica < self.num_replicas:
             raise ValueError(f"replica {self.replica} is not in 0 … {self.num_replicas - 1}")
         share = self.micro_batch_size * self.num_replicas

@@ -202,7 +202,6 @@ class _Measured:
     fill: NDArray[np.float64]
 
     def slice(self, start: int, stop: int) -> "_Measured":
-        """Return some of them."""
         own = slice(start, stop)
         return _Measured(self.segments[own], self.student[own], self.teacher[own], self.fill[own])
 

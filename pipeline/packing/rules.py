@@ -26,7 +26,6 @@ class PackingRules:
     window_rows: int = 1024
 
     def __post_init__(self) -> None:
-        """Check the lengths."""
         for name in ("seq_length", "teacher_seq_length"):
             value = getattr(self, name)
             if not 4 <= value < 1 << 31:

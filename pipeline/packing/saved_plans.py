@@ -72,7 +72,6 @@ class _PlanRecord:
 
     @property
     def folder_name(self) -> str:
-        """Of the plan."""
         name = f"{self.fingerprint[:16]}-{self.rules.fingerprint[:16]}-v{FORMAT}"
         chosen = (self.where + self.scores).encode()
         return f"{name}-{sha256(chosen).hexdigest()[:16]}" if self.where else name

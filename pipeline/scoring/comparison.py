@@ -44,10 +44,7 @@ class Comparison:
 def compare_scores(location: str, first: str, second: str) -> Comparison:
     """Return what two scores of a dataset differ by, in documents that are not removed.
 
-    Args:
-        location: the dataset's folder.
-        first: scores, named as in `pipeline.scoring.stored_losses.find_scores`.
-        second: others.
+    Scores are named as in `pipeline.scoring.stored_losses.find_scores`.
 
     Raises:
         ForeignLossesError: of other data, or of tokens in other contexts.
@@ -79,20 +76,18 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
     return found
 
 
-def kept_tokens(guidance: NDArray[np.float64], share: float = KEPT) -> NDArray[np.bool_]:
+def kept_tokens(guidance: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which tokens a student whose loss is the same everywhere would keep, bool [T].
 
-    Args:
-        guidance: float64 [T], nats, a teacher's; NaN if a token is unmapped.
-        share: of the mapped tokens, rounded down as in training; equal ones go to the earlier
-            token.
+    Their share of those with a teacher's loss, float64 [T], nats, NaN if unmapped, is rounded down
+    as in training; of equal losses the earlier token's goes first.
 
     Example:
         >>> kept_tokens(np.array([3.0, 1.0, np.nan, 2.0, 0.5, 9.0])).tolist()
         [False, True, False, False, True, False]
     """
     kept = np.zeros(len(guidance), np.bool_)
-    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), share)
+    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), KEPT)
     kept[np.argsort(guidance, kind="stable")[:num_kept]] = True
     return kept
 

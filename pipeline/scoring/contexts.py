@@ -31,11 +31,8 @@ from schemas.index import ShardIndex
 class Pieces:
     """P runs of teacher tokens that are scored together, in the order of a shard's documents.
 
-    Attributes:
-        document: int64 [P], number in the shard.
-        start: int64 [P], the first teacher token.
-        stop: int64 [P], behind the last one.
-        continues: bool [P], whether the document continues here, after a split.
+    Each is of a document, int64 [P] by its number in the shard, from `start` up to `stop`; bool [P]
+    says whether it continues the document after a split.
     """
 
     document: NDArray[np.int64]
@@ -48,11 +45,7 @@ class Pieces:
         return len(self.document)
 
     def of_documents(self, wanted: NDArray[np.bool_]) -> Pieces:
-        """Return the pieces of some documents, which keep their numbers.
-
-        Args:
-            wanted: bool [N], by number in the shard.
-        """
+        """Return the pieces of wanted documents, bool [N]; these keep their numbers."""
         own = wanted[self.document]
         return Pieces(*(getattr(self, entry.name)[own] for entry in fields(self)))
 
@@ -94,9 +87,6 @@ class ContextRule:
         Raises:
             ValueError: the teacher's convention ends documents with a token; it isn't a token of
                 the text, so no loss of it is stored and none is ever used.
-
-        Example:
-            >>> ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:

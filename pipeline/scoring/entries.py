@@ -25,23 +25,14 @@ def fill_entries(
     log_probs: NDArray[np.float32],
     at: str,
 ) -> None:
-    """Fill in the entries of some positions of a document, and what was drawn there.
+    """Fill in the entries of positions of a document from `start` on, and what was drawn there.
 
-    Args:
-        entries: of its shard.
-        document: its number in the shard.
-        start: the first position; it has all that are asked for.
-        ids: int32 [n, K + draws or more], by the rule's K and draws, gets token ids, entries first
-            and draws last; -1 where there is none.
-        log_probs: float32, of the same shape, gets nats, falling, -inf if there is none, and for
-            draws.
-        at: the sidecar's path, for errors.
+    `ids`, int32 [n, K + draws or more] by the rule's K and draws, gets token ids, entries first and
+    draws last; -1 where there is none. `log_probs`, float32 of that shape, gets nats, falling, -inf
+    if there is none, and for draws. `at`, the sidecar's path, is for errors.
 
     Raises:
         DamagedShardError: they are none that a teacher gives.
-
-    Example:
-        >>> fill_entries(shard.entries, 7, 0, ids=ids, log_probs=log_probs, at=path)
     """
     own = int(entries.position_starts[document])
     counts = entries.counts[own : own + start + len(ids)]
@@ -69,12 +60,7 @@ def copy_entries(
 ) -> None:
     """Copy a document's entries to its positions in another shard, as they are stored.
 
-    Args:
-        entries: of its shard.
-        document: its number there.
-        top: of the other shard, by the same rule.
-        positions: of the document there.
-        at: the sidecar's path, for errors.
+    `at`, the sidecar's path, is for errors.
 
     Raises:
         DamagedShardError: they are none that a teacher gives.

@@ -83,10 +83,7 @@ class ScoredShard:
         return self.scores.sidecar(self.record)
 
     def list_documents(self, file: int) -> KnownDocuments:
-        """Return the documents whose losses are stored.
-
-        Args:
-            file: the number by which the sidecar will be named.
+        """Return the documents whose losses are stored in the sidecar of number `file`.
 
         Raises:
             DamagedShardError: the shard or its sidecar is missing, cut or altered.
@@ -111,13 +108,7 @@ class KnownLosses:
         *,
         cache: ShardCache | None = None,
     ) -> None:
-        """Take what `ScoredShard.list_documents` gave.
-
-        Args:
-            documents: by digest.
-            sidecars: the files that they name by number.
-            cache: for remote ones.
-        """
+        """Take what `ScoredShard.list_documents` gave, and the sidecars that it names by number."""
         self.documents = documents
         self._sidecars = sidecars
         self._cache = cache
@@ -125,11 +116,6 @@ class KnownLosses:
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
         """Return which documents are known, int64 [N]: numbers for `read`, -1 for the others.
-
-        Args:
-            tokens: of the documents.
-            pieces: in which they are scored.
-            rule: gives the context tokens.
 
         Example:
             >>> (KnownLosses(KnownDocuments(), []).find(tokens, pieces, rule) < 0).all()
@@ -140,11 +126,9 @@ class KnownLosses:
         return self.documents.find(document_digests(tokens, pieces, rule))
 
     def read(self, found: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the known losses of some documents' tokens, float32 [M], nats; NaN for the rest.
+        """Return the losses of found documents' tokens, float32 [M], nats; NaN for the rest.
 
-        Args:
-            found: int64 [N], of `find`.
-            starts: int64 [N + 1], as in `DocumentTokens`.
+        `starts`, int64 [N + 1], is as in `DocumentTokens`.
 
         Raises:
             DamagedShardError: a sidecar is missing or was altered since it was listed.
@@ -157,12 +141,7 @@ class KnownLosses:
         return losses
 
     def read_top(self, found: NDArray[np.int64], tokens: DocumentTokens, top: TopTokens) -> None:
-        """Fill in the known documents' entries, which were stored by the same rule.
-
-        Args:
-            found: int64 [N], of `find`.
-            tokens: of the documents.
-            top: of their positions.
+        """Fill in the entries of the found documents, which were stored by the same rule.
 
         Raises:
             DamagedShardError: as `read`, or entries are none that a teacher gives.
@@ -194,11 +173,6 @@ def document_digests(
     tokens: DocumentTokens, pieces: Pieces, rule: ContextRule
 ) -> NDArray[np.bytes_]:
     """Return 16 bytes over all that a teacher sees of each document, [N].
-
-    Args:
-        tokens: of the documents.
-        pieces: in which they are scored, in the documents' order.
-        rule: gives the context tokens.
 
     Example:
         >>> len(document_digests(tokens, rule.pieces(index), rule)) == len(index)

@@ -31,12 +31,7 @@ from schemas.sidecar import (
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The teacher tokens of D documents, laid end to end.
-
-    Attributes:
-        input_ids: int64 [M].
-        starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
-    """
+    """The teacher tokens of D documents, int64 [M]; document d owns starts[d]:starts[d + 1]."""
 
     input_ids: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -62,12 +57,7 @@ class ShardToScore:
 
     @classmethod
     def open(cls, documents: ChosenDocuments, number: int, context: ContextRule) -> ShardToScore:
-        """Read a shard's index.
-
-        Args:
-            documents: of the dataset, those that are scored, but for removed ones.
-            number: of the shard.
-            context: where documents are cut.
+        """Read the index of a shard's scored documents; `context` says where they are cut.
 
         Raises:
             DamagedShardError: the index is missing or is not the manifest's.
@@ -101,9 +91,7 @@ class ShardToScore:
     def read_tokens(self, wanted: Kept = None) -> DocumentTokens:
         """Return the documents' teacher tokens, each verified against the index.
 
-        Args:
-            wanted: of the documents that are scored, those to read; None: all. The others get no
-                tokens.
+        Only `wanted` ones of the documents that are scored are read; the others get no tokens.
 
         Raises:
             DamagedShardError: the tar is missing or cut.
@@ -135,10 +123,8 @@ class ShardToScore:
     ) -> tuple[bytes, SidecarRecord]:
         """Return the shard's sidecar and what the score manifest says of it.
 
-        Args:
-            losses: float32 [M], nats, of the documents' tokens; NaN if one has no context.
-            teacher: fingerprint of the `TeacherRule`.
-            top: the likeliest tokens at the documents' positions, where the rule asks for them.
+        Losses are float32 [M], nats; NaN if a token has no context. `teacher` is the fingerprint of
+        its `TeacherRule`.
         """
         starts = np.append(0, np.cumsum(self.lengths))
         entries = None if top is None else top.pack(starts)

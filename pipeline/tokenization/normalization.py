@@ -41,15 +41,13 @@ class Rewriting:
     changes: NDArray[np.int64]
 
     def to_text(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the text's bytes that ranges of normalised bytes came from, int64 [T, 2].
+        """Return the text's bytes that ranges of normalised bytes came from, int64 [T, 2] both.
 
-        A range that divides a changed piece covers all of it: nobody knows which part is whose.
-
-        Args:
-            ranges: int64 [T, 2], none decreasing.
+        None decreases; one that divides a changed piece covers all of it: nobody knows which part
+        is whose.
 
         Example:
-            >>> follow_normalizer("e\u0301x", nfc).to_text(np.array([[0, 1], [1, 2], [2, 3]]))
+            >>> follow_normalizer("éx", nfc).to_text(np.array([[0, 1], [1, 2], [2, 3]]))
             array([[0, 3],
                    [0, 3],
                    [3, 4]])

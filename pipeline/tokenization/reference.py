@@ -30,11 +30,7 @@ _SPELLED_AT_ONCE = 1 << 16
 
 
 class VocabularyTable:
-    """The bytes that each id stands for, and where tokens lie that spell their text.
-
-    Attributes:
-        entries: bytes by id; b"" stands for none, or for none that is known.
-    """
+    """The bytes that each id stands for, b"" if none, and where tokens lie that spell a text."""
 
     def __init__(self, entries: Sequence[bytes]) -> None:
         """Lay the entries out."""

@@ -55,8 +55,7 @@ class GuidedTrainer(Trainer):
     once by all tokens that were kept. Their number is known after the last micro-batch, so the
     Trainer accumulates losses by place, and the gradient is scaled then.
 
-    Attributes:
-        rows: of the training data, in the order of the run.
+    `rows` are the training data's, in the order of the run.
     """
 
     loss_is_scaled_for_ga = False  # the Trainer divides by the number of micro-batches
@@ -279,7 +278,6 @@ class _KeepRows(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Write the file."""
         if state.is_world_process_zero:
             stood = self._rows.state(state.global_step * self._rows.config.global_batch_size)
             folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")

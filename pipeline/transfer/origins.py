@@ -22,13 +22,9 @@ from pipeline.tokenization.definition import PAD_NAMES
 
 @dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """How often tokens of two vocabularies cover the same text.
+    """How often tokens of two vocabularies cover the same text, float64 [P] of P pairs of ids.
 
-    Attributes:
-        new_ids: int64 [P].
-        old_ids: int64 [P].
-        weights: float64 [P]; a new token's occurrence counts once, shared by the old tokens that
-            cover it.
+    A new token's occurrence counts once, shared by the old tokens that cover it.
     """
 
     new_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))

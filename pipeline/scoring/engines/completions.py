@@ -80,12 +80,9 @@ def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None
 def read_likeliest(
     answer: Any, input_ids: Sequence[int], rule: DistributionRule
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return what a server finds likeliest to follow each token of a prompt.
+    """Return what a server finds likeliest to follow each of a prompt's T tokens.
 
-    Args:
-        answer: that `read_losses` has accepted.
-        input_ids: the prompt, T tokens.
-        rule: how many there are.
+    `answer` is one that `read_losses` has accepted.
 
     Returns:
         int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
@@ -120,15 +117,7 @@ def read_likeliest(
 
 
 def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return the losses of a prompt's tokens.
-
-    Args:
-        answer: of the server, as JSON gives it.
-        model: that was asked for.
-        input_ids: the prompt.
-
-    Returns:
-        float32 [T], nats; NaN for the first token, which has no loss.
+    """Return the losses of a prompt's tokens, float32 [T], nats; NaN for the first, which has none.
 
     Raises:
         NonsenseError: no such answer, another model, another number of tokens, positive

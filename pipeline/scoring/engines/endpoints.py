@@ -114,12 +114,10 @@ class Endpoints:
         self._interrupted.clear()
 
     def retry(self, ask: Callable[[Endpoint], Answer], only: Endpoint | None = None) -> Answer:
-        """Ask servers until one has answered sensibly.
+        """Ask servers, or `only` one, until one has answered sensibly.
 
-        Args:
-            ask: a server; raises `PassingError` or `NonsenseError` where asking again may help, and
-                `DisprovedError` where asking this server can't.
-            only: ask no other server.
+        `ask` raises `PassingError` or `NonsenseError` where asking again may help, and
+        `DisprovedError` where asking this server can't.
 
         Raises:
             EngineError: the attempts are spent, no server is left, or asking again is of no use.
@@ -188,12 +186,9 @@ class Endpoints:
             return min(left, key=lambda s: (s.rests_until > now, s is last, s.num_under_way))
 
     def send(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return what a server answers, or has under a path; one attempt.
+        """Return what a server answers, or has under a path such as "/version"; one attempt.
 
-        Args:
-            server: to ask.
-            path: such as "/version".
-            body: of a question; without one, None is the answer of a server that has no such path.
+        Without the `body` of a question, None is the answer of a server that has no such path.
 
         Raises:
             PassingError: asking again may help.

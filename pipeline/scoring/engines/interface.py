@@ -66,13 +66,10 @@ class Engine(Protocol):
         names: Sequence[str] = (),
         advance: Callable[[int], object] = int,
     ) -> ScoredDocuments:
-        """Give each token the loss `-log P(x_l | its context)`.
+        """Give each token of documents, cut into `pieces`, the loss `-log P(x_l | its context)`.
 
-        Args:
-            tokens: of the documents.
-            pieces: how their contexts are cut; `ContextRule.pieces` gives them.
-            names: the documents' ids, for errors.
-            advance: told how many losses are on their way since its last call.
+        The documents' ids are for errors; `advance` is told how many losses are on their way since
+        its last call.
 
         Raises:
             ValueError: a token or a piece that the teacher can't take, or no losses in return.

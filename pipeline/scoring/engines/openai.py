@@ -157,13 +157,8 @@ def connect(
 ) -> ServedEngine:
     """Return a teacher behind servers, once each has shown that it is the same and can be asked.
 
-    Args:
-        settings: where the servers are, and how they are asked.
-        rule: with which context.
-        dataset: whose teacher it is.
-        api_key: for servers that ask for one.
-        known: what the job has started with; None takes it from the first server.
-        distributions: which of its likeliest tokens are asked for, too; None: losses only.
+    What the job has started with is `known`, None takes it from the first server. Without
+    `distributions`, they are asked for losses only.
 
     Raises:
         EngineError: a server that can't be reached, serves another model, is of another version, or
@@ -189,7 +184,6 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return what the first server says and gives."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

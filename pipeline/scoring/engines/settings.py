@@ -114,7 +114,6 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
@@ -144,7 +143,6 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
@@ -156,10 +154,8 @@ class ServedSettings:
 class Handshake:
     """What a job's first server says and gives; its workers hold every server against it.
 
-    Attributes:
-        program: "vllm", or "" if it does not say.
-        version: of its program, "" if it does not say.
-        losses: that it gives a plain text, nats; NaN for the first token.
+    What it doesn't say is "". Losses are those that it gives a plain text, nats; NaN for the first
+    token.
     """
 
     program: str

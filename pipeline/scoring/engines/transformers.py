@@ -146,7 +146,6 @@ class Scorer:
         return lengths
 
     def _forward(self, batch: PieceBatch) -> _Found:
-        """Return what the model gives a batch, on the device."""
         input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
         hidden = output.last_hidden_state.flatten(0, 1)
@@ -269,12 +268,8 @@ def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) ->
 def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
     """Yield the pieces of each batch, longest first; each piece once.
 
-    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push
-    its padding above `MAX_PADDING`.
-
-    Args:
-        lengths: int64 [P], places of each piece.
-        batch_tokens: places per batch.
+    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push its
+    padding above `MAX_PADDING`.
 
     Example:
         >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
