@@ -67,7 +67,6 @@ class TeacherOptions:
         return {kind: getattr(self, f"{kind}_model_parallel_size") for kind in kinds}
 
     def __post_init__(self) -> None:
-        """Check what concerns the teacher alone."""
         if min(self.micro_batch_size, *self._parallel_sizes.values()) < 1:
             raise ArgumentError(
                 f"the teacher's micro-batch size {self.micro_batch_size} and parallel sizes "

@@ -46,7 +46,6 @@ class Tokens:
     byte_offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return len(self.input_ids)
 
 

@@ -102,7 +102,6 @@ class ShardIndex:
     metadata: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.payload_offset)
 
 

@@ -24,7 +24,6 @@ class RemovedDocuments:
     document: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of documents."""
         return len(self.shard)
 
     def of_shard(self, shard_index: int) -> NDArray[np.int64]:

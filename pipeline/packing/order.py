@@ -140,7 +140,6 @@ class ReplicaBatches:
         return left // (self.micro_batch_size * self.num_replicas)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the samples of each micro-batch."""
         share = self.micro_batch_size * self.num_replicas
         first = self.consumed_samples + self.replica * self.micro_batch_size
         for start in range(first, first + len(self) * share, share):

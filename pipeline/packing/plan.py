@@ -67,7 +67,6 @@ class RowPlan:
     shard_document_starts: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.row_starts) - 1
 
     @property
