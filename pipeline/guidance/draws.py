@@ -66,12 +66,7 @@ class TailDraws:
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:
-        """Draw with these keys.
-
-        Args:
-            keys: int64 [n, 2], of `draw_keys`.
-            num_draws: how often, at each place.
-        """
+        """Draw so often at each place, with the keys of `draw_keys`, int64 [n, 2]."""
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
         self._log_masses: list[Tensor] = []

@@ -92,7 +92,8 @@ def why_unlike(definition: Definition) -> str | None:
 
 def find_difference(definition: Definition) -> str | None:
     """Return in words the first text or character around which encoders split otherwise."""
-    found = _first_unlike(_copy(definition, _ascii_parts()), ASCII_TEXTS)
+    ascii_parts = chain(*(_parts(text.encode()) for text in ASCII_TEXTS))
+    found = _first_unlike(_copy(definition, ascii_parts), ASCII_TEXTS)
     if found is not None:
         return f"the text {ASCII_TEXTS[found]!r} is split elsewhere than by the reference"
     start = time.monotonic()
@@ -184,11 +185,6 @@ def _model(joined: Sequence[bytes]) -> Definition:
     pieces = [*(bytes([byte]) for byte in range(256)), *joined]
     vocabulary = {write_byte_level(piece): place for place, piece in enumerate(pieces)}
     return {"type": "BPE", "vocab": vocabulary, "merges": merges_of(vocabulary)}
-
-
-def _ascii_parts() -> Iterator[bytes]:
-    for text in ASCII_TEXTS:
-        yield from _parts(text.encode())
 
 
 def _context_parts() -> Iterator[bytes]:

@@ -99,7 +99,8 @@ class Tokenizer:
         if not proven:
             require_usable(file.source, self._reference_path)
             self.check_fast_path(probes_of(self._reference.added_strings))
-            self._check_splits()
+            if self._fast is not None and (difference := why_unlike(self._fast.definition)):
+                self._disable_fast(f"fastokens: {difference}")
 
     @property
     def fast(self) -> bool:
@@ -248,10 +249,6 @@ class Tokenizer:
         difference = self._find_difference(self._fast, decodable)
         self.num_reference_documents = counted
         if difference is not None:
-            self._disable_fast(f"fastokens: {difference}")
-
-    def _check_splits(self) -> None:
-        if self._fast is not None and (difference := why_unlike(self._fast.definition)):
             self._disable_fast(f"fastokens: {difference}")
 
     def _disable_fast(self, reason: str) -> None:

@@ -62,7 +62,7 @@ def compare_entries(
     num_bad, num_entries, worst = 0, 0, 0.0
     num_lone, num_positions = 0, 0
     for document in documents:
-        a, b = (_entries_of(entries, document) for entries in (again, stored))
+        a, b = (_next_tokens_of(entries, document)[:2] for entries in (again, stored))
         num_lone += int(np.count_nonzero((a[0][:, 0] < 0) != (b[0][:, 0] < 0)))
         num_positions += len(a[0])
         for one, other in ((a, b), (b, a)):
@@ -95,7 +95,8 @@ def compare_draws(
     another one may win. Another seed or teacher changes nearly all.
     """
     pairs = [
-        [_draws_of(entries, document) for entries in (again, stored)] for document in documents
+        [_next_tokens_of(entries, document)[2] for entries in (again, stored)]
+        for document in documents
     ]
     num_draws = sum(one.size for one, _ in pairs)
     num_others = sum(int(np.count_nonzero(one != other)) for one, other in pairs)
@@ -109,25 +110,16 @@ def compare_draws(
     )
 
 
-def _draws_of(entries: ShardEntries, document: int) -> NDArray[np.int32]:
-    return _next_tokens_of(entries, document)[0][:, entries.rule.top_k :]
-
-
-def _entries_of(
-    entries: ShardEntries, document: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    ids, log_probs = _next_tokens_of(entries, document)
-    return ids[:, : entries.rule.top_k], log_probs[:, : entries.rule.top_k]
-
-
 def _next_tokens_of(
     entries: ShardEntries, document: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    """Return ids and log-probabilities of a document's entries, and ids of its draws."""
     start, stop = entries.position_starts[document : document + 2].tolist()
-    shape = stop - start, entries.rule.top_k + entries.rule.draws
+    top_k = entries.rule.top_k
+    shape = stop - start, top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
     fill_entries(entries, document, 0, ids=ids, log_probs=log_probs, at="")
-    return ids, log_probs
+    return ids[:, :top_k], log_probs[:, :top_k], ids[:, top_k:]
 
 
 def _differences(
