@@ -163,6 +163,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     num_heads = config["num_attention_heads"]
+    is_windowed = config.get("use_sliding_window", True)  # a switch of Qwen's
     return ModelShape(
         family=family,
         num_layers=config["num_hidden_layers"],
@@ -178,7 +179,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
         qk_layernorm=family.startswith("qwen3"),
         rotary_base=float(config["rope_parameters"]["rope_theta"]),
         max_position_embeddings=config["max_position_embeddings"],
-        sliding_window=_sliding_window(config),
+        sliding_window=config.get("sliding_window") if is_windowed else None,
         config=config,
         experts=_experts(config) if family == "qwen3_moe" else None,
     )
@@ -199,11 +200,6 @@ def _experts(config: dict[str, Any]) -> Experts | None:
         renormalised=config["norm_topk_prob"],
         layers=layers,
     )
-
-
-def _sliding_window(config: dict[str, Any]) -> int | None:
-    is_used = config.get("use_sliding_window", True)  # a switch of Qwen's
-    return config.get("sliding_window") if is_used else None
 
 
 def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:

@@ -145,7 +145,10 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
     tokenizer = load_dataset_tokenizer(dataset, side)
     if tokenizer.file.kind != "huggingface":
         return
-    own = _gguf_tokens(path)
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
+    own = [] if field is None else [str(token) for token in field.contents()]
     for token_id, text in token_names(tokenizer.file.definition).items():
         found = own[token_id] if token_id < len(own) else None
         if found != text:
@@ -155,10 +158,3 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
                 f'("{source}") and {found!r} in {path}: name the model '
                 "that the tokenizer belongs to, or run vocag align again with the model's"
             )
-
-
-def _gguf_tokens(path: Path) -> list[str]:
-    from gguf import GGUFReader
-
-    field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
-    return [] if field is None else [str(token) for token in field.contents()]
