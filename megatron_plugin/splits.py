@@ -100,7 +100,7 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
     """Return the splits of at most so many ranks that can share a batch, the fastest first.
 
-    At the ratio of teacher ranks per student rank neither waits.
+    The ratio is that of teacher ranks per student rank at which neither waits.
 
     Example:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]

@@ -149,7 +149,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return documents, of so many tokens, integers [D], by the bins of `LENGTH_EDGES`, int64.
+    """Return how many documents, of int [D] tokens, are in each bin of `LENGTH_EDGES`, int64.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()

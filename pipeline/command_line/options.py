@@ -75,7 +75,7 @@ def parse_options[T](
     """Return what a command line asks for; the dataclass's docstring describes the command.
 
     The epilog follows the options in the help; paragraphs with indented lines stay as they are.
-    Groups have a title by the name of their first option.
+    Groups are titles, by the name of a group's first option.
 
     Raises:
         ValueError: from the dataclass, and for an option that is given twice but must not be.
@@ -180,7 +180,7 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
 def require_known(
     option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
 ) -> None:
-    """Raise ValueError for values that an option hasn't; its hint is what is most like the first.
+    """Raise ValueError for an option's values that aren't known; a hint is what is most like them.
 
     `option` is as it stands before a value, `--tasks ` or `method=`; known ones are named in their
     order, and then what else a value may be.

@@ -119,8 +119,8 @@ def fit_segments(
 ) -> NDArray[np.int64]:
     """Return the row of each segment, int64 [n], rows numbered from 0 in the order they open.
 
-    A segment goes to the open row that it leaves with the fewest free student tokens. It has, int64
-    [n], at most `seq_length` student tokens, below 2**31, and at most `teacher_seq_length` teacher
+    A segment goes to the open row that it leaves with the fewest free student tokens. Segments have
+    at most `seq_length` student tokens, below 2**31, and at most `teacher_seq_length` teacher
     tokens.
     """
     row = np.empty(len(student), np.int64)
