@@ -92,8 +92,8 @@ class ShardEntries:
 class TopTokens:
     """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
 
-    Ids are int32 [P, K], -1 if a position has no entry; log-probabilities, as stored, and draws,
-    int32 [P, draws], are then any values.
+    Ids are int32 [P, K], -1 if a position has no entry; log-probabilities, uint8 or float16 [P, K]
+    as stored, and draws, int32 [P, draws], are then any values.
     """
 
     rule: DistributionRule
@@ -159,8 +159,9 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the least entropies of distributions whose likeliest tokens are known, float64 [n].
 
-    Their log-probabilities are float [n, K], nats, falling, -inf if there is no such token. Each of
-    the others is no likelier than the least of these, nor than all others together.
+    These are nats, as the tokens' log-probabilities are, float [n, K], falling, -inf if there is no
+    such token. Each of the others is no likelier than the least of these, nor than all others
+    together.
 
     Example:
         >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()

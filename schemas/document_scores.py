@@ -40,12 +40,17 @@ ALL_COLUMNS = tuple(_SCHEMA.names)
 
 @dataclass(frozen=True, eq=False)
 class DocumentScores:
-    """One number of each kind for each of N documents, float32 [N]; NaN if there is none.
+    """One number of each kind for each of N documents; NaN if there is none.
 
-    `bits_per_byte` is the sum of a document's losses in bits, by the bytes of its text;
-    `bits_per_byte_later` the mean loss in bits of the tokens after the first `FIRST_TOKENS`, by the
-    document's bytes per token; `largest_window` the same of the dearest `WINDOW_TOKENS` losses in a
-    row, or of all if there are fewer; `tokens_per_byte` teacher tokens, also if nothing was scored.
+    Attributes:
+        bits_per_byte: float32 [N], the sum of a document's losses in bits, by the bytes of its
+            text.
+        bits_per_byte_later: float32 [N], the mean loss in bits of the tokens after the first
+            `FIRST_TOKENS`, by the document's bytes per token.
+        largest_window: float32 [N], the same of the dearest `WINDOW_TOKENS` losses in a row, or of
+            all if there are fewer.
+        tokens_per_byte: float32 [N], teacher tokens by bytes of text, also if nothing was
+            scored.
     """
 
     bits_per_byte: NDArray[np.float32]

@@ -38,9 +38,11 @@ logger = logging.getLogger(__name__)
 class GenerationDefaults:
     """How a model writes unless it is told otherwise.
 
-    Templates of chats are by name; most models have one, "default". Names of special tokens are by
-    what templates call them, such as `eos_token`. Settings are those of its generation config, such
-    as `temperature`, less tokens around a text.
+    Attributes:
+        templates: of chats, by name; most models have one, "default".
+        names: of special tokens, by what templates call them, such as `eos_token`.
+        end_ids: tokens that end what it writes.
+        settings: of its generation config, such as `temperature`, less tokens around a text.
     """
 
     templates: Mapping[str, str] = field(default_factory=dict)

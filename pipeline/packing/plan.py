@@ -51,12 +51,14 @@ Splitter = Callable[[ShardIndex, NDArray[np.bool_] | None], SplitShard]
 
 @dataclass(frozen=True, eq=False)
 class RowPlan:
-    """R rows of G segments over N documents in W windows, planned by the rules.
+    """R rows of G segments over N documents in W windows.
 
-    Segments, SEGMENT [G], are in row order; their `document` counts through all shards. Row r owns
-    segments row_starts[r]:row_starts[r + 1], int64 [R + 1]; in the same way a window owns rows,
-    int64 [W + 1], and a shard documents, int64 [shards + 1]. `window_shards`, int64 [W], are the
-    first shards that windows read.
+    Attributes:
+        segments: SEGMENT [G], in row order; `document` counts through all shards.
+        row_starts: int64 [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
+        window_row_starts: int64 [W + 1]; window w owns these rows.
+        window_shards: int64 [W], the first shard that window w reads.
+        shard_document_starts: int64 [shards + 1]; shard i owns these documents.
     """
 
     rules: PackingRules
