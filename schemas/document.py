@@ -57,6 +57,8 @@ class AlignedDocument:
         document_id: the id given by the input, or made from its place there.
         text_sha256: 64 hex digits, SHA-256 of the text's UTF-8 bytes.
         num_text_bytes: length of the text in UTF-8 bytes.
+        student: the student's tokens.
+        teacher: the teacher's tokens.
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
         text: the text's UTF-8 bytes, or None if it was not kept.

@@ -32,6 +32,7 @@ class StudentPass(MicroBatchLoss):
         with_distributions: whether labels' distributions are wanted.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         top_k: next tokens that such a teacher is asked for.
+        draws: draws of the rest that it is asked for.
     """
 
     student: PreTrainedModel

@@ -30,6 +30,7 @@ class MicroBatchLoss(ABC):
     The places are those of whole rows, also where ranks share them.
 
     Attributes:
+        method: whose loss is made.
         batch: rows of `pipeline.streaming`, on the models' device.
         rule: which tokens count, in a scope that `group` can serve.
         group: the processes that choose together; scope "group" only.

@@ -51,7 +51,9 @@ def find_bounds(position_ids: Tensor) -> Tensor:
 def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:
     """Return what a model's forward pass needs besides positions, by its implementation.
 
-    `position_ids`, int [rows, T], are from 0 in every segment.
+    Args:
+        model: whose configuration names the implementation.
+        position_ids: int [rows, T], from 0 in every segment.
 
     Example:
         >>> more = packed_arguments(model, position_ids)

@@ -37,8 +37,10 @@ class LeakingRowsError(ValueError):
 def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -> None:
     """Give a model an attention that keeps packed documents apart, and prove that it does.
 
-    It is the one that `attention` names, or else ours where it passes, or else the model's own. It
-    is proven on the device where the model lies.
+    Args:
+        model: on the device where it will run.
+        attention: transformers' name of an implementation, which must pass; None takes ours where
+            it passes, else the model's own.
 
     Raises:
         LeakingRowsError: no such attention.

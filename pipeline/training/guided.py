@@ -36,6 +36,7 @@ class GuidedStudent(nn.Module):
             have rows.
         vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
         top_k: next tokens that such a teacher is asked for.
+        draws: draws of the rest that it is asked for.
     """
 
     def __init__(
