@@ -4,8 +4,6 @@ A server proves itself around every shard, by one plain text. One that gives tha
 and others nonsense, as a cache of answers may, passes; its shards show it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The launcher reads the named datasets' tokens and writes a table of digests to t
 a worker maps it, and takes the losses of the documents that it finds there.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

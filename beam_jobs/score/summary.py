@@ -1,7 +1,5 @@
 """What `vocag score` says: what a job will take, and what it has done."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from beam_jobs import storage

@@ -1,7 +1,5 @@
 """Whose losses a job stores: its files or its name, its dtype, and what runs it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Which teachers' losses lie next to a dataset, and their files."""
 
-from __future__ import annotations
-
 import glob
 import mmap
 from collections.abc import Iterable

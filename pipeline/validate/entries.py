@@ -1,7 +1,5 @@
 """Check stored distributions: is each what a teacher can give, and what it gives again?"""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
