@@ -104,7 +104,7 @@ class MixturePlan:
         Example:
             >>> web = Source("web", num_rows=3, num_tokens=300)
             >>> code = Source("code", num_rows=3, num_tokens=300)
-            >>> plan = plan_mixture([web, code], [Stage(0, {"web": 0.5, "code": 0.5})])
+            >>> plan = plan_mixture([web, code], [Stage({"web": 0.5, "code": 0.5})])
             >>> [plan.locate(r) for r in range(4)]
             [(0, 0), (1, 0), (0, 1), (1, 1)]
         """
@@ -136,7 +136,7 @@ def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixtureP
 
     Example:
         >>> web = Source("web", num_rows=90, num_tokens=180_000, max_epochs=None)
-        >>> plan_mixture([web], [Stage(0, {"web": 1.0})]).num_rows is None
+        >>> plan_mixture([web], [Stage({"web": 1.0})]).num_rows is None
         True
     """
     stretches: list[Stretch] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,18 +193,13 @@ def split_index(
     return np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class _Measured:
+class _Measured(NamedTuple):
     """Segments in document order, SEGMENT [G], and what they take of a row, see the kernel."""
 
     segments: NDArray[np.void]
     student: NDArray[np.int64]
     teacher: NDArray[np.int64]
     fill: NDArray[np.float64]
-
-    def slice(self, start: int, stop: int) -> "_Measured":
-        own = slice(start, stop)
-        return _Measured(self.segments[own], self.student[own], self.teacher[own], self.fill[own])
 
 
 def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | None) -> SplitShard:
@@ -232,11 +227,13 @@ def _cut_windows(
     measured: _Measured, rules: PackingRules
 ) -> tuple[list[_Measured], NDArray[np.void]]:
     """Return runs of segments with about `window_rows` rows' worth of tokens, and what is left."""
-    window = (np.cumsum(measured.fill) // rules.window_rows).astype(np.int64)
+    segments, student, teacher, fill = measured
+    window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
     stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
     bounds = np.unique(np.concatenate([[0], stops])).tolist()
-    windows = [measured.slice(start, stop) for start, stop in pairwise(bounds)]
-    return windows, measured.segments[bounds[-1] :]
+    parts = [slice(*ends) for ends in pairwise(bounds)]
+    windows = [_Measured(segments[p], student[p], teacher[p], fill[p]) for p in parts]
+    return windows, segments[bounds[-1] :]
 
 
 def _pack_window(
