@@ -14,7 +14,7 @@ from schemas.manifest import (
 
 
 def read_newest(output: str) -> Manifest:
-    """Return a dataset's manifest, or raise OptionsError: none; DatasetError: it is damaged."""
+    """Return a dataset's manifest; OptionsError if there is none, DatasetError if it is damaged."""
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is None:
         error = OptionsError(

@@ -89,7 +89,7 @@ def make_folder(path: str) -> None:
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
-    """Return a file's bytes as stored, not decompressed, or raise FileNotFoundError."""
+    """Return a file's bytes as stored, not decompressed; FileNotFoundError if there is none."""
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
     try:

@@ -66,6 +66,9 @@ class AlignedBatch:
     """A batch of D documents, tokenized twice and aligned. Failed documents are left out.
 
     Attributes:
+        documents: the D texts.
+        student: the student's tokens.
+        teacher: the teacher's tokens.
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents of the input batch that could not be aligned, with the reason.

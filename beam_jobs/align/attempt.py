@@ -105,7 +105,7 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
 def tokenizer_records(
     options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> tuple[TokenizerRecord, TokenizerRecord]:
-    """Return what the manifest says of both tokenizers; TokenizerError for unknown tokens."""
+    """Return what the manifest says of both tokenizers; TokenizerError if they lack a token."""
     student, teacher = tokenizers
     return (
         describe_tokenizer(

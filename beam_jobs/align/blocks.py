@@ -62,7 +62,7 @@ class BlockStore:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
 
     def fetch(self, elements: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the blocks of elements, in no order, or raise FileNotFoundError: gone or cut."""
+        """Yield elements' blocks, in no order; FileNotFoundError if a file is gone or cut."""
         references: dict[str, list[tuple[int, int]]] = {}
         for element in elements:
             if element[:1] == _INLINE:

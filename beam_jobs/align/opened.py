@@ -79,7 +79,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
 
 
 def reading_rules(options: AlignOptions) -> ReadingRules:
-    """Return what counts as a document, or raise OptionsError: no template or metadata."""
+    """Return what counts as a document; OptionsError if template or metadata name no field."""
     try:
         metadata = parse_metadata(options.metadata)
     except ValueError as error:

@@ -83,7 +83,11 @@ class RunSummary:
 def render_report(
     manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
 ) -> str:
-    """Return the page, which opens with documents: HTML without scripts or requests."""
+    """Return the page, which opens with documents: HTML without scripts or requests.
+
+    Raises:
+        ValueError: the manifest holds no statistics.
+    """
     statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
     return render_page(
         f"{manifest.name}: aligned dataset",

@@ -110,7 +110,7 @@ def _size_of_entries(scores: ScoreFiles) -> tuple[int, str]:
 
 
 def list_scores(location: str) -> list[ScoreFiles]:
-    """Return all scores next to a dataset's shards, or raise DatasetError: one is unreadable."""
+    """Return all scores next to a dataset's shards; DatasetError if one is unreadable."""
     return [_read_scores(f"{location}/{name}") for name in _names(location, "teacher-*.json")]
 
 

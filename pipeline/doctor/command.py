@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.command_line.command import COMMANDS
 from pipeline.command_line.installed import install, installed_version
 from pipeline.command_line.options import parse_options
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 
 _EPILOG = """\
 examples:
@@ -33,15 +33,12 @@ class DoctorOptions:
     json: bool = False
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
-
-    def lines() -> Iterator[str]:
-        options = parse_options(DoctorOptions, argv, prog="vocag doctor", epilog=_EPILOG)
-        found = examine()
-        yield from [json.dumps(found, indent=2)] if options.json else describe(found)
-
-    return print_lines("vocag doctor", lines)
+@prints("vocag doctor")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Yield what the command prints."""
+    options = parse_options(DoctorOptions, argv, prog="vocag doctor", epilog=_EPILOG)
+    found = examine()
+    yield from [json.dumps(found, indent=2)] if options.json else describe(found)
 
 
 def examine() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.command_line.options import Folder, Option, parse_options
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.settings import Asked, Engine
 
@@ -60,20 +60,12 @@ class EvaluateOptions:
     engine: Engine
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-
-    def lines() -> Iterator[str]:
-        return _evaluate(
-            parse_options(
-                EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
-            )
-        )
-
-    return print_lines("vocag evaluate", lines)
-
-
-def _evaluate(options: EvaluateOptions) -> Iterator[str]:
+@prints("vocag evaluate")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Yield what the command prints."""
+    options = parse_options(
+        EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
+    )
     _quieten()
     # After the options: help needs neither lm-eval nor torch.
     from pipeline.evaluation.differences import describe_differences

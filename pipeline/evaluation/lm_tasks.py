@@ -48,7 +48,7 @@ def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
 
 
 def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> ConfigurableTask:
-    """Return a task that lm-eval can run, or raise ValueError: its set's data can't be had."""
+    """Return a task that lm-eval can run; ValueError if its set's data can't be had."""
     with as_file(files("pipeline.evaluation").joinpath("tasks")) as folder:
         config: Mapping[str, Any] = load_yaml(folder / f"{measure}.yaml")
     name = f"vocag_{set_name}_{measure}"

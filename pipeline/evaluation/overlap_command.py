@@ -12,7 +12,7 @@ from pipeline.command_line.options import (
     parse_options,
     require_known,
 )
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 from pipeline.evaluation.sets import NINE, SETS
 
 _EPILOG = """\
@@ -46,15 +46,12 @@ class OverlapOptions:
         require_known("--tasks ", self.tasks, tuple(SETS))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
+@prints("vocag overlap")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
+    from pipeline.evaluation.overlap import check_overlap  # help does without
 
-    def lines() -> Iterator[str]:
-        options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
-        from pipeline.evaluation.overlap import check_overlap  # help does without
-
-        return check_overlap(
-            options.dataset, options.tasks, data=options.data, output=Path(options.output)
-        )
-
-    return print_lines("vocag overlap", lines)
+    return check_overlap(
+        options.dataset, options.tasks, data=options.data, output=Path(options.output)
+    )

@@ -82,7 +82,7 @@ def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
 
 
 def read_results(folder: Path) -> Results:
-    """Return what a folder says of its student, or raise ValueError: a file of another form."""
+    """Return what a folder says of its student; ValueError if a file has another form."""
     path = folder / RESULTS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results)

@@ -31,7 +31,7 @@ class Student:
 
 
 def find_student(source: str) -> Student:
-    """Return the student that a user names, [NAME=]SOURCE, or raise ValueError: it isn't there."""
+    """Return the student that a user names, [NAME=]SOURCE; ValueError if it isn't there."""
     name, separator, rest = source.partition("=")
     found = find_teacher(rest if separator else source, role="student")
     files = [*found.files, *_tokenizer_files(found.path)]

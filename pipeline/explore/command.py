@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.command_line.options import DatasetSource, Option, parse_command, require_known
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 from pipeline.packing.reading import Reading
 
 # What a command does is imported in its `lines`: help needs no numpy.
@@ -217,16 +217,13 @@ _COMMANDS: dict[str, type[InfoOptions | PreviewOptions | ScoresOptions | PlanOpt
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
-
-    def lines() -> Iterator[str]:
-        return parse_command(
-            _COMMANDS,
-            argv,
-            prog="vocag explore",
-            description="What is in a dataset, how it is aligned, how it would be packed.",
-            epilog=_EPILOG,
-        ).lines()
-
-    return print_lines("vocag explore", lines)
+@prints("vocag explore")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    return parse_command(
+        _COMMANDS,
+        argv,
+        prog="vocag explore",
+        description="What is in a dataset, how it is aligned, how it would be packed.",
+        epilog=_EPILOG,
+    ).lines()

@@ -46,7 +46,7 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
 
 
 def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield the lines of `explore info --by NAME`, or raise ValueError: no such field."""
+    """Yield the lines of `explore info --by NAME`; ValueError if there is no such field."""
     groups = count_by(dataset, name)  # those with the most tokens first
     all_tokens = sum(group.num_student_tokens for group in groups)
     heading = "documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"

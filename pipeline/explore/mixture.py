@@ -67,7 +67,7 @@ def plan_mixture_rows(
 
 
 def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
-    """Return the rows of a dataset, or raise WhereError: no document is read."""
+    """Return the rows of a dataset; WhereError if no document is read."""
     plan = plan_rows(opened.documents.each, rules)
     require_documents(len(plan), opened.documents)
     return plan

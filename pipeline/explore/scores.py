@@ -32,10 +32,10 @@ _ENDS = (0.005, 0.995)
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """Columns of teachers' scores of the N documents that are read, which lie at a shard's place.
+    """Columns of teachers' scores of the N documents that are read, int64 or float64 [N].
 
-    A field of the metadata, if one was asked for, is text; `values`, float64 [N], are by the
-    column's name, NaN if a document has none.
+    Each document is at a place of a shard's index. The group is the text of a metadata field, ""
+    where none was asked for; `values` are by the column's name, NaN if a document has none.
     """
 
     shard: NDArray[np.int64]

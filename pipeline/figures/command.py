@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pipeline.command_line.options import ModelSource, Option, TokenizerSource, parse_command
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import short_names
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 
 # What measures is imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:
@@ -194,19 +194,16 @@ _FIGURES: dict[str, type[VocabularyOptions | TokensOptions | AlignmentOptions | 
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
-
-    def lines() -> Iterator[str]:
-        return parse_command(
-            _FIGURES,
-            argv,
-            prog="vocag figures",
-            description="The paper's figures, from real tokenizers, texts and models.",
-            epilog=_EPILOG,
-        ).lines()
-
-    return print_lines("vocag figures", lines)
+@prints("vocag figures")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    return parse_command(
+        _FIGURES,
+        argv,
+        prog="vocag figures",
+        description="The paper's figures, from real tokenizers, texts and models.",
+        epilog=_EPILOG,
+    ).lines()
 
 
 def _split_name(source: str) -> tuple[str, str]:

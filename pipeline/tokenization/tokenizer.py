@@ -240,7 +240,11 @@ class Tokenizer:
         return self._reference_path.find_unproven(input_ids, byte_offsets, text)
 
     def check_fast_path(self, texts: Sequence[bytes]) -> None:
-        """Encode UTF-8 texts with both paths; one difference disables the fast one for good."""
+        """Encode texts with both paths; one difference disables the fast one for good.
+
+        Args:
+            texts: UTF-8 bytes, such as a job's first documents.
+        """
         if self._fast is None:
             return
         unusable = find_unusable(texts)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pipeline.command_line.options import ModelSource, Option, parse_options
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 
 _EPILOG = """\
 examples:
@@ -52,14 +52,10 @@ class AcceptanceOptions:
                 raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least {least}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
-
-    def lines() -> Iterator[str]:
-        options = parse_options(AcceptanceOptions, argv, prog="vocag acceptance", epilog=_EPILOG)
-        return _measure(options)
-
-    return print_lines("vocag acceptance", lines)
+@prints("vocag acceptance")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    return _measure(parse_options(AcceptanceOptions, argv, prog="vocag acceptance", epilog=_EPILOG))
 
 
 def _measure(options: AcceptanceOptions) -> Iterator[str]:

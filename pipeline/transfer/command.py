@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pipeline.command_line.options import parse_options
-from pipeline.drawing.printing import print_lines
+from pipeline.drawing.printing import prints
 from pipeline.transfer.options import TransferOptions
 
 _EPILOG = """\
@@ -32,13 +32,10 @@ the teacher:
       --weight 0.5 --seq-length 1024 --output healed"""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it could not run."""
+@prints("vocag transfer")
+def main(argv: list[str] | None = None) -> Iterator[str]:
+    """Return what the command prints."""
+    options = parse_options(TransferOptions, argv, prog="vocag transfer", epilog=_EPILOG)
+    from pipeline.transfer.run import transfer_model  # help does without
 
-    def lines() -> Iterator[str]:
-        options = parse_options(TransferOptions, argv, prog="vocag transfer", epilog=_EPILOG)
-        from pipeline.transfer.run import transfer_model  # help does without
-
-        return transfer_model(options)
-
-    return print_lines("vocag transfer", lines)
+    return transfer_model(options)

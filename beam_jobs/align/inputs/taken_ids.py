@@ -41,7 +41,7 @@ def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
 
 
 def read_taken_ids(part: InputPart) -> Iterator[TakenId]:
-    """Yield the ids of a shard, or raise DamagedShardError: its index isn't the manifest's."""
+    """Yield the ids of a shard; DamagedShardError if its index isn't the manifest's."""
     path = part.file.path
     data = storage.read_bytes(path)
     if sha256(data).hexdigest() != part.file.content:
