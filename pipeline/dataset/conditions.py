@@ -107,8 +107,7 @@ class ConditionQuery:
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return of which rows a checked condition is true, and of which it is null, bool [N] each.
 
-        Raises:
-            WhereError: a row's value can't be converted, or is out of range.
+        WhereError if a row's value can't be converted, or is out of range.
         """
         try:
             found = self._connection.execute(f"{_BEFORE}{where}\n) AS {_VALUE} FROM {_TABLE}")
@@ -192,10 +191,8 @@ def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereErro
 def open_database() -> tuple[Any, Any]:
     """Return DuckDB and a database without files or settings of the user's: it takes 30 ms.
 
-    Each query has a cursor of its own, since a connection is for one thread.
-
-    Raises:
-        WhereError: DuckDB isn't installed.
+    Each query has a cursor of its own, since a connection is for one thread. Without DuckDB, it
+    raises WhereError.
     """
     try:
         import duckdb

@@ -182,11 +182,7 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
 
 def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return the dataset as it was when it was scored, if it has grown since.
-
-    Raises:
-        DatasetError: that generation's manifest is gone or another.
-    """
+    """Return a dataset as it was when it was scored; DatasetError if that generation is gone."""
     number = find_generation(dataset.manifest, scores.manifest.dataset)
     return dataset if number is None else dataset.at_generation(number)
 

@@ -41,11 +41,7 @@ def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
 
 
 def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Score options by their texts' likelihoods, with and without the problem.
-
-    Args:
-        document: with its options.
-        results: one for each option, then one for each without the problem, in nats.
+    """Score options by their texts' likelihoods in nats, with the problem and then without.
 
     Returns:
         `accuracy` by what the problem adds to an option's likelihood, so no option has

@@ -97,11 +97,7 @@ def split_words(text: str) -> list[str]:
 def check_overlap(
     dataset_path: str, sets: Sequence[str], *, data: str = "", output: Path
 ) -> Iterator[str]:
-    """Look for the sets' questions in an aligned dataset; write a list and yield a table.
-
-    Raises:
-        ValueError: the dataset or a set can't be read.
-    """
+    """List the sets' questions in a dataset, yield a table; ValueError if one can't be read."""
     dataset = open_dataset(dataset_path)
     items = dict(_read_all(name, data) for name in sets)
     questions = Questions(

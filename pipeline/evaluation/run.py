@@ -25,11 +25,7 @@ _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
 
 
 def open_results(student: Student, folder: Path, engine: Engine) -> Results:
-    """Return the folder's results, to be added to, or new ones.
-
-    Raises:
-        ValueError: they are another student's, or this one's with another dtype.
-    """
+    """Return the folder's results, or new ones; ValueError if a student or dtype differs."""
     fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
         return fresh
@@ -51,10 +47,9 @@ def open_results(student: Student, folder: Path, engine: Engine) -> Results:
 
 
 def plan(asked: Asked) -> list[tuple[str, Measure]]:
-    """Return what to measure: of each set what its items, or those within the limit, allow.
+    """Return what to measure of each set, as its items, or those within the limit, allow.
 
-    Raises:
-        ValueError: a set's data can't be had, or none allows any of the measures.
+    ValueError if a set's data can't be had, or none allows any of the measures.
     """
     steps = []
     for name in asked.tasks:

@@ -53,11 +53,7 @@ def name_of(source: str) -> str:
 
 
 def open_model(student: Student, engine: Engine) -> LM:
-    """Load a student as a model of lm-eval's.
-
-    Raises:
-        ValueError: no tokenizer there, or weights that can't be loaded.
-    """
+    """Load a student as a model of lm-eval's; ValueError if it or its tokenizer can't be."""
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,

@@ -22,9 +22,7 @@ from schemas.errors import DatasetError
 def load_previews(
     dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
-    """Read documents to look at, the first `max_tokens` student tokens of each.
-
-    They are the dataset's first, or the one of an id.
+    """Read documents, the first ones or that of an id, with `max_tokens` student tokens of each.
 
     Raises:
         DatasetError: no such document; a sample or index is damaged.

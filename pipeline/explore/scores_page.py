@@ -78,11 +78,7 @@ def render_scores(
     quantiles: Sequence[float],
     num_documents: int,
 ) -> str:
-    """Return the page: charts, thresholds, and documents around each quantile of the first score.
-
-    Raises:
-        DatasetError: a sample, an index or a sidecar is damaged.
-    """
+    """Return the page: charts, thresholds, documents around each quantile of the first score."""
     title = f"{dataset.manifest.name}: {column}"
     children: list[Child] = [tag("h1", title)]
     if not can_draw():

@@ -28,10 +28,7 @@ class TokenizedText:
 
 
 def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedText:
-    """Tokenize a text, without BOS, and align the first tokenizer with each of the others.
-
-    Raises:
-        ValueError: a tokenizer can't tokenize the text.
+    """Tokenize a text, without BOS, align the first tokenizer with others; ValueError if one can't.
 
     Source: Fig. 2.
     """

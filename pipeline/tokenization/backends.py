@@ -330,11 +330,7 @@ class FastEncoder:
 
     @_failures_of("fastokens")
     def __init__(self, file: TokenizerFile, reference: Reference) -> None:
-        """Load the tokenizer.
-
-        Raises:
-            LibraryError: fastokens does not support it, or no tokenizer.json says what it does.
-        """
+        """Load a tokenizer.json; LibraryError if it is none or fastokens doesn't support it."""
         user_defined: list[int] = []
         if isinstance(reference, HuggingFaceReference):
             self.definition = reference.definition

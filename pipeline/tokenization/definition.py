@@ -176,7 +176,8 @@ def content_normalizer(definition: Definition) -> Definition:
 
 def spells_spaces(definition: Definition) -> bool:
     """Return whether `▁` in a token stands for a space."""
-    return not is_byte_level(definition) and _has_space_pieces(definition)
+    parts = _parts(definition)
+    return not is_byte_level(definition) and ('"Metaspace"' in parts or SPACE_PIECE in parts)
 
 
 def is_byte_level(definition: Definition) -> bool:
@@ -249,11 +250,6 @@ def control_tokens(definition: Definition) -> dict[str, int]:
 def _parts(definition: Definition) -> str:
     steps = [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
     return json.dumps(steps, ensure_ascii=False)
-
-
-def _has_space_pieces(definition: Definition) -> bool:
-    parts = _parts(definition)
-    return '"Metaspace"' in parts or SPACE_PIECE in parts
 
 
 def _steps(part: Mapping[str, Any] | None, nested: str) -> Iterator[Mapping[str, Any]]:

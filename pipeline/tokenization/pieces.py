@@ -30,8 +30,7 @@ AGREEING_TOKENS = 64
 def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
     """Tokenize one long text, UTF-8, by what gives tokens of short ones.
 
-    Returns:
-        A batch of one document, which fails where pieces can't be joined.
+    What is returned is a batch of one document, which fails where pieces can't be joined.
     """
     start, size = 0, PIECE_BYTES
     ids: list[NDArray[np.uint32]] = []

@@ -43,11 +43,7 @@ def probes_of(added_strings: Sequence[str]) -> list[bytes]:
 
 
 def require_usable(source: str, path: ReferencePath) -> None:
-    """Refuse a tokenizer whose offsets can't be trusted even on plain text.
-
-    Raises:
-        TokenizerError: it fails on some, or leaves letters of it uncovered.
-    """
+    """Raise TokenizerError if it fails on plain text, or leaves letters of it uncovered."""
     plain = PROBES[:2]
     batch = path.tokenize([text.encode() for text in plain])
     for d, text in enumerate(plain):

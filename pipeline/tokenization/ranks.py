@@ -53,10 +53,7 @@ def is_tekken(body: Any) -> bool:
 
 
 def read_ranks(data: bytes) -> dict[bytes, int]:
-    r"""Return the tokens of a tiktoken file and their ranks.
-
-    Raises:
-        RankFileError: a line isn't a token and its rank.
+    r"""Return a tiktoken file's tokens and their ranks; RankFileError if a line isn't such a pair.
 
     Example:
         >>> read_ranks(b"IQ== 0\nIg== 1\n")
@@ -77,8 +74,7 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
 def convert_tiktoken(data: bytes) -> bytes:
     """Return the `tokenizer.json` that encodes as a model's code does with its tiktoken file.
 
-    Raises:
-        RankFileError: no file that is known here, or a damaged one.
+    RankFileError if the file isn't known here, or is damaged.
     """
     model = KNOWN_RANK_FILES.get(sha256(data).hexdigest())
     if model is None:

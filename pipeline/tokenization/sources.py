@@ -68,9 +68,8 @@ def find_tokenizer(source: str) -> TokenizerFile:
     Args:
         source: a `tokenizer.json`, a SentencePiece model, a rank file (tiktoken's of Llama 3, Llama
             4 or Qwen, or a tekken.json), a model's .gguf file, a folder that holds one of the first
-            three, a Hugging Face repository,
-            `owner/name`, `name` or either with `@revision`, or `bytes`: the byte values,
-            whatever files are here (a folder of that name is `./bytes`).
+            three, a Hugging Face repository, `owner/name`, `name` or either with `@revision`, or
+            `bytes`: the byte values, whatever files are here (a folder of that name is `./bytes`).
 
     Raises:
         TokenizerError: nothing there, or nothing that can give offsets.

@@ -12,11 +12,7 @@ from pipeline.tokenization import Tokenizer
 
 
 def context_of(tokenizer: Tokenizer) -> int:
-    """Return the token before a text: what rows put there, else what ends a document.
-
-    Raises:
-        ValueError: the tokenizer has neither, so that a text's first token would have no loss.
-    """
+    """Return what rows put before a text, else what ends one; ValueError if there is neither."""
     around = tokenizer.around_text
     candidates = (around.first_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     found = next((token for token in candidates if token is not None), None)

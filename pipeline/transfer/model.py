@@ -24,12 +24,9 @@ class UntransferableError(ValueError):
 def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
     """Return rows of a new vocabulary, each the weighted mean of those that it comes from.
 
-    Args:
-        rows: float [V_old, …], such as embeddings or an output layer's bias; rows beyond the old
-            tokenizer's vocabulary are padding, which no token comes from.
-        origins: of the tokens.
-        num_rows: those beyond the new tokens are padding and get the mean; new tokens beyond them
-            get none.
+    Rows are float [V_old, …], such as embeddings or an output layer's bias; those beyond the old
+    tokenizer's vocabulary are padding, which no token comes from. Of `num_rows`, those beyond the
+    new tokens are padding and get the mean; new tokens beyond them get none.
 
     Example:
         >>> origins = Origins(np.array([2], np.uint8), np.array([0, 0]), np.array([1, 2]),
@@ -59,10 +56,8 @@ def transfer_vocabulary(
 ) -> None:
     """Give a causal language model another vocabulary, in place: embeddings, output layer and bias.
 
-    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens.
-
-    Raises:
-        UntransferableError: something else in the model has a row a token.
+    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens. If
+    something else in the model has a row a token, UntransferableError is raised.
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()

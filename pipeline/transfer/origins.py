@@ -111,9 +111,7 @@ def find_origins(
     """Return where each row of a new vocabulary comes from; `pairs` cover the same text.
 
     The model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
-
-    Raises:
-        ValueError: pairs of other tokenizers.
+    Pairs of other tokenizers raise ValueError.
     """
     num_old = min(old.vocab_size, num_rows or old.vocab_size)
     for side, ids, count in (
