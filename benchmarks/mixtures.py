@@ -113,7 +113,7 @@ def plan(options: argparse.Namespace, report: Report) -> None:
     first = {source.name: 1 / len(sources) for source in sources}
     later = {source.name: 2 / len(sources) for source in sources if source.max_epochs is None}
     started_mixing = time.perf_counter()
-    mixed = plan_mixture(sources, [Stage(0, first), Stage(sources[0].num_tokens, later)])
+    mixed = plan_mixture(sources, [Stage(first), Stage(later, sources[0].num_tokens)])
     mixed.locate(FAR)
     ended = time.perf_counter()
     documents = shards * DOCUMENTS_PER_SHARD * len(sources)

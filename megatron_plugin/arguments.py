@@ -1,7 +1,5 @@
 """The --vocag-* arguments: one frozen dataclass, read once, checked before anything starts."""
 
-from __future__ import annotations
-
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -69,7 +67,6 @@ class TeacherOptions:
         return {kind: getattr(self, f"{kind}_model_parallel_size") for kind in kinds}
 
     def __post_init__(self) -> None:
-        """Check what concerns the teacher alone."""
         if min(self.micro_batch_size, *self._parallel_sizes.values()) < 1:
             raise ArgumentError(
                 f"the teacher's micro-batch size {self.micro_batch_size} and parallel sizes "
@@ -223,14 +220,8 @@ def read_options(argv: Sequence[str]) -> VocagOptions | None:
     """Read the options from a command line that also holds Megatron's own arguments.
 
     This happens before Megatron looks at its arguments, because the number of teacher ranks decides
-    what `RANK` and `WORLD_SIZE` mean to it.
-
-    Returns:
-        The options; None if help is asked for.
-
-    Raises:
-        ArgumentError: impossible options.
-        SystemExit: argparse's own errors.
+    what `RANK` and `WORLD_SIZE` mean to it. None if help is asked for; ArgumentError for impossible
+    options; argparse's own errors exit.
     """
     if "--help" in argv or "-h" in argv:
         return None

@@ -1,7 +1,5 @@
 """What can't work is refused before anything is loaded, with the remedy."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from math import prod
 from typing import Any, Literal
@@ -120,8 +118,7 @@ def _require_resumable(args: Namespace) -> None:
 def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
     """Check that a checkpoint can continue in these tensor- and pipeline-parallel sizes.
 
-    Raises:
-        ArgumentError: its optimizer is stored by those that saved it.
+    ArgumentError if its optimizer is stored by those that saved it.
     """
     if (
         checkpoint is None
@@ -147,8 +144,7 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
 def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
     """Check that a run that continues is as long as it was, or that its length may change.
 
-    Raises:
-        ArgumentError: Megatron would refuse it, by numbers that nobody gave.
+    Otherwise Megatron would refuse it, by numbers that nobody gave.
     """
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
     if checkpoint is None or args.no_load_optim or may_change:
@@ -163,10 +159,7 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
-    """Return the micro-batches of a step on each replica of the student.
-
-    The prefix says which of Megatron's arguments: a training step's, or a validation step's.
-    """
+    """Return the micro-batches of a step, or of a validation step, on each student replica."""
     rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
     step: int = getattr(args, f"{prefix}global_batch_size")
     return step // rows
@@ -199,10 +192,8 @@ def require_split(
 ) -> None:
     """Check that the two worlds can share a step's rows; otherwise say which splits can.
 
-    Arguments of Megatron are parsed only; the options are of a teacher in a world of its own.
-
-    Raises:
-        ArgumentError: with other splits, the fastest first, and other batch sizes.
+    Megatron's arguments are parsed only, and the teacher has a world of its own. ArgumentError
+    names other splits, the fastest first, and other batch sizes.
     """
     teacher, rows, micro = options.teacher, args.global_batch_size, args.micro_batch_size
     kinds = ("tensor_model", "pipeline_model", "context")
@@ -243,12 +234,9 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
 
 
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
-    """Check that a student has a row, besides padding, for every token of the run's data.
+    """Raise ValueError unless a student has a row for every token of the run's data.
 
-    `name` is a pretrained student's; None: its size is an argument.
-
-    Raises:
-        ValueError: it has not.
+    The name is a pretrained student's; None: its size is an argument. Padding rows aren't counted.
     """
     try:
         require_room(opened, name or "the student", side="student", vocab_size=vocab_size)

@@ -5,8 +5,6 @@ process. The tokenizer comes along from the dataset that the student was trained
 `AutoTokenizer` and proven to give the dataset's ids.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,32 +26,19 @@ from schemas.errors import DatasetError
 
 
 def export_student(
-    checkpoint: Path,
-    output: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    with_tokenizer: bool = True,
+    checkpoint: Path, output: Path, *, dtype: torch.dtype | None = None, with_tokenizer: bool = True
 ) -> ModelShape:
-    """Write a checkpoint's student in Hugging Face's format.
+    """Write a checkpoint's student in Hugging Face's format, and return its shape.
 
-    Args:
-        checkpoint: a run's `--save` folder (its newest iteration) or one iteration's folder.
-        output: folder to make; must not hold a model yet.
-        dtype: of the tensors; None: as in the checkpoint.
-        with_tokenizer: bring the student's tokenizer from the run's dataset, proven on its texts.
-
-    Returns:
-        What was exported.
+    The checkpoint is a run's `--save` folder (its newest iteration) or one iteration's folder; the
+    output must not hold a model yet. Tensors keep the checkpoint's dtype if none is given. The
+    student's tokenizer comes from the run's dataset, proven on its texts.
 
     Raises:
         WeightsError: no checkpoint of this trainer.
         FileExistsError: the folder holds a model.
         DatasetError: the run's dataset isn't there any more.
         TokenizerError: transformers would split the dataset's texts otherwise.
-
-    Example:
-        >>> export_student(Path("checkpoints"), Path("student")).family
-        'llama'
     """
     if (output / "config.json").exists():
         error = FileExistsError(f"{output} holds a model already: name another folder or remove it")

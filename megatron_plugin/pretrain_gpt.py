@@ -11,8 +11,6 @@ r"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
 `pretrain_gpt.py` works too, with the lines that docs/guides/megatron.md shows.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -65,10 +63,7 @@ def enter() -> StudentRun:
 
     Teacher ranks serve the student, then exit here. For student ranks `sys.argv` gets the arguments
     that follow from the student's config and from what is installed, before the user's own.
-
-    Raises:
-        ArgumentError: impossible options.
-        DatasetError: --vocag-data isn't a finished dataset.
+    ArgumentError for impossible options; DatasetError if --vocag-data isn't a finished dataset.
     """
     skip_missing_makefile()
     forget_engine_attention()

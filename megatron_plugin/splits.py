@@ -3,8 +3,6 @@
 All of it is arithmetic that takes both models to be equally efficient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
@@ -15,9 +13,9 @@ from megatron_plugin.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step's --global-batch-size rows are divided into: either model's micro-batches.
+    """What a step's rows are divided into: micro-batches of either model's copies.
 
-    So many ranks hold one copy of either together. `what` is how messages call the step.
+    `ranks_of_student` and `ranks_of_teacher` hold one copy together; messages call the step `what`.
     """
 
     rows: int
@@ -30,8 +28,7 @@ class Batch:
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
         """Return why so many ranks of either can't share the rows evenly; None: they can.
 
-        Ranks are multiples of `ranks_of_student` and `ranks_of_teacher`; 0: the teacher is
-        colocated.
+        They are multiples of a copy's; without teacher ranks the teacher is colocated.
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         together = students * self.micro_batch_size
@@ -95,7 +92,7 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
     """Return the teacher ranks per student rank at which neither waits.
 
     The student computes forward and backward, six operations per weight, the teacher forward alone,
-    two; it reads `teacher_tokens` per student token.
+    two, on `teacher_tokens` per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
@@ -103,14 +100,16 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
     """Return the splits of at most so many ranks that can share a batch, the fastest first.
 
-    `ratio` is the teacher ranks per student rank at which neither waits.
+    The ratio is that of teacher ranks per student rank at which neither waits.
 
     Example:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]
         ['10 + 20 (0.92)', '8 + 24 (0.78)']
     """
-    legal = _legal(num_ranks, batch, ratio)
-    return sorted(legal, key=lambda s: (-s.share, s.student_ranks + s.teacher_ranks))
+    return sorted(
+        _legal(num_ranks, batch, ratio),
+        key=lambda split: (-split.share, split.student_ranks + split.teacher_ranks),
+    )
 
 
 def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:

@@ -4,8 +4,6 @@ Each world initialises torch.distributed for itself, over its own prefix of torc
 that Megatron's barriers and size checks see only its own ranks.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -38,14 +36,7 @@ def enter_world(num_teacher_ranks: int) -> World:
     """Join the student's or the teacher's world, by this process's rank in the job.
 
     `RANK` and `WORLD_SIZE` change to this world's, because Megatron reads them; call this before it
-    does. Without teacher ranks there is one world, and nothing changes.
-
-    Raises:
-        ArgumentError: no rank is left for the student.
-
-    Example:
-        >>> enter_world(4).role  # rank 6 of 8
-        'teacher'
+    does. Without teacher ranks nothing changes. ArgumentError if none is left for the student.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

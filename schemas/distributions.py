@@ -5,8 +5,6 @@ goes with the loss of token l; position T is what follows the whole document. A 
 tokens has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -32,13 +30,7 @@ _BLOCK = 1 << 16  # ids packed at once; a multiple of 8, so that blocks end with
 
 @dataclass(frozen=True)
 class EntriesRecord:
-    """What a sidecar's entries add up to.
-
-    Attributes:
-        num_positions: that have entries.
-        num_entries: of all of them.
-        mass_sum: the mass that they hold, of the stored values.
-    """
+    """What a sidecar's entries add up to; the mass is that which their stored values hold."""
 
     num_positions: Count
     num_entries: Count
@@ -100,10 +92,8 @@ class ShardEntries:
 class TopTokens:
     """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
 
-    Attributes:
-        ids: int32 [P, K]; -1 if a position has no entry.
-        log_probs: uint8 or float16 [P, K], as stored; any value if there is no entry.
-        draws: int32 [P, draws]; any value if a position has no entry.
+    Ids are int32 [P, K], -1 if a position has no entry; log-probabilities, uint8 or float16 [P, K]
+    as stored, and draws, int32 [P, draws], are then any values.
     """
 
     rule: DistributionRule
@@ -112,8 +102,8 @@ class TopTokens:
     draws: NDArray[np.int32]
 
     @classmethod
-    def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> TopTokens:
-        """Return positions without an entry, by the documents' token `starts`, int64 [D + 1]."""
+    def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> "TopTokens":
+        """Return documents' positions without an entry; their tokens start at int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -127,8 +117,8 @@ class TopTokens:
     ) -> None:
         """Store some positions' likeliest tokens, no more of them than the rule asks for.
 
-        Positions, int64 [n], come once each. Of their ids [n, K] `log_probs`, float [n, K], are
-        nats, falling, no NaN; -inf if there is no such token.
+        Positions are int64 [n], each once; ids integers [n, K]; log-probabilities float [n, K],
+        nats, falling, no NaN, -inf if there is no such token.
         """
         is_entry = log_probs > -np.inf
         if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
@@ -140,7 +130,7 @@ class TopTokens:
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
     def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
-        """Return the entries as stored, by the `starts`, int64 [D + 1], of documents' tokens."""
+        """Return the entries as they are stored, of documents that start at int64 [D + 1]."""
         is_entry = self.ids >= 0
         counts = is_entry.sum(axis=1, dtype=np.uint8)
         positions = position_starts(starts)
@@ -156,7 +146,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each document's positions start, int64 [D + 1], by where its tokens do.
+    """Return where each document's positions start, as its tokens do, int64 [D + 1].
 
     Example:
         >>> position_starts(np.array([0, 3, 3, 5])).tolist()
@@ -167,15 +157,11 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the least entropy of distributions whose likeliest tokens are known.
+    """Return the least entropies of distributions whose likeliest tokens are known, float64 [n].
 
-    Each of the others is no likelier than the least of these, nor than all others together.
-
-    Args:
-        log_probs: float [n, K], nats, falling, -inf if there is no such token.
-
-    Returns:
-        float64 [n], nats.
+    These are nats, as the tokens' log-probabilities are, float [n, K], falling, -inf if there is no
+    such token. Each of the others is no likelier than the least of these, nor than all others
+    together.
 
     Example:
         >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()
@@ -225,9 +211,8 @@ def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Return what stored log-probabilities mean, by their code: 8 bits, or fp16's 16.
 
-    Returns:
-        float32 [256 or 65536], nats, NaN if a code is none; and float64, the least mass that is
-        rounded to it.
+    They are float32 [256 or 65536], nats, NaN if a code is none; and the least mass that is rounded
+    to each, float64.
     """
     if kind == "uint8":
         codes = np.arange(256)
@@ -268,12 +253,9 @@ def decode_entries(
 ) -> ShardEntries:
     """Return the entries held by a sidecar, as views of its bytes.
 
-    `starts`, int64 [D + 1], says where each document's tokens start.
-
-    Sizes are checked; what lies within is when it is read (`pipeline.scoring.entries`).
-
-    Raises:
-        ValueError, KeyError: tensors are missing, or contradict each other or the rule.
+    `starts`, int64 [D + 1], says where each document's tokens start. Sizes are checked; what lies
+    within is when it is read (`pipeline.scoring.entries`). ValueError or KeyError if tensors are
+    missing, or contradict each other or the rule.
     """
     kind = _SAFETENSORS[rule.log_probs]
     counts = view_vector(data, body, header["entry_counts"], "U8")

@@ -46,7 +46,6 @@ class Tokens:
     byte_offsets: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return len(self.input_ids)
 
 
@@ -58,6 +57,8 @@ class AlignedDocument:
         document_id: the id given by the input, or made from its place there.
         text_sha256: 64 hex digits, SHA-256 of the text's UTF-8 bytes.
         num_text_bytes: length of the text in UTF-8 bytes.
+        student: the student's tokens.
+        teacher: the teacher's tokens.
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
         text: the text's UTF-8 bytes, or None if it was not kept.
@@ -94,11 +95,7 @@ def tiles_text(byte_offsets: NDArray[np.int64], num_text_bytes: int) -> bool:
 
 
 def sample_header(
-    document_id: str,
-    text_sha256: str,
-    num_text_bytes: int,
-    layout: Layout,
-    places: Sequence[int],
+    document_id: str, text_sha256: str, num_text_bytes: int, layout: Layout, places: Sequence[int]
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
@@ -197,12 +194,9 @@ def check_document(document: AlignedDocument) -> None:
 def decode_spans(
     advance: NDArray[np.integer[Any]], width: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Return teacher_spans, int64 [T, 2], from the stored advances and widths.
+    """Return teacher_spans, int64 [T, 2], from the stored advances and widths, of one shape.
 
     An unmapped token advances by 0, so its empty span is where the last span started.
-
-    Raises:
-        ValueError: their shapes differ.
     """
     if advance.shape != width.shape:
         raise ValueError(f"span.advance has shape {advance.shape}, span.width {width.shape}")

@@ -76,16 +76,13 @@ def encode_document_scores(
     num_text_bytes: NDArray[np.int64],
     sidecar_sha256: str,
 ) -> bytes:
-    """Return N documents' table as parquet; missing values are nulls, equal tables equal bytes.
+    """Return the table as a parquet file, missing values as nulls; equal tables give equal bytes.
 
-    The losses that they were made from are those of the sidecar of that digest.
+    N documents have ids, int64 [N] bytes of text, and scores made from one sidecar.
     """
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]
-    metadata = {
-        _VERSION_KEY: str(DOCUMENT_SCORES_VERSION),
-        _SIDECAR_KEY: sidecar_sha256,
-    }
+    metadata = {_VERSION_KEY: str(DOCUMENT_SCORES_VERSION), _SIDECAR_KEY: sidecar_sha256}
     table = pa.Table.from_arrays(columns, schema=_SCHEMA.with_metadata(metadata))
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)

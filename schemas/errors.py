@@ -9,12 +9,7 @@ class SchemaVersionError(DatasetError):
     """Written by another version of the format."""
 
     def __init__(
-        self,
-        what: str,
-        found: object,
-        expected: int,
-        *,
-        job: str = "vocag align",
+        self, what: str, found: object, expected: int, *, job: str = "vocag align"
     ) -> None:
         """Name what was read, the version found there, the one that is read, and the job."""
         super().__init__(

@@ -102,7 +102,6 @@ class ShardIndex:
     metadata: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.payload_offset)
 
 
@@ -143,17 +142,14 @@ def encode_index(index: ShardIndex) -> bytes:
 def decode_index(
     data: bytes, *, with_names: bool = True, metadata: Sequence[str] | None = None
 ) -> ShardIndex:
-    """Return the index held by a parquet file, with the metadata fields that are named; None: all.
+    """Return the index held by a parquet file.
 
-    Without names (and quality) it reads what plans need, and is faster.
+    Without names it leaves out names and quality, and reads what plans need: faster. Metadata are
+    fields to read; None reads all of them with names, and none without.
 
     Raises:
         DamagedShardError: no parquet file, or columns or values are missing.
         SchemaVersionError: another version of the format.
-
-    Example:
-        >>> decode_index(data, with_names=False, metadata=["source"]).metadata["source"][0].as_py()
-        'web'
     """
     with _damage_told():
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -179,8 +175,7 @@ def decode_index(
 def decode_ids(data: bytes) -> pa.ChunkedArray:
     """Return only the ids of an index, N strings: of a hundred million documents, the cheapest.
 
-    Raises:
-        DamagedShardError: no parquet file, or no ids in it.
+    DamagedShardError if it is no parquet file, or has no ids.
     """
     with _damage_told():
         table = pq.read_table(pa.BufferReader(data), columns=["document_id"])
@@ -215,8 +210,7 @@ def encode_cuts(starts: NDArray[np.int64], cuts: NDArray[np.int64]) -> pa.ListAr
 def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
     """Return a column without missing values as an index's attributes: of a list, starts too.
 
-    Raises:
-        pa.ArrowInvalid: values are missing.
+    pa.ArrowInvalid if values are missing.
     """
     if column.null_count:
         raise pa.ArrowInvalid(f"{name} has missing values")

@@ -96,7 +96,6 @@ class TokenizerRecord:
     convention: ConventionRecord | None = None
 
     def __post_init__(self) -> None:
-        """Check that ids are in the vocabulary."""
         ids = {"bos_token_id": self.bos_token_id, "eos_token_id": self.eos_token_id}
         for name, token_id in (ids | vars(self.around_text)).items():
             if token_id is not None and token_id >= self.vocab_size:
@@ -315,10 +314,7 @@ def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
     number = manifest.generation
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
-        manifest,
-        generation=number + 1,
-        generations=(*manifest.generations, before),
-        **changes,
+        manifest, generation=number + 1, generations=(*manifest.generations, before), **changes
     )
 
 

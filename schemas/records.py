@@ -42,7 +42,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself by `schema`, and its version; `job` makes it."""
+    """A kind of JSON file that names itself, and the version of it that a job writes and reads."""
 
     name: str
     version: int
@@ -58,10 +58,7 @@ class _Envelope:
 
 
 def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
-    """Return the record that a JSON text holds.
-
-    Raises:
-        RecordError: no JSON, or not this record.
+    """Return the record that a JSON text holds; RecordError if it holds no such.
 
     Example:
         >>> read_record('{"schema": 1}', _Envelope)
@@ -87,10 +84,8 @@ def write_file(body: Mapping[str, Any]) -> bytes:
     """Return a JSON file that people can read; equal bodies give equal bytes.
 
     The standard library writes it: the format's bytes are what it gives, from which msgspec differs
-    in numbers such as 1e-05 and in empty lists. Records may be anywhere in the body.
-
-    Raises:
-        ValueError: a number is not finite, and could not be read again.
+    in numbers such as 1e-05 and in empty lists. Records may be anywhere in the body. ValueError for
+    a number that is not finite, and could not be read again.
     """
     return (
         json.dumps(
@@ -103,10 +98,7 @@ def write_file(body: Mapping[str, Any]) -> bytes:
 def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> None:
     """Check that a file is of this format and version, whatever else it holds.
 
-    Raises:
-        RecordError: it isn't a JSON object.
-        DatasetError: of another format.
-        SchemaVersionError: of another version.
+    RecordError if it isn't a JSON object, DatasetError or SchemaVersionError if it is another's.
     """
     envelope = read_record(data, _Envelope)
     if envelope.schema != expected.name:

@@ -18,13 +18,12 @@ _SCHEMA = pa.schema([("shard", pa.uint32()), ("document", pa.uint32())])
 
 @dataclass(frozen=True, eq=False)
 class RemovedDocuments:
-    """K documents, int64: numbers of shards in the manifest, then places in their indices."""
+    """K documents, int64 [K], by number of their shard and then by place in its index."""
 
     shard: NDArray[np.int64]
     document: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of documents."""
         return len(self.shard)
 
     def of_shard(self, shard_index: int) -> NDArray[np.int64]:

@@ -30,8 +30,7 @@ _ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     """Return the header's JSON and the first byte behind it; of the file, its beginning will do.
 
-    Raises:
-        ValueError: it is cut before the header's end, or the header isn't a JSON object.
+    ValueError if it is cut before the header's end, or the header isn't a JSON object.
     """
     body = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or body > len(data):
@@ -60,11 +59,7 @@ def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -
 def view_vector(
     data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str
 ) -> NDArray[Any]:
-    """Return a vector as a view, of the dtype of a code such as "F16", see `view_tensor`.
-
-    Raises:
-        ValueError: it isn't a vector of that dtype; or as for `view_tensor`.
-    """
+    """Return a vector as a view, see `view_tensor`; ValueError unless of a dtype such as "F16"."""
     if entry["dtype"] != code or len(entry["shape"]) != 1:
         raise ValueError(f"{entry} is not a vector of {code}")
     return view_tensor(data, body, entry)
@@ -75,12 +70,9 @@ def vector_place(
 ) -> tuple[int, int]:
     """Return a vector's first byte in the file and its bytes an element, without looking at it.
 
-    A row asks for four of every document: this is the short way. The header's entry under the
-    vector's name must have its length, known from elsewhere, in the bytes from `body` on, behind
-    the header.
-
-    Raises:
-        ValueError, KeyError: as for `view_tensor`; or it isn't a vector of that length.
+    A row asks for four of every document: this is the short way. The entry is the header's, behind
+    which `body` is the first byte; the file has `num_bytes`. Errors are those of `view_tensor`, and
+    ValueError if it isn't a vector of that length, known from elsewhere.
 
     Example:
         >>> vector_place({"dtype": "U16", "shape": [3], "data_offsets": [4, 10]}, 3, 100, 110)

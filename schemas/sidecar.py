@@ -112,14 +112,10 @@ class TeacherRule:
 class ShardLosses:
     """The losses of every teacher token of one shard's documents that were scored.
 
-    Attributes:
-        losses: float16 [M], nats, documents in the index's order; NaN if a token has no
-            context and so no loss.
-        starts: int64 [N + 1]; document i owns losses starts[i]:starts[i + 1], none if it was not
-            scored.
-        teacher: fingerprint of the `TeacherRule`.
-        shard_sha256: the tar that was scored.
-        entries: of the teacher's distributions, if they were stored.
+    Losses are float16 [M], nats, documents in the index's order; NaN if a token has no context and
+    so no loss. Document i owns losses starts[i]:starts[i + 1], int64 [N + 1], none if it was not
+    scored. `teacher` is the `TeacherRule`'s fingerprint; entries are of its distributions, if they
+    were stored.
     """
 
     losses: NDArray[np.float16]
@@ -170,11 +166,8 @@ class SidecarRecord:
 class ScoreManifest:
     """What a teacher's scores of a dataset hold; written last.
 
-    Attributes:
-        dataset: fingerprint of the dataset's manifest.
-        rule: what determines the losses.
-        source: what the user named as the teacher.
-        sidecars: one per shard, in the dataset's order.
+    The dataset is the fingerprint of its manifest, the source what the user named as the teacher;
+    sidecars are one per shard, in the dataset's order.
     """
 
     dataset: Sha256

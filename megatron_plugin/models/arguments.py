@@ -1,7 +1,5 @@
 """A model's shape as Megatron's arguments, and Megatron's arguments as a Hugging Face config."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -82,10 +80,9 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
 
 
 def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | None:
-    """Return the Hugging Face config of the model that Megatron's arguments describe.
+    """Return the complete Hugging Face config of the model that Megatron's arguments describe.
 
-    Returns:
-        A Llama, Qwen2 or Qwen3 config, complete; None if no supported family is like that.
+    It is a Llama, Qwen2 or Qwen3; None if no supported family is like that.
     """
     translated = (
         args.normalization == "RMSNorm"

@@ -13,8 +13,6 @@ t = b * s places of all rows, one row after the other; o of them are this rank's
 k keys of a piece.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -61,12 +59,9 @@ class RowSegments(PackedSeqParams):
 
     `qkv_format` stays "sbhd": rows keep their dimension, so pipeline stages exchange tensors of one
     shape, whatever the documents' lengths. `cu_seqlens_q` and `cu_seqlens_kv` are those of the
-    pieces, one behind the other, and of as many empty ones as `varlen.num_empty` says.
-
-    Attributes:
-        pieces: of the documents, all of this rank's places in order.
-        key_places: int64, the pieces' keys among t, one piece behind the other; None if that is
-            every place once.
+    pieces, one behind the other, and of as many empty ones as `varlen.num_empty` says. Pieces are
+    all of this rank's places in order, and their keys among t int64; None if that is every place
+    once.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -74,15 +69,12 @@ class RowSegments(PackedSeqParams):
 
 
 def row_segments(
-    cu_seqlens: Tensor,
-    seq_length: int,
-    device: torch.device | str,
-    share: RowShare = WHOLE_ROWS,
+    cu_seqlens: Tensor, seq_length: int, device: torch.device | str, share: RowShare = WHOLE_ROWS
 ) -> RowSegments:
-    """Return the segments of a micro-batch's rows of `seq_length` places, or of this rank's share.
+    """Return the segments of a micro-batch, for this rank's share of its rows.
 
     `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them;
-    kernels read a copy on `device`.
+    kernels read a copy on the device.
 
     Example:
         >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q[:3]
@@ -142,11 +134,7 @@ class PackedAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Take what Megatron's layer specs pass.
-
-        Raises:
-            RuntimeError: torch's own kernel lacks what rows need.
-        """
+        """Take what layer specs pass; RuntimeError if torch's kernel lacks what rows need."""
         super().__init__(config=config)
         if (config.bf16 or config.fp16) and (missing := varlen.missing_kernel()):
             raise RuntimeError(missing)

@@ -1,7 +1,5 @@
 """Megatron models for packed rows: the student's layer spec, and the frozen teacher."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

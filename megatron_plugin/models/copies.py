@@ -1,7 +1,5 @@
 """Copies between host and device that let the host continue."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ A frozen teacher's mixture of experts runs as two grouped products, in place of 
 the other: torch's own, for Transformer Engine's, which Megatron would take, isn't needed.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Dimensions: o places of a row that ranks of a tensor-parallel group hold togethe
 size, k chosen tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ r and 2 * ranks - 1 - r: later places attend to more, so every rank gets as much
 embeddings are cut that way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

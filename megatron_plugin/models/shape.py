@@ -1,7 +1,5 @@
 """What a Hugging Face config says about a decoder, in the terms that Megatron needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,10 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: so many a layer, so many for each token, the width of each gated MLP.
+    """A mixture of experts: how many a layer has, how many of them a token takes, their width.
 
-    The weights of a token's experts add up to 1 if `renormalised`; `layers` says which of the
-    model's have experts, the others are dense.
+    `renormalised` says whether the weights of a token's experts add up to 1, `layers` which layers
+    of the model have experts; the others are dense.
     """
 
     count: int
@@ -118,11 +116,7 @@ class ModelShape:
             )
 
     def require_parallel(self, *, tensor: int, expert: int) -> None:
-        """Check that so many tensor- and expert-parallel ranks can share the teacher's layers.
-
-        Raises:
-            ValueError: heads, columns or experts don't divide.
-        """
+        """Raise ValueError unless so many tensor- and expert-parallel ranks can share layers."""
         shared = [
             ("attention heads", self.num_attention_heads, tensor),
             ("key and value heads", self.num_query_groups, tensor),
@@ -155,10 +149,9 @@ class ModelShape:
 
 
 def read_shape(folder: str | Path) -> ModelShape:
-    """Read a model's shape from the `config.json` of a folder, or of a repository on the hub.
+    """Read the shape of a model in Hugging Face's format, of a folder or a repository.
 
-    Raises:
-        UnsupportedModelError: another architecture, or a part of it that isn't translated.
+    UnsupportedModelError for another architecture, or a part of it that isn't translated.
     """
     from transformers import AutoConfig
 
@@ -170,6 +163,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     num_heads = config["num_attention_heads"]
+    is_windowed = config.get("use_sliding_window", True)  # a switch of Qwen's
     return ModelShape(
         family=family,
         num_layers=config["num_hidden_layers"],
@@ -185,7 +179,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
         qk_layernorm=family.startswith("qwen3"),
         rotary_base=float(config["rope_parameters"]["rope_theta"]),
         max_position_embeddings=config["max_position_embeddings"],
-        sliding_window=_sliding_window(config),
+        sliding_window=config.get("sliding_window") if is_windowed else None,
         config=config,
         experts=_experts(config) if family == "qwen3_moe" else None,
     )
@@ -206,11 +200,6 @@ def _experts(config: dict[str, Any]) -> Experts | None:
         renormalised=config["norm_topk_prob"],
         layers=layers,
     )
-
-
-def _sliding_window(config: dict[str, Any]) -> int | None:
-    is_used = config.get("use_sliding_window", True)  # a switch of Qwen's
-    return config.get("sliding_window") if is_used else None
 
 
 def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:

@@ -5,8 +5,6 @@ its 28. A pipeline is as fast as its slowest stage, so an even cut wastes 19 % o
 third of Llama-3-8B's eight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from megatron_plugin.models.shape import ModelShape
@@ -25,12 +23,9 @@ def output_cost(shape: ModelShape) -> float:
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
     """Return the layers of each stage that make the slowest as fast as can be.
 
-    Each stage has one layer at least; the last one also has the output layer, which costs `output`
-    layers. Where some stages have one more than others they are the last ones before it: the first
-    holds the embedding's memory.
-
-    Raises:
-        ValueError: more stages than layers.
+    Each stage has one layer at least, or it is a ValueError; the last one also has the output
+    layer, which costs `output` layers. Where some stages have one more than others they are the
+    last ones before it: the first holds the embedding's memory.
 
     Example:
         >>> cut_layers(28, 4, 2.34)

@@ -11,8 +11,6 @@ What differs between the two:
     embeddings      rows of zeros appended up to the padded vocabulary
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,14 +51,8 @@ class Rule:
 def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
     """Return the rule of a parameter, by its name with the layer's number in the whole model.
 
-    Names of the local layers and of Transformer Engine's fused ones are both known.
-
-    Raises:
-        KeyError: no such parameter in a decoder of a supported family.
-
-    Example:
-        >>> rule_for("decoder.layers.3.mlp.linear_fc2.weight", shape, padded_vocab_size=512).names
-        ('model.layers.3.mlp.down_proj.weight',)
+    Names of the local layers and of Transformer Engine's fused ones are both known; KeyError for
+    any other.
     """
     embedding = "model.embed_tokens.weight"
     output = embedding if shape.tied_embeddings else "lm_head.weight"
@@ -82,11 +74,7 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill a GPTModel chunk with its rank's part of Hugging Face tensors, which are opened by name.
-
-    Raises:
-        ValueError: a tensor has a different shape from the model's parameter.
-    """
+    """Fill a GPTModel chunk with its rank's part of the Hugging Face tensors that are opened."""
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
@@ -134,8 +122,8 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
     """Return the Hugging Face tensors of a whole model.
 
-    Slices, by parameter name in the whole model, are the tensor-parallel ranks' in order; one slice
-    is the whole parameter.
+    Slices are by parameter name in the whole model, those of the tensor-parallel ranks in order;
+    one slice is the whole parameter.
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

@@ -1,7 +1,5 @@
 """Where weights come from: Hugging Face's folders and repositories, and Megatron checkpoints."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from argparse import Namespace
@@ -66,8 +64,7 @@ class Weights:
     def open(self, name: str) -> StoredTensor:
         """Return a tensor to take slices of; `[:]` takes all of it.
 
-        Raises:
-            WeightsError: the model has none of that name; on slicing also a damaged file.
+        WeightsError if the model has none of that name; on slicing also if the file is damaged.
         """
         if name not in self.tensors:
             raise WeightsError(
@@ -80,10 +77,8 @@ class Weights:
 def open_weights(source: str) -> Weights:
     """Find a model, as `find_teacher` does; its weights are safetensors, in one file or several.
 
-    Raises:
-        ValueError: nothing there, and no repository of that name.
-        WeightsError: nothing usable there.
-        UnsupportedModelError: an architecture that isn't translated.
+    WeightsError if nothing is usable there, UnsupportedModelError for an architecture that isn't
+    translated.
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE
@@ -111,10 +106,8 @@ def open_weights(source: str) -> Weights:
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
 
-    `folder` is a run's `--save` folder (its newest iteration), or one iteration's folder.
-
-    Raises:
-        WeightsError: no such checkpoint, or one whose model isn't known.
+    The folder is a run's `--save` folder (its newest iteration), or one iteration's. WeightsError
+    if it is no such checkpoint, or its model isn't known.
     """
     folder = newest_iteration(folder)
     require_whole(folder)

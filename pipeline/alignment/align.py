@@ -20,15 +20,11 @@ class AlignmentError(ValueError):
 
 
 def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
-    """Find the minimal run of teacher tokens that overlap each of N student tokens of D documents.
+    """Find the minimal run of teacher tokens that overlap each student token.
 
-    Returns:
-        teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
-        document; start == end where nothing overlaps (unmapped).
-
-    Raises:
-        AlignmentError: offsets of a document decrease or are all (0, 0), or the batches differ
-            in documents.
+    Returns teacher_spans, int32 [N, 2], of N student tokens: half-open ranges of teacher tokens,
+    counted within each document; start == end where nothing overlaps (unmapped). AlignmentError if
+    offsets of a document decrease or are all (0, 0), or the batches differ in documents.
 
     Source: Algorithm 1, by one O(N + M) merge instead of two binary searches a token.
     """
@@ -61,9 +57,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
 
 
 def align_batch(
-    documents: Sequence[SourceDocument],
-    student_tokenizer: Tokenizer,
-    teacher_tokenizer: Tokenizer,
+    documents: Sequence[SourceDocument], student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer
 ) -> AlignedBatch:
     """Tokenize documents with both tokenizers and align them.
 

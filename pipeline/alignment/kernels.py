@@ -18,19 +18,13 @@ def merge_spans(
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
     One merge over both monotone sequences, O(N + M), with the answer of the paper's Algorithm 1
-    (two binary searches per token). Teacher tokens that cover no byte are stepped over at the
-    ends of a run.
+    (two binary searches per token). Teacher tokens that cover no byte are stepped over at the ends
+    of a run.
 
-    Args:
-        student_offsets: int32 [N, 2], monotone within each document.
-        student_cu: int64 [D + 1].
-        teacher_offsets: int32 [M, 2], monotone within each document.
-        teacher_cu: int64 [D + 1].
-        tiles: bool [D], documents whose tokens tile the text on both sides: they take fewer steps.
-
-    Returns:
-        teacher_spans, int32 [N, 2]; an unmapped token's empty span is at the start of the
-        last span before it.
+    Offsets, int32 [N, 2] and [M, 2], are monotone within each document, which bounds of int64
+    [D + 1] divide. Documents whose tokens tile the text on both sides, bool [D], take fewer steps.
+    Returns teacher_spans, int32 [N, 2]; an unmapped token's empty span is at the start of the last
+    before it.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)
     for d in range(len(student_cu) - 1):
@@ -97,10 +91,8 @@ def first_non_monotone(
 ) -> int:
     """Return the first document whose starts or ends decrease, or -1.
 
-    Args:
-        byte_offsets: int32 [N, 2].
-        cu_tokens: int64 [D + 1].
-        tiles: bool [D], documents whose tokens lie side by side: they need no look.
+    Offsets are int32 [N, 2], bounds int64 [D + 1]. Documents whose tokens lie side by side, bool
+    [D], need no look.
     """
     for d in range(len(cu_tokens) - 1):
         if tiles[d]:
@@ -126,20 +118,12 @@ def find_cut_points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find where both tokenizations share a byte boundary, the last one of every `stride` tokens.
 
-    A cut (i, j) splits a document so that student tokens before i and teacher tokens before j
-    cover bytes before some byte, and all others bytes from it on. Both parts hold tokens of both.
-    Blocks are searched from their ends: most boundaries are shared, so few tokens are looked at.
+    A cut (i, j) splits a document so that student tokens before i and teacher tokens before j cover
+    bytes before some byte, and all others bytes from it on. Both parts hold tokens of both. Blocks
+    are searched from their ends: most boundaries are shared, so few tokens are looked at.
 
-    Args:
-        student_offsets: int32 [N, 2], monotone within each document.
-        student_cu: int64 [D + 1].
-        teacher_offsets: int32 [M, 2], monotone within each document.
-        teacher_cu: int64 [D + 1].
-        teacher_spans: int32 [N, 2], from `merge_spans`.
-        stride: student tokens per kept cut.
-
-    Returns:
-        cut_starts int64 [D + 1], cut_student int64 [C], cut_teacher int64 [C].
+    Offsets and bounds are as in `merge_spans`, which gives the spans. Returns cut_starts int64
+    [D + 1], cut_student int64 [C], cut_teacher int64 [C].
     """
     num_documents = len(student_cu) - 1
     cut_starts = np.zeros(num_documents + 1, np.int64)

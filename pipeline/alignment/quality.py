@@ -30,21 +30,14 @@ OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
 class AlignmentStatistics:
     """Counts over aligned documents; sums of two are the statistics of both.
 
-    Attributes:
-        num_text_bytes: UTF-8 bytes of their texts.
-        num_mapped: student tokens with a teacher token.
-        byte_iou_sum: sum over mapped tokens of intersection over union, in bytes.
-        byte_ios_sum: sum over mapped tokens of intersection over the student token's bytes.
-        student_length_counts: int64 [len(LENGTH_EDGES)], documents by student tokens.
-        teacher_length_counts: int64 [len(LENGTH_EDGES)], documents by teacher tokens.
-        span_width_counts: int64 [33], student tokens by teacher tokens mapped to them; the last
-            bin holds 32 and more.
-        student_token_bytes_counts: int64 [33], student tokens by bytes covered.
-        teacher_token_bytes_counts: int64 [33], teacher tokens by bytes covered.
-        num_student_over_wide: student tokens that share bytes with a neighbour: what a normaliser
-            reordered, or made several tokens of, nobody can tell apart.
-        num_teacher_over_wide: the same of the teacher's tokens. Both are left out of JSON where
-            they are 0: datasets made before they were counted read the same.
+    Sums of ratios are over mapped tokens, in bytes: intersection over union, and over the student
+    token's bytes. Arrays are int64: documents by the tokens of either side, [len(LENGTH_EDGES)];
+    student tokens by the teacher tokens mapped to them, and either's tokens by the bytes that they
+    cover, [33], of which the last bin holds 32 and more.
+
+    Over-wide tokens share bytes with a neighbour: what a normaliser reordered, or made several
+    tokens of, nobody can tell apart. Their numbers are left out of JSON where they are 0: datasets
+    made before they were counted read the same.
     """
 
     num_documents: int
@@ -156,7 +149,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return documents by the bins of `LENGTH_EDGES`, int64 [len(LENGTH_EDGES)], of their tokens.
+    """Return how many documents, of int [D] tokens, are in each bin of `LENGTH_EDGES`, int64.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()

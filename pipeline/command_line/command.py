@@ -69,7 +69,9 @@ def main(argv: list[str] | None = None) -> "NoReturn":
     except KeyboardInterrupt:
         leave(130, f"{name}: interrupted")
     except Exception as error:  # none of those that commands expect and explain
-        again = " ".join(["vocag", "--debug", *map(_quoted, arguments)])
+        from shlex import join  # only for an error
+
+        again = join(["vocag", "--debug", *arguments])
         hinted(error, f"{again}  # and report it with what vocag doctor --json prints")
         report(name, error, f"unexpected {type(error).__name__}: {error}")
         leave(1)
@@ -121,12 +123,6 @@ def _closest(name: str) -> str:
     from difflib import get_close_matches
 
     return " ".join(["vocag", *get_close_matches(name, COMMANDS, n=1), "--help"])
-
-
-def _quoted(argument: str) -> str:
-    import shlex
-
-    return shlex.quote(argument)
 
 
 def _usage() -> str:

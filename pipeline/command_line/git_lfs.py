@@ -20,9 +20,12 @@ class PointerError(ValueError):
 
 
 def refuse_pointer(path: str, start: bytes) -> None:
-    """Raise PointerError if a file that starts like this is a Git LFS pointer.
+    """Raise PointerError for a Git LFS pointer.
 
-    The start is of `POINTER_BYTES` or more, or the whole file.
+    Of the file its first bytes are given, `POINTER_BYTES` or more, or all of them.
+
+    Example:
+        >>> refuse_pointer("model.safetensors", b"version 2 of something else")
     """
     found = _POINTER.fullmatch(start) if len(start) < POINTER_BYTES else None
     if found is None:

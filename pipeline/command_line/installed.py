@@ -16,10 +16,10 @@ def installed_version() -> str:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra, in the checkout or in a wheel's installation.
+    """Return the command that installs extras, in the checkout or in a wheel's installation.
 
-    pip asks an index for the extra's packages alone if vocag itself is installed. Several extras
-    have commas; "" is what every command needs.
+    Several have commas between them; "" is what every command needs. pip asks an index for the
+    extra's packages alone if vocag itself is installed.
     """
     checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     wanted = f"[{extra}]" if extra else ""

@@ -35,16 +35,15 @@ from pipeline.command_line.failures import hinted
 class Option:
     """How a value is written on a command line.
 
-    Attributes:
-        metavar: the value's name in the help; by default one for its type.
-        read: makes the value from its text, or raises argparse.ArgumentTypeError; by default the
-            type does.
-        form: an option by its name; the same, once for each value; a value without a name; what
-            isn't an option of this command; a dataclass whose options begin with the field's name;
-            or, in a dataclass that another one holds, the option that is named like the holder's
-            field: `data: Reading` with `Reading.path` is --data.
-        once: what to do instead of giving the option twice; by default the last one holds.
-        without: fields of a held dataclass that aren't options of this command.
+    `metavar` is its name in the help, by default one for its type; `read` makes the value from its
+    text, by default the type does, or raises argparse.ArgumentTypeError; `once` says what to do
+    instead of giving the option twice, by default the last one holds; `without` are fields of a
+    held dataclass that aren't options of this command.
+
+    Forms are an option by its name; the same, once for each value; a value without a name; what
+    isn't an option of this command; a dataclass whose options begin with the field's name; or, in a
+    dataclass that another one holds, the option that is named like the holder's field:
+    `data: Reading` with `Reading.path` is --data.
     """
 
     metavar: str | None = None
@@ -103,16 +102,7 @@ def parse_command[T](
     description: str,
     epilog: str = "",
 ) -> T:
-    """Return what one of several commands is asked for, as its dataclass.
-
-    Raises:
-        ValueError: from the dataclass.
-        SystemExit: argparse's own errors, and --help.
-
-    Example:
-        >>> parse_command({"info": Info}, ["info", "aligned"], prog="vocag x", description="…")
-        Info(dataset='aligned')
-    """
+    """Return what one of several commands is asked for; errors as in `parse_options`."""
     parser = _Parser(**_texts(prog, description, epilog))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="COMMAND")
     for name, kind in kinds.items():
@@ -152,12 +142,7 @@ def add_options(
 
 
 def option_names(kind: type) -> list[str]:
-    """Return the options that `add_options` adds for a dataclass.
-
-    Example:
-        >>> option_names(RunOptions)
-        ['--workers', '--quiet', '--verbose']
-    """
+    """Return the options that `add_options` adds for a dataclass."""
     forms = ("positional", "rest")
     return [_flag(entry.name) for entry in _entries(kind) if entry.option.form not in forms]
 
@@ -195,13 +180,10 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
 def require_known(
     option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
 ) -> None:
-    """Check that an option's values are known ones, which are named in their order.
+    """Raise ValueError for an option's values that aren't known; a hint is what is most like them.
 
-    The option is as it stands before a value, `--tasks ` or `method=`; `or_else` is what else one
-    may be.
-
-    Raises:
-        ValueError: some are not; its hint is what is most like the first of them.
+    `option` is as it stands before a value, `--tasks ` or `method=`; known ones are named in their
+    order, and then what else a value may be.
 
     Example:
         >>> require_known("--tasks ", ["gsm9k"], ["gsm8k", "math"])

@@ -108,9 +108,4 @@ def _installed() -> dict[str, Any]:
         name: [*core, *dict.fromkeys(each for e in extra.split(",") if e for each in lacking[e])]
         for name, (_, extra, _) in COMMANDS.items()
     }
-    return {
-        "libraries": library_versions(),
-        "core": core,
-        "extras": lacking,
-        "commands": commands,
-    }
+    return {"libraries": library_versions(), "core": core, "extras": lacking, "commands": commands}

@@ -1,7 +1,5 @@
 """Teacher losses of teacher tokens to losses of student tokens (Eq. 2)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -65,15 +63,9 @@ def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
     """Say which teacher tokens follow another of their document: only they can have a loss.
 
     The one rule of a row's teacher, wherever it runs: a document's context token, or its text's
-    first token if the convention has none, is predicted by nothing.
-
-    Args:
-        cu_seqlens: int [..., segments + 1], each row's segment bounds from 0 on, filled up with
-            `seq_length`.
-        seq_length: places of a row.
-
-    Returns:
-        bool [..., seq_length]; padding is a segment like any other.
+    first token if the convention has none, is predicted by nothing. `cu_seqlens`, int
+    [..., segments + 1], are each row's segment bounds from 0 on, filled up with `seq_length`. The
+    result is bool [..., seq_length]; padding is a segment like any other.
 
     Example:
         >>> has_context(torch.tensor([[0, 3, 4, 4]]), 4)
@@ -122,11 +114,8 @@ def check_spans(
 ) -> int:
     """Refuse spans that don't belong to the losses, as `aggregate_teacher_losses` takes them.
 
-    Returns:
-        Teacher tokens of the widest span.
-
-    Raises:
-        ValueError: shapes disagree or a span leaves the row.
+    Returns the teacher tokens of the widest span; ValueError if shapes disagree or a span leaves
+    the row.
     """
     if (
         teacher_losses.dim() != 2

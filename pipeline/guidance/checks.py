@@ -1,7 +1,5 @@
 """Checks that the loss modules share: a broken input is named, with its row, before it spreads."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,12 +12,10 @@ class NonFiniteLossError(ValueError):
 def check_finite(
     tensors: dict[str, tuple[Tensor, Tensor]], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Refuse NaN and infinite values, [rows, T] by name, where a mask of theirs counts.
+    """Raise NonFiniteLossError, with the rows, for NaN and infinite values where a mask counts.
 
-    A group shares the finding, so that every rank raises and none waits for a broken one.
-
-    Raises:
-        NonFiniteLossError: names the rows.
+    Each name's tensors are values [rows, T] and the bool mask [rows, T] of those that count. A
+    group shares the finding, so that every rank raises and none waits for a broken one.
     """
     num_broken = count_broken(tensors)
     if group is not None:

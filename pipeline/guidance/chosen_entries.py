@@ -1,7 +1,5 @@
 """Chosen tokens of the vocabulary, met by a walk in chunks (`pipeline.guidance.cross_entropy`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -12,15 +10,10 @@ from torch import Tensor
 class ChosenEntries:
     """Cells of the logits [n, V] and a value for each, sorted by the chunk that holds them.
 
-    Sorted once, so that a chunk finds its own by two numbers and compares nothing.
-
-    Attributes:
-        values: float [n, K], in the caller's order.
-        chunks: of the vocabulary, as long as the first but for the last.
-        bounds: entries before each chunk, and in all.
-        places: int64 [entries], where each lies in the flat [n * K].
-        tokens: int64 [entries], the row of the logits, 0..n-1.
-        ids: int64 [entries], the column, rising.
+    Sorted once, so that a chunk finds its own by two numbers and compares nothing. Values are float
+    [n, K], in the caller's order. Chunks of the vocabulary are as long as the first but for the
+    last; `bounds` are entries before each chunk, and in all. Of each entry, int64: its place in the
+    flat [n * K], its token, the row of the logits, and its id, the column, rising.
     """
 
     values: Tensor
@@ -31,7 +24,7 @@ class ChosenEntries:
     ids: Tensor
 
     @staticmethod
-    def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> ChosenEntries:
+    def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> "ChosenEntries":
         """Sort entries int64 [n, K]; those of -1 come before the first chunk, so none meets them.
 
         Example:
@@ -63,11 +56,7 @@ class ChosenEntries:
 
 
 def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
-    """Refuse entries that aren't tokens of the vocabulary.
-
-    Raises:
-        ValueError: shape or type differ, or an entry of a counted place lies outside.
-    """
+    """Raise ValueError unless entries are int64 [..., K], and counted ones tokens or -1."""
     if entry_ids.shape[:-1] != mask.shape or entry_ids.dtype != torch.int64:
         raise ValueError(
             f"entry_ids {entry_ids.dtype} {tuple(entry_ids.shape)} must be int64, the labels' "

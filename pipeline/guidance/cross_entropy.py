@@ -19,8 +19,6 @@ Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside,
 the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -149,24 +147,16 @@ def score_tokens(
     *,
     teacher_loss_mask: Tensor,
 ) -> Tensor:
-    """Give a frozen teacher's loss of each of its own tokens, without gradient.
+    """Give a frozen teacher's loss of each of its own tokens, fp32 [rows, T], nats; no gradient.
 
     The state at position l - 1 predicts token l, so the shift happens here and nowhere else: entry
     l of the result is `-log P(x_l | x_<l)`, as
     `pipeline.guidance.aggregation.aggregate_teacher_losses` expects it.
 
-    Args:
-        hidden: float [rows, T, H], the teacher's last hidden states.
-        output_layer: as in `linear_cross_entropy`.
-        input_ids: int64 [rows, T], the teacher's tokens.
-        teacher_loss_mask: bool [rows, T], False where a token has no context (the first of a
-            document) or is padding.
-
-    Returns:
-        fp32 [rows, T], nats; NaN where `teacher_loss_mask` is False.
-
-    Raises:
-        ValueError: as `linear_cross_entropy`, or the mask claims a loss for a row's first token.
+    Hidden states are float [rows, T, H], the teacher's last; tokens int64 [rows, T]. The mask, bool
+    [rows, T], is False where a token has no context (the first of a document) or is padding: its
+    loss is NaN. ValueError if it claims a loss for a row's first token, and as
+    `linear_cross_entropy`.
     """
     mask = teacher_loss_mask.bool()
     if bool(mask[:, :1].any()):
@@ -197,23 +187,10 @@ def map_token_chunks(
 ) -> Tensor:
     """Apply a per-token function chunk by chunk, recomputing each chunk in the backward pass.
 
-    For losses that need whole distributions of two models (`pipeline.guidance.baselines.kld`,
-    `uld`): only one chunk's logits are alive at a time, at the price of computing them twice.
-
-    Args:
-        function: maps slices of `tensors` along dim 0 to a tensor with the same dim 0; gradients
-            reach parameters it closes over.
-        *tensors: at least one, all with the same dim 0.
-        chunk_tokens: length of a slice.
-
-    Returns:
-        The concatenated results.
-
-    Raises:
-        ValueError: `chunk_tokens` is not positive.
-
-    Example:
-        >>> map_token_chunks(lambda s, t: kld_losses(head(s), teacher_head(t)), student, teacher)
+    For losses that need whole distributions of two models (`pipeline.guidance.baselines`): only one
+    chunk's logits are alive at a time, at the price of computing them twice. The function maps
+    slices of the tensors, which have the same dim 0, to a tensor with that dim 0; gradients reach
+    parameters it closes over.
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")

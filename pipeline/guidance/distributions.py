@@ -5,8 +5,6 @@ Of the teacher's distribution K entries are known, and what they leave over: one
 nothing is said about how either divides it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -24,21 +22,19 @@ _NO_BIN = -1e4
 
 
 def distribution_divergences(
-    entry_log_probs: Tensor,
-    probs: Tensor,
-    *,
-    temperature: float = 1.0,
-    reverse: bool = False,
+    entry_log_probs: Tensor, probs: Tensor, *, temperature: float = 1.0, reverse: bool = False
 ) -> Tensor:
-    """Return KL(teacher || student) of each place over K entries and the residual.
+    """Return KL(teacher || student) of each place over K entries and the residual, [n], nats.
 
-    With p the teacher's and q the student's probabilities of the entries, and
-    p_0 = 1 - sum p, q_0 = 1 - sum q,
+    `entry_log_probs`, fp32 or fp64 [n, K], are log q, nats, with a gradient, -inf for no entry;
+    `probs`, float [n, K], are p, 0 for no entry, and get none. With p the teacher's and q the
+    student's probabilities of the entries, and p_0 = 1 - sum p, q_0 = 1 - sum q,
 
         KL = p_0 log(p_0 / q_0) + sum_k p_k log(p_k / q_k)
 
     Merging tokens into one bin never raises a divergence: this is a lower bound of the whole
-    vocabularies' KL, and equal to it if the residual is empty.
+    vocabularies' KL, and equal to it if the residual is empty. It is infinite where the student
+    excludes (log-probability -inf) what the teacher doesn't.
 
     - `temperature` τ acts on the bins of both sides, p_k^(1/τ) / sum_j p_j^(1/τ), and the result
       is multiplied by τ², so that gradients keep their size (Hinton).
@@ -48,19 +44,6 @@ def distribution_divergences(
     - The student's residual counts at least `MIN_RESIDUAL` (2^-20), below which fp32 can't know it;
       its gradient is 0 there. The teacher's counts 0 there. Reversed, each of the teacher's bins
       counts at least as much, for the divergence from an impossible token would be infinite.
-
-    Args:
-        entry_log_probs: fp32 or fp64 [n, K], log q, nats, with a gradient; -inf: no entry.
-        probs: float [n, K], p; 0 if there is no entry. No gradient is given to it.
-        temperature: τ.
-        reverse: the direction.
-
-    Returns:
-        Like `entry_log_probs`, [n], nats. Infinite where the student excludes (log-probability
-        -inf) what the teacher doesn't.
-
-    Raises:
-        ValueError: shapes disagree, or the temperature is not positive.
 
     Example:
         >>> log_probs = torch.tensor([[0.5, 0.25]]).log()
@@ -100,18 +83,12 @@ def teacher_entropies(
 
     A token that isn't among the K likeliest is no likelier than the last of them, nor than all of
     these together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
-    bin the rest would make a flat distribution look certain. The label's own mass is known
-    whatever its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds
-    masses up, the result is an estimate.
+    bin the rest would make a flat distribution look certain. The label's own mass is known whatever
+    its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds masses
+    up, the result is an estimate.
 
-    Args:
-        entry_ids: int [rows, seq_length, K], as in `distilled_loss`.
-        probs: float [rows, seq_length, K].
-        labels: int [rows, seq_length].
-        draws: how many of the K, the last, are draws: they aren't read.
-
-    Returns:
-        fp32 [rows, seq_length], nats; 0 if a label has no distribution.
+    Ids and masses are as in `distilled_loss`, of which the last `draws` aren't read; labels are int
+    [rows, seq_length], and so is the result, fp32, nats; 0 if a label has no distribution.
 
     Example:
         >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
@@ -213,12 +190,11 @@ def distilled_loss(
 def _metrics(
     sums: tuple[Tensor, Tensor, Tensor, Tensor], labels: tuple[Tensor, ...], gained: Tensor
 ) -> dict[str, Tensor]:
-    """Return what `distilled_loss` says of them.
+    """Return what `distilled_loss` says of them, all tensors but sums being [rows, seq_length].
 
-    Args:
-        sums: losses of taught labels and of the others, divergences, and mass of the entries.
-        labels: bool [rows, seq_length]: all, those with a distribution, and the taught ones.
-        gained: float [rows, seq_length], the mass that was moved to taught labels.
+    Sums are losses of taught labels and of the others, divergences, and mass of the entries; labels
+    are bool: all, those with a distribution, and the taught ones. The mass that was moved to taught
+    labels is float.
     """
     taught_loss, untaught_loss, divergence, held = sums
     counts = torch.stack((*labels, gained > 0)).flatten(1).sum(-1)

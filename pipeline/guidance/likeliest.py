@@ -7,8 +7,6 @@ larger logit, so that most chunks cost little.
 Shapes: n tokens, v rows of the vocabulary, K likeliest tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

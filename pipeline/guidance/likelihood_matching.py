@@ -14,8 +14,6 @@ end; that takes a number more per token, which is not stored, and is left out.
 Source: Minixhofer, Vulić and Ponti, arXiv 2503.20083.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from pipeline.guidance.aggregation import check_spans, span_sums
 from pipeline.guidance.checks import check_finite, check_same_shape
+from pipeline.guidance.output_layer import widen
 
 TEMPERATURE = 100.0
 """Of the paper: likelihoods of chunks of several tokens would all be 0 without it."""
@@ -77,12 +76,11 @@ def likelihood_divergences(
     check_spans(teacher_losses, teacher_spans, teacher_loss_mask)
     check_same_shape(student_losses, loss_mask=loss_mask, teacher_spans=teacher_spans[..., 0])
     mask, has_loss = loss_mask.bool(), teacher_loss_mask.bool()
-    check_finite({"student_losses": (student_losses, mask)})
-    check_finite({"teacher_losses": (teacher_losses, has_loss)})
+    counted = {"student_losses": (student_losses, mask)}
+    check_finite(counted | {"teacher_losses": (teacher_losses, has_loss)})
     chunks = _find_chunks(teacher_spans, mask, has_loss)
-    wide = torch.promote_types(student_losses.dtype, torch.float32)
-    losses = torch.where(chunks.numbers >= 0, student_losses, 0.0).to(wide)
-    of_student = torch.zeros_like(losses).scatter_add(-1, chunks.numbers.clamp_min(0), losses)
+    own = widen(torch.where(chunks.numbers >= 0, student_losses, 0.0))
+    of_student = torch.zeros_like(own).scatter_add(-1, chunks.numbers.clamp_min(0), own)
     known = torch.where(has_loss, teacher_losses.detach(), 0.0).double()
     of_teacher = span_sums(known, chunks.teacher_starts, chunks.teacher_stops)
     # Where there is no chunk, equal values keep the logarithms finite; they are left out below.

@@ -19,8 +19,6 @@ Shapes: rows of `seq_length` student labels and `teacher_seq_length` teacher tok
 tensors are [rows, seq_length], aligned with the labels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -28,6 +26,7 @@ from torch import Tensor
 
 from pipeline.guidance.aggregation import check_spans, span_sums
 from pipeline.guidance.checks import check_same_shape
+from pipeline.guidance.output_layer import widen
 from pipeline.guidance.selection import Selection
 from pipeline.selection_rule import Expectation, check_choice
 
@@ -53,21 +52,12 @@ class LossResult(NamedTuple):
 
 @torch.no_grad()
 def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor, *, checked: bool = False) -> Tensor:
-    """Say which student tokens a teacher token with a loss covers, without any losses.
+    """Say which student tokens a teacher token with a loss covers, bool [rows, seq_length].
 
     Selectors that rank by something else than a teacher treat unmapped tokens as the rule says,
-    too: give this to `select_tokens` as `mapped`.
-
-    Args:
-        teacher_spans: int [rows, seq_length, 2], as in `aggregate_teacher_losses`.
-        has_loss: bool [rows, teacher_seq_length], such as `Rows.teacher_has_loss`.
-        checked: whether spans are known to be sound: the host doesn't wait for the device to look.
-
-    Returns:
-        bool [rows, seq_length]: where `aggregate_teacher_losses` would give guidance.
-
-    Raises:
-        ValueError: shapes disagree or a span leaves the row.
+    too: give this to `select_tokens` as `mapped`. Spans are as in `aggregate_teacher_losses`,
+    `has_loss`, bool [rows, teacher_seq_length], such as `Rows.teacher_has_loss`. Unless spans are
+    known to be sound they are checked, for which the host waits for the device.
 
     Example:
         >>> mapped_tokens(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[False, True]]))
@@ -110,8 +100,7 @@ def guided_loss(
     check_same_shape(student_losses, kept=selection.kept)
     counted = selection.kept if expectation == "kept" else selection.loss_mask
     # `where`, not a product: a masked NaN times 0 would still be NaN.
-    losses = student_losses.to(torch.promote_types(student_losses.dtype, torch.float32))
-    loss_sum = torch.where(selection.kept, losses, 0.0).sum()
+    loss_sum = torch.where(selection.kept, widen(student_losses), 0.0).sum()
     return LossResult(loss_sum, counted.sum(), _metrics(student_losses.detach(), selection))
 
 

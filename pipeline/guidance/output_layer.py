@@ -1,7 +1,5 @@
 """What turns hidden states into logits, how its rows are walked in chunks, and shared by ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -98,13 +96,9 @@ def rows_at_once(num_tokens: int, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class VocabularyShare:
-    """This rank's part of the vocabulary.
+    """This rank's part of the vocabulary of all ranks of a group, `num_own` tokens from `first` on.
 
-    Attributes:
-        vocab_size: tokens of all ranks.
-        first: the first of this rank's tokens.
-        num_own: its tokens; 0 if the rank has nothing but padding.
-        group: ranks that share the vocabulary; None: this process has all of it.
+    The rank may have nothing but padding. Without a group this process has the whole vocabulary.
     """
 
     vocab_size: int
@@ -115,13 +109,10 @@ class VocabularyShare:
     @classmethod
     def of(
         cls, num_rows: int, vocab_size: int | None, group: dist.ProcessGroup | None
-    ) -> VocabularyShare:
+    ) -> "VocabularyShare":
         """Return the share of a rank of the group, each of which has `num_rows` rows, in order.
 
-        `vocab_size` of all ranks' rows are tokens; None: all rows.
-
-        Raises:
-            ValueError: the ranks have fewer rows than the vocabulary tokens.
+        `vocab_size` of all ranks' rows are tokens, ValueError if they have fewer; None: all rows.
 
         Example:
             >>> VocabularyShare.of(512, 500, None)

@@ -265,11 +265,9 @@ def _check_selection_inputs(
 class Totals:
     """Counts and sums over a scope: each row, this process, or all ranks of a group.
 
-    Attributes:
-        num_broken: int64 scalar, NaN or infinite values that count, on all ranks.
-        num_before: int64 scalar, tokens on the ranks before this one.
-        num_candidates: int64 [rows or 1], tokens that compete.
-        mean_teacher_loss: fp32 [rows or 1, 1], nats; 0 if there is no loss.
+    NaN or infinite values that count, on all ranks, and tokens on the ranks before this one are
+    int64 scalars; candidates are int64 [rows or 1], mean losses fp32 [rows or 1, 1], nats, 0 if
+    there is none.
     """
 
     num_broken: Tensor
@@ -288,13 +286,9 @@ def sum_totals(
 ) -> Totals:
     """Add up what a choice needs of the whole scope, in one collective.
 
-    Args:
-        num_broken: int64 scalar, of this rank.
-        candidates: bool [rows, T], the tokens that compete.
-        teacher_losses: fp32 [rows, teacher_seq_length], nats, to average; NaN: none. None: there is
-            nothing to average.
-        per_row: whether each row is a scope of its own.
-        group: whose ranks share the scope, not with `per_row`; every rank must call.
+    Candidates, bool [rows, T], are the tokens that compete; teacher losses, fp32
+    [rows, teacher_seq_length], nats, are averaged, NaN and None being none. A scope is a row of its
+    own, this process, or all ranks of the group: every one must call.
 
     Example:
         >>> sum_totals(torch.tensor(0), torch.tensor([[True, False]]), None).num_candidates

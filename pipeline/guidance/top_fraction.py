@@ -6,8 +6,6 @@ waits for none of it, and the result is the same for one process and for many th
 tokens. Ties at the threshold go to the first tokens, row by row and rank by rank.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,24 +25,14 @@ def keep_top_fraction(
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Keep the `floor_of_fraction` of the candidates, those that rank highest.
+    """Keep the `floor_of_fraction` of the candidates, bool [rows, T], those that rank highest.
 
-    Args:
-        ranking: fp32 [rows, T], what is ranked by, finite for candidates.
-        candidates: bool [rows, T], the tokens that compete.
-        fraction: in 0..1.
-        per_row: count k for each row instead of over all rows.
-        group: count k over the rows of all ranks of this group; every rank must call.
-        num_candidates: int64 [rows, or 1], of the scope: of all ranks of the group.
+    The ranking is fp32 [rows, T], finite for candidates. They compete within each row, or over all
+    rows, of all ranks of the group if there is one: then every rank must call, and
+    `num_candidates`, int64 [rows, or 1], counts those of all ranks.
 
-    Returns:
-        Which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
-        each group, fp32 (one per row, or one for all), NaN if nothing is kept.
-
-    Example:
-        >>> keep_top_fraction(torch.tensor([[3.0, 1.0]]), mask, 0.5,
-        ...                   num_candidates=mask.sum().view(1))[0]
-        tensor([[ True, False]])
+    Returns which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
+    each group, fp32 (one per row, or one for all), NaN if nothing is kept.
     """
     shape = ranking.shape
     rows = shape if per_row else (1, ranking.numel())
@@ -71,7 +59,8 @@ def _kth_smallest(
         alive = members & ((keys >> (shift + _DIGIT_BITS)) == prefix.unsqueeze(-1))
         digits = (keys >> shift) & (2**_DIGIT_BITS - 1)
         counts = k.new_zeros(k.numel(), 2**_DIGIT_BITS).scatter_add_(1, digits, alive.long())
-        counts = _sum_over(counts, group)
+        if group is not None:
+            dist.all_reduce(counts, group=group)
         running = counts.cumsum(-1)
         digit = (running < remaining.unsqueeze(-1)).sum(-1)
         below = torch.where(
@@ -92,12 +81,6 @@ def _ranking_of_keys(keys: Tensor) -> Tensor:
     ascending = 2**32 - 1 - keys
     bits = torch.where(ascending < 2**31, ~ascending, ascending - 2**31)
     return bits.to(torch.int32).view(torch.float32)
-
-
-def _sum_over(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    if group is not None:
-        dist.all_reduce(counts, group=group)
-    return counts
 
 
 def _sum_before(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:

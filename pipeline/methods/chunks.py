@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _loss(given: MicroBatchLoss) -> LossResult:
-    from pipeline.guidance.baselines.chunking import row_chunk_ids, select_chunks
+    from pipeline.guidance.baselines.selection import row_chunk_ids, select_chunks
 
     num_chunks, batch = given.method.num_chunks, given.batch
     # Place t predicts token t + 1, so it belongs to that token's chunk.

@@ -1,7 +1,5 @@
 """A micro-batch as models of transformers see it, and what such models say of its tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +32,7 @@ class StudentPass(MicroBatchLoss):
         with_distributions: whether labels' distributions are wanted.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         top_k: next tokens that such a teacher is asked for.
+        draws: draws of the rest that it is asked for.
     """
 
     student: PreTrainedModel

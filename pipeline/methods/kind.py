@@ -31,6 +31,8 @@ class MethodKind:
     """What a method is, what it needs, and its defaults; `Method` are its options.
 
     Attributes:
+        name: on the command line.
+        help: what it does.
         loss: of a `MicroBatchLoss`, or of a `StudentPass` if it needs the model; it imports what
             needs torch.
         selector: what the tokens (or chunks) are ranked by where the rule decides.
@@ -63,9 +65,14 @@ class MethodKind:
         return self.weight if method.weight is None else method.weight
 
     def serve(self, teaching: Teaching, data: Reading | None = None) -> Served:
-        """Return how a run by this method gets what it needs of a teacher, or raise ValueError.
+        """Return how a run by this method gets what it needs of a teacher.
 
-        A hint names the scores of `data`, if they can be looked at.
+        Args:
+            teaching: who may teach.
+            data: what is read, to name its own scores in a hint; None: they can't be looked at.
+
+        Raises:
+            ValueError: what the method needs is missing, or it doesn't read what is given.
         """
         stored, running = teaching.stored_losses is not None, bool(teaching.teacher)
         if stored and self.needs in ("nothing", "model"):
@@ -87,9 +94,13 @@ class MethodKind:
         return Served("stored" if stored else "running", self.needs == "distributions")
 
     def require_context(self, student: ConventionRecord) -> None:
-        """Raise ValueError if the method needs whole chunks of text, some of which have no loss.
+        """Check that every student token is a label if the method needs whole chunks of text.
 
-        A document's first token, or a part's, may have nothing before it.
+        Args:
+            student: what rows put around its texts.
+
+        Raises:
+            ValueError: a document's first token, or a part's, has nothing before it.
         """
         if self.every_token and None in (student.first_token_id, student.continued_token_id):
             raise ValueError(

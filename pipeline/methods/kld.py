@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _loss(given: StudentPass) -> LossResult:
-    from pipeline.guidance.baselines.kld import kld_losses
+    from pipeline.guidance.baselines.distillation import kld_losses
     from pipeline.guidance.cross_entropy import map_token_chunks
     from pipeline.models.output_layer import output_layer
 

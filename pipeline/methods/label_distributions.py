@@ -1,7 +1,5 @@
 """What a teacher expects in place of each label: read with the rows, or from a running teacher."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,19 +78,12 @@ def ask_entries(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """Return what a running teacher says of its own tokens, as `map_batch` takes it.
 
-    What is drawn is what `vocag score` draws: its pieces of documents are the rows' segments.
+    States are float [rows, T, H]; rows are in this machine's memory; the teacher's tokenizer has
+    `vocab_size` tokens. What is drawn is what `vocag score` draws: its pieces of documents are the
+    rows' segments.
 
-    Args:
-        states: float [rows, T, H].
-        layer: the teacher's output layer.
-        rows: in this machine's memory.
-        top_k: entries of each place.
-        draws: of the rest.
-        vocab_size: tokens of the teacher's tokenizer.
-
-    Returns:
-        Losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
-        [rows, T, K], with draws [rows, T, K + 1 + draws].
+    Returns losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
+    [rows, T, K], with draws [rows, T, K + 1 + draws].
     """
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.

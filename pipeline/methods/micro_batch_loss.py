@@ -1,7 +1,5 @@
 """A micro-batch of which a method makes the loss, whatever runs the models."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -32,6 +30,7 @@ class MicroBatchLoss(ABC):
     The places are those of whole rows, also where ranks share them.
 
     Attributes:
+        method: whose loss is made.
         batch: rows of `pipeline.streaming`, on the models' device.
         rule: which tokens count, in a scope that `group` can serve.
         group: the processes that choose together; scope "group" only.
@@ -114,9 +113,5 @@ class MicroBatchLoss(ABC):
     def with_divergences(self, divergences: Tensor, kept: Tensor | None = None) -> LossResult:
         """Return the cross entropy, of the kept labels if it is told which, plus divergences."""
         return distillation_loss(
-            self.scores.losses,
-            divergences,
-            loss_mask=self.loss_mask,
-            weight=self.weight,
-            kept=kept,
+            self.scores.losses, divergences, loss_mask=self.loss_mask, weight=self.weight, kept=kept
         )

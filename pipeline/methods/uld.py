@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _loss(given: StudentPass) -> LossResult:
-    from pipeline.guidance.baselines.uld import truncated_pairs, uld_losses
+    from pipeline.guidance.baselines.distillation import truncated_pairs, uld_losses
     from pipeline.guidance.cross_entropy import map_token_chunks
     from pipeline.models.output_layer import output_layer
 

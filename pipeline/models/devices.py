@@ -6,10 +6,9 @@ from pipeline.command_line.failures import hinted
 
 
 def find_device(name: str = "") -> torch.device:
-    """Return the device that `--device` names, such as "cuda:1"; "" is the GPU if there is one.
+    """Return the device that `--device` names; "": the GPU if there is one.
 
-    Raises:
-        ValueError: torch doesn't know the name, or has no such GPU.
+    ValueError if torch doesn't know the name, or has no such GPU.
 
     Example:
         >>> find_device("cpu")

@@ -88,12 +88,10 @@ def export_tokenizer(
 ) -> ExportedTokenizer:
     """Make the student's tokenizer for `transformers` and prove it on 200 of the dataset's texts.
 
-    `record` has the tokens that rows put around a text where those are not the manifest's, as
-    `choose_conventions` gives it; the tokens of `defaults` are the dataset's. `AutoTokenizer` looks
-    at the model's `config.json`.
+    The record is the student's, with the tokens that rows put around a text where those are not the
+    manifest's, as `choose_conventions` gives it; else as in `convert_tokenizer`.
 
     Raises:
-        TokenizerError: ids differ on a document of the dataset, or there is no conversion.
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
     """
     record = record or dataset.manifest.student

@@ -3,8 +3,6 @@
 No torch here: the machine that starts a job need not be one that can run the model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from hashlib import sha256
@@ -30,14 +28,12 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     """Check that a dataset's tokens of one side are a model's, which is a folder or a .gguf file.
 
-    A folder's tokenizer must be the file that the dataset was made with. One of another kind, such
-    as the tokenizer.json of a SentencePiece model, must mean the same by nine of ten ids; a folder
-    that holds none is taken at its word. A `tokenizer.json` may differ in what it puts around a
-    text: an exported student's does. A GGUF file holds its vocabulary, which is compared token by
-    token; of a SentencePiece model's nine of ten must be the same.
-
-    Raises:
-        ForeignTokenizerError: the dataset was made with another tokenizer.
+    A folder's tokenizer must be the file that the dataset was made with, else
+    ForeignTokenizerError. One of another kind, such as the tokenizer.json of a SentencePiece model,
+    must mean the same by nine of ten ids; a folder that holds none is taken at its word. A
+    `tokenizer.json` may differ in what it puts around a text: an exported student's does. A GGUF
+    file holds its vocabulary, which is compared token by token; of a SentencePiece model's nine of
+    ten must be the same.
     """
     if model.suffix == ".gguf":
         _require_gguf_tokens(model, dataset, side)
@@ -87,16 +83,12 @@ def require_room(
     max_length: int | None = None,
     remedy: str = "",
 ) -> None:
-    """Check that a model has room for the tokens of rows, and for so many in a row of its side.
+    """Raise ValueError unless a model has room for the tokens of rows, and for so many in a row.
 
     What counts is the largest token of the documents and around them: a tokenizer's file may name
-    more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python).
-
-    The output layer has `vocab_size` rows, and the model was made for `max_length` positions, None
-    for any; the remedy is what shortens a row.
-
-    Raises:
-        ValueError: it has not.
+    more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python). The model has `vocab_size`
+    rows in its output layer, and was made for `max_length` positions, None: any; the remedy
+    shortens a row.
     """
     record: TokenizerRecord = getattr(opened.manifest, side)
     ends = vars(record.around_text).values()
@@ -152,7 +144,11 @@ def _text_part(data: bytes) -> Mapping[str, Any]:
 
 
 def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
-    file, own = load_dataset_tokenizer(dataset, side).file, _gguf_tokens(path)
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
+    own = [] if field is None else [str(token) for token in field.contents()]
+    file = load_dataset_tokenizer(dataset, side).file
     if file.kind == "huggingface":
         names, tolerated = token_names(file.definition), 0.0
     else:  # what converts SentencePiece models renames control tokens
@@ -167,10 +163,3 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
             f'("{getattr(dataset.manifest, side).source}") and {found!r} in {path}: name the model '
             "that the tokenizer belongs to, or run vocag align again with the model's"
         )
-
-
-def _gguf_tokens(path: Path) -> list[str]:
-    from gguf import GGUFReader
-
-    field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
-    return [] if field is None else [str(token) for token in field.contents()]

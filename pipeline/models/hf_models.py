@@ -72,9 +72,10 @@ def load_language_model(
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor) -> Tensor:
     """Run a model over packed rows; return the states that enter its output layer.
 
-    The model is loaded by `load_language_model`, or prepared by `keep_documents_apart`.
-    `position_ids`, int [rows, T] as the ids, are from 0 in every segment; they alone say where
-    segments start.
+    Args:
+        model: loaded by `load_language_model`, or prepared by `keep_documents_apart`.
+        input_ids: int [rows, T].
+        position_ids: int [rows, T], from 0 in every segment; they alone say where segments start.
 
     Returns:
         float [rows, T, H].

@@ -6,8 +6,6 @@ whose meaning only its code defines. So 16 tokens' losses are held against those
 logits whenever one is loaded.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,11 +73,10 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 
 @torch.no_grad()
 def require_own_losses(model: PreTrainedModel) -> None:
-    """Check that the losses of a model's tokens are those of its own logits, where it will run.
+    """Raise UnknownLogitsError unless the losses of a model's tokens are those of its own logits.
 
-    Raises:
-        UnknownLogitsError: they are others, because of something between the output layer and the
-            logits, or before it, that isn't known here.
+    They are others if something between the output layer and the logits, or before it, isn't known
+    here. The model is on the device where it will run.
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)

@@ -12,8 +12,6 @@ over whole rows. Two ways, with the same result:
 Where no bounds are given (evaluation, generation) it is transformers' own "sdpa".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +51,9 @@ def find_bounds(position_ids: Tensor) -> Tensor:
 def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:
     """Return what a model's forward pass needs besides positions, by its implementation.
 
-    `position_ids`, int [rows, T], are from 0 in every segment.
+    Args:
+        model: whose configuration names the implementation.
+        position_ids: int [rows, T], from 0 in every segment.
 
     Example:
         >>> more = packed_arguments(model, position_ids)
@@ -77,13 +77,7 @@ def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, 
 
 
 def register() -> None:
-    """Let transformers know `packed_attention` by its name; calling it twice does no harm.
-
-    Example:
-        >>> register()
-        >>> AttentionInterface()[PACKED_ATTENTION] is packed_attention
-        True
-    """
+    """Let transformers know `packed_attention` by its name; calling it twice does no harm."""
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
@@ -101,17 +95,12 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within documents, by the signature of transformers; no weights are returned.
+    """Attend within documents, whose bounds are `packed_arguments`; the signature is transformers'.
 
-    States are float [rows, heads, T, d], `cu_seq_lens_q` of `packed_arguments` int32 [segments +
-    1]; without them, the mask is looked at. A token sees itself and `sliding_window - 1` tokens
-    before it; None: all.
-
-    Returns:
-        float [rows, T, heads, d], and None for the weights.
-
-    Raises:
-        ValueError: the model's attention has more to it than this.
+    Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d]; what is returned
+    is [rows, T, heads, d], and None for the weights. A token sees itself and `sliding_window - 1`
+    tokens before it, None: all. The mask isn't looked at where bounds, int32 [segments + 1], are
+    given. ValueError for attention that has more to it than this.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(

@@ -6,8 +6,6 @@ they saw each other is measured as well. Sliding windows are made shorter than t
 meanwhile, so that they count.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +37,10 @@ class LeakingRowsError(ValueError):
 def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -> None:
     """Give a model an attention that keeps packed documents apart, and prove that it does.
 
-    It is the one that `attention` names, or else ours where it passes, or else the model's own. It
-    is proven on the device where the model lies.
+    Args:
+        model: on the device where it will run.
+        attention: transformers' name of an implementation, which must pass; None takes ours where
+            it passes, else the model's own.
 
     Raises:
         LeakingRowsError: no such attention.

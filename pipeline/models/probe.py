@@ -3,8 +3,6 @@
 No torch here: the model's losses come from whoever has it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 
@@ -42,12 +40,10 @@ def require_trained(
     text: str = "a plain English text",
     accepted_by: str | None = None,
 ) -> None:
-    """Check that a teacher knows a text better than chance, by its mean loss, nats (NaN is chance).
+    """Raise UntrainedTeacherError unless a teacher knows a text better than chance.
 
-    The message names the text that was read and the option that accepts such a teacher, if any.
-
-    Raises:
-        UntrainedTeacherError: a mean loss near that of guessing.
+    The mean loss is of the text's tokens, nats; NaN counts as chance. `vocab_size` are rows of the
+    output layer. `accepted_by` is the option that accepts such a teacher, if the command has one.
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)

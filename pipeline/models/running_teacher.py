@@ -1,7 +1,5 @@
 """Models that run on a run's rows: found, loaded, and refused if they don't belong to the data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -62,12 +60,9 @@ def open_running_teacher(
     """Return the frozen teacher of a run. Every trainer's comes from here: all refuse the same.
 
     What `open_model` takes and refuses is the same here. `mean_loss` gives the loss of the first
-    row, nats: unlike a text of ours, the teacher knows it if any. `one_vocabulary_for` names
-    the method that needs a teacher of the student's vocabulary, if it does.
-
-    Raises:
-        UntrainedTeacherError: its weights did not load.
-        ValueError: it can't give this run what the method needs.
+    row, nats: unlike a text of ours, the teacher knows it if any, or UntrainedTeacherError.
+    `one_vocabulary_for` names the method that needs a teacher of the student's vocabulary, if it
+    does.
     """
     student, teacher = opened.manifest.student, opened.manifest.teacher
     if one_vocabulary_for and student.sha256 != teacher.sha256:

@@ -3,8 +3,6 @@
 No torch here: the machine that starts a job need not be one that can run the model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +38,7 @@ class TeacherFiles:
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """Return 64 hex digits over names (not folders) and contents of files, in their order.
+    """Return 64 hex digits over names, without folders, and contents of files, in their order.
 
     Files are read in threads, for hashing releases the interpreter's lock.
     """
@@ -53,13 +51,9 @@ def digest_of_files(files: Sequence[Path]) -> str:
 def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
     """Return the files of the model that a user names; a repository's are downloaded first.
 
-    Args:
-        source: a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
-            `owner/name@revision`.
-        role: what errors call it.
-
-    Raises:
-        ValueError: nothing there, no weights, or Git LFS pointers in place of files.
+    The source is a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
+    `owner/name@revision`; errors call it by its role. ValueError if there is nothing, without
+    weights, or with Git LFS pointers in place of files.
     """
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -79,12 +73,10 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
 
 
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
-    """Return the folder that a user names, or that of a repository, as in `find_teacher`.
+    """Return the folder that a user names, or that of a repository, which is downloaded first.
 
-    Of a repository, `files` are the patterns of those that are needed.
-
-    Raises:
-        ValueError: no folder, and no repository that can be had; or Git LFS pointers.
+    Source, role and errors are as in `find_teacher`; `files` are patterns of what is needed of a
+    repository.
     """
     path = Path(source).expanduser()
     if path.is_dir():

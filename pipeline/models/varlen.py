@@ -8,8 +8,6 @@ row's length is given as the longest, and bounds are filled up with empty docume
 Dimensions: t places of queries, or of keys; h heads, k of keys; d channels of a head.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from contextlib import nullcontext
@@ -74,15 +72,11 @@ def attend_varlen(
 ) -> Tensor:
     """Attend within each document; its last query sees all its keys, the one before one fewer.
 
-    Args:
-        query: float16 or bfloat16 [t, h, d], on a GPU; so is what is returned.
-        key: the same, [t, k, d].
-        value: as `key`.
-        bounds: int32 [documents + 1] of the queries, filled up by empty documents.
-        key_bounds: of the keys. cuDNN attends only if they are the same tensor.
-        longest: places that no document exceeds.
-        scale: of the products; None: 1 / sqrt(d).
-        window: places that a query sees before and behind its own; -1: all.
+    Queries are float16 or bfloat16 [t, h, d], on a GPU, and so is what is returned; keys and values
+    [t, k, d]. Bounds, int32 [documents + 1], of the queries and of the keys are filled up by empty
+    documents; cuDNN attends only if they are the same tensor. No document exceeds the `longest`
+    places. Products are multiplied by `scale`, None: 1 / sqrt(d); the window are places that a
+    query sees before and behind its own, -1: all.
     """
     grouped = query.shape[1] != key.shape[1]
     options = {"scale": scale, "window_size": window, "enable_gqa": grouped}

@@ -24,17 +24,9 @@ def split_documents(
 ) -> NDArray[np.uint32]:
     """Return uint32 [G, 6], the segments of D documents in order, columns as in `SEGMENT`.
 
-    Args:
-        num_student: int64 [D], student tokens per document.
-        num_teacher: int64 [D], teacher tokens per document.
-        cut_starts: int64 [D + 1], as in `ShardIndex`.
-        cut_student: integers [C], as in `ShardIndex`.
-        cut_teacher: integers [C], as in `ShardIndex`.
-        student_room: int64 [4], tokens per row, and tokens added first, continued and at the end.
-        teacher_room: int64 [4], the same for the teacher.
-
-    Raises:
-        ValueError: cut points that don't rise within their document.
+    Tokens per document are int64 [D]; cuts are as in `ShardIndex`, ValueError if they don't rise
+    within their document. Rooms, int64 [4], are tokens per row, and tokens added first, continued
+    and at the end.
     """
     whole_s = student_room[0] - student_room[1] - student_room[3]
     whole_t = teacher_room[0] - teacher_room[1] - teacher_room[3]
@@ -127,13 +119,9 @@ def fit_segments(
 ) -> NDArray[np.int64]:
     """Return the row of each segment, int64 [n], rows numbered from 0 in the order they open.
 
-    A segment goes to the open row that it leaves with the fewest free student tokens.
-
-    Args:
-        student: int64 [n], student tokens of each segment, at most `seq_length`.
-        teacher: int64 [n], teacher tokens of each segment, at most `teacher_seq_length`.
-        seq_length: student tokens per row, below 2**31.
-        teacher_seq_length: teacher tokens per row.
+    A segment goes to the open row that it leaves with the fewest free student tokens. Segments have
+    at most `seq_length` student tokens, below 2**31, and at most `teacher_seq_length` teacher
+    tokens.
     """
     row = np.empty(len(student), np.int64)
     free_s = np.empty(len(student), np.int64)

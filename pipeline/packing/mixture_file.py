@@ -22,7 +22,6 @@ import math
 import os
 import re
 from codecs import BOM_UTF8
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -38,12 +37,11 @@ class MixtureFileError(ValueError):
     """A mixture that can't be read, or that contradicts itself."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """After how many student tokens of a run, without padding, which shares hold by name."""
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which shares hold by name, after how many student tokens of a run, without padding."""
 
-    from_tokens: int
-    weights: Mapping[str, float]
+    weights: dict[str, float]
+    from_tokens: Annotated[int, Meta(ge=0)] = 0
 
 
 @dataclass(frozen=True)
@@ -75,12 +73,11 @@ class Mixture:
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Return what a mixture's file says, which may be a URL that `fsspec` reads.
+    """Return what a mixture's file says, checked as far as it goes without the datasets.
 
-    It is checked as far as it goes without the datasets.
+    The file is a path or a URL; FileNotFoundError if there is none.
 
     Raises:
-        FileNotFoundError: there is no such file.
         MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
     """
     import fsspec  # slow to import, and help needs none
@@ -94,7 +91,7 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
     try:
         entries = msgspec.toml.decode(data.removeprefix(BOM_UTF8), type=_File)
         datasets = tuple(_dataset(path, *item) for item in entries.datasets.items())
-        stages = tuple(Stage(entry.from_tokens, entry.weights) for entry in entries.stages)
+        stages = tuple(entries.stages)
         _require_stages(stages, {dataset.name for dataset in datasets})
     except ValueError as error:
         raise _with_nearest_key(MixtureFileError(f"{path}: {error}")) from error
@@ -111,14 +108,9 @@ class _Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: str = ""
 
 
-class _Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    weights: dict[str, float]
-    from_tokens: Annotated[int, Meta(ge=0)] = 0
-
-
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     datasets: Annotated[dict[_Name, _Dataset], Meta(min_length=1, max_length=65_535)]
-    stages: Annotated[list[_Stage], Meta(min_length=1)]
+    stages: Annotated[list[Stage], Meta(min_length=1)]
     seed: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -128,7 +120,7 @@ def _with_nearest_key(error: MixtureFileError) -> MixtureFileError:
     unknown = re.search(r"unknown field `(.+?)`(?: - at `\$\.(\w+))?", str(error))
     if unknown is None:
         return error
-    kind = {"stages": _Stage, "datasets": _Dataset}.get(unknown[2], _File)
+    kind = {"stages": Stage, "datasets": _Dataset}.get(unknown[2], _File)
     close = get_close_matches(unknown[1], kind.__struct_fields__, 1)
     return hinted(error, f"{close[0]}  # the nearest key") if close else error
 

@@ -50,13 +50,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows of a run among which each source has the same share.
+    """Rows of a run, of one stage, among which each source has the same share of `PERIOD` rows.
 
-    Attributes:
-        start: run position of its first row.
-        stop: run position after its last row, None: without end.
-        shares: rows of each source in `PERIOD` rows.
-        counts: rows of each source before `start`.
+    It lasts from run position `start` to before `stop`, None: without end. `counts` are rows of
+    each source before it.
     """
 
     stage: int
@@ -107,7 +104,7 @@ class MixturePlan:
         Example:
             >>> web = Source("web", num_rows=3, num_tokens=300)
             >>> code = Source("code", num_rows=3, num_tokens=300)
-            >>> plan = plan_mixture([web, code], [Stage(0, {"web": 0.5, "code": 0.5})])
+            >>> plan = plan_mixture([web, code], [Stage({"web": 0.5, "code": 0.5})])
             >>> [plan.locate(r) for r in range(4)]
             [(0, 0), (1, 0), (0, 1), (1, 1)]
         """
@@ -135,12 +132,11 @@ class MixturePlan:
 def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:
     """Return the rows of a mixture.
 
-    Raises:
-        ValueError: a stage that is never reached, or a share below one row in `PERIOD`.
+    ValueError for a stage that is never reached, or a share below one row in `PERIOD`.
 
     Example:
         >>> web = Source("web", num_rows=90, num_tokens=180_000, max_epochs=None)
-        >>> plan_mixture([web], [Stage(0, {"web": 1.0})]).num_rows is None
+        >>> plan_mixture([web], [Stage({"web": 1.0})]).num_rows is None
         True
     """
     stretches: list[Stretch] = []

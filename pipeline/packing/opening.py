@@ -103,7 +103,7 @@ class OpenedRun:
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
         """Check that no document is read by two entries that are parts of one dataset.
 
-        `documents`, uint32 [G] of each, are those in its rows, some of them more than once.
+        Documents, uint32 [G] of each, are those in its rows, some of them more than once.
         """
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2
@@ -124,11 +124,7 @@ class OpenedRun:
 
 
 def open_run(
-    reading: Reading,
-    saved: StreamState | None = None,
-    *,
-    seed: int = 0,
-    max_epochs: int | None = 1,
+    reading: Reading, saved: StreamState | None = None, *, seed: int = 0, max_epochs: int | None = 1
 ) -> OpenedRun:
     """Open what a run reads, each dataset once. A mixture's file has its own seed and `max_epochs`.
 

@@ -24,12 +24,10 @@ _KEPT_RESULTS = 4
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The shuffled order of a plan's rows.
+    """The shuffled order of a plan's rows; its name is the dataset's fingerprint and the rules'.
 
-    Attributes:
-        name: what names the plan: the dataset's fingerprint and the rules'.
-        group_row_starts: int64 [groups + 1]; group g owns these rows of the plan.
-        group_shards: the shards that each group reads; neighbours may share one.
+    Group g owns rows `group_row_starts[g]` to `[g + 1]`, int64 [groups + 1]. Neighbouring groups
+    may read one shard.
     """
 
     name: str
@@ -45,12 +43,7 @@ class RowOrder:
     )
 
     def row_index(self, epoch: int, epoch_position: int) -> int:
-        """Return the number in the plan of the row at a position of an epoch.
-
-        Example:
-            >>> {order.row_index(0, p) for p in range(3)}
-            {0, 1, 2}
-        """
+        """Return the number in the plan of the row at a position of an epoch."""
         _, group, start = self.locate(epoch, epoch_position)
         rows = self._recent_rows.get((epoch, group), lambda: self._rows_of(epoch, group))
         return int(rows[epoch_position - start])
@@ -86,8 +79,8 @@ class RowOrder:
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
     """Return the order of a plan's rows.
 
-    More shards per group mix better and need more shards at hand. A group is divided if it has more
-    than `MAX_GROUP_ROWS` rows.
+    The more shards a group has, the better rows mix, and the more shards are at hand. It is divided
+    if it has more than `MAX_GROUP_ROWS` rows.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
@@ -112,14 +105,8 @@ class ReplicaBatches:
     Each global batch holds the next `global_batch_size` samples; micro-batch m of replica r reads
     `micro_batch_size` of them from `(m * num_replicas + r) * micro_batch_size` on. Every replica
     has the same number of micro-batches, and a global batch's samples do not depend on how many
-    replicas share it. Serves as a DataLoader's `batch_sampler`.
-
-    Attributes:
-        num_samples: samples of the run, a multiple of `global_batch_size`.
-        consumed_samples: samples that the run has used, a multiple of `global_batch_size`.
-
-    Raises:
-        ValueError: sizes that do not divide each other.
+    replicas share it. A run's samples, and those that it has consumed, are multiples of its size;
+    ValueError if sizes don't divide each other. Serves as a DataLoader's `batch_sampler`.
     """
 
     num_samples: int
@@ -153,7 +140,6 @@ class ReplicaBatches:
         return left // (self.micro_batch_size * self.num_replicas)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the samples of each micro-batch."""
         share = self.micro_batch_size * self.num_replicas
         first = self.consumed_samples + self.replica * self.micro_batch_size
         for start in range(first, first + len(self) * share, share):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,6 @@ class RowPlan:
     shard_document_starts: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.row_starts) - 1
 
     @property
@@ -117,10 +116,8 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
     FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
 
     `each` yields what a function makes of each shard's index and of bool [N], the documents to
-    plan, None for all; it may be called in threads. Documents keep their numbers.
-
-    Raises:
-        ValueError: 2**32 documents or more.
+    plan, None for all; it may be called in threads. Documents keep their numbers, ValueError from
+    2**32 on.
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -160,12 +157,9 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 def require_sound(
     plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
 ) -> None:
-    """Check of a plan from elsewhere, its types apart, what the loops over rows rely on.
+    """Check of a plan from elsewhere what the loops over rows rely on, or raise ValueError.
 
-    `num_student` and `num_teacher`, uint32 [N], are the tokens of each document.
-
-    Raises:
-        ValueError: it can't be a plan of these.
+    Its arrays have their types; N documents have so many tokens of either side, uint32 [N].
     """
     last_shard = len(plan.shard_document_starts) - 2
     windows = np.concatenate([[0], plan.window_shards, [last_shard]])
@@ -199,18 +193,13 @@ def split_index(
     return np.ascontiguousarray(table, "<u4").view(SEGMENT).reshape(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class _Measured:
+class _Measured(NamedTuple):
     """Segments in document order, SEGMENT [G], and what they take of a row, see the kernel."""
 
     segments: NDArray[np.void]
     student: NDArray[np.int64]
     teacher: NDArray[np.int64]
     fill: NDArray[np.float64]
-
-    def slice(self, start: int, stop: int) -> "_Measured":
-        own = slice(start, stop)
-        return _Measured(self.segments[own], self.student[own], self.teacher[own], self.fill[own])
 
 
 def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | None) -> SplitShard:
@@ -238,11 +227,13 @@ def _cut_windows(
     measured: _Measured, rules: PackingRules
 ) -> tuple[list[_Measured], NDArray[np.void]]:
     """Return runs of segments with about `window_rows` rows' worth of tokens, and what is left."""
-    window = (np.cumsum(measured.fill) // rules.window_rows).astype(np.int64)
+    segments, student, teacher, fill = measured
+    window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
     stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
     bounds = np.unique(np.concatenate([[0], stops])).tolist()
-    windows = [measured.slice(start, stop) for start, stop in pairwise(bounds)]
-    return windows, measured.segments[bounds[-1] :]
+    parts = [slice(*ends) for ends in pairwise(bounds)]
+    windows = [_Measured(segments[p], student[p], teacher[p], fill[p]) for p in parts]
+    return windows, segments[bounds[-1] :]
 
 
 def _pack_window(

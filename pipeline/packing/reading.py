@@ -15,10 +15,7 @@ LATEST: Literal["latest"] = "latest"
 
 
 def parse_generation(text: str) -> Generation:
-    """Return a generation as an option names it.
-
-    Raises:
-        ArgumentTypeError: neither a number nor "latest".
+    """Return a generation as an option names it; ArgumentTypeError if it is none.
 
     Example:
         >>> parse_generation("3"), parse_generation("latest")
@@ -68,7 +65,7 @@ class Reading:
         """
         if not self.path.endswith(".toml") or os.path.isdir(self.path):
             entry = MixedDataset("", self.path, max_epochs, self.where.strip())
-            return Mixture(self.path, seed, (entry,), (Stage(0, {"": 1.0}),))
+            return Mixture(self.path, seed, (entry,), (Stage({"": 1.0}),))
         if self.where.strip():
             raise ValueError(
                 f"where {self.where.strip()} is for one dataset, and {self.path} is a mixture: "

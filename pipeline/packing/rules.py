@@ -13,16 +13,10 @@ _LENGTH_STEP = 64
 class PackingRules:
     """What determines a plan, apart from the dataset.
 
-    Attributes:
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row.
-        student: tokens that are put around the student's text; they count towards a row's length.
-            Without one before it, a text's first token has no loss.
-        window_rows: rows' worth of student tokens that are packed together. More rows leave less
-            padding and spread a row over more shards.
-
-    Raises:
-        ValueError: a length that has no room for text.
+    A side's record are the tokens that are put around its text; they count towards a row's length.
+    Without one before it, a text's first token has no loss. Of student tokens `window_rows` rows'
+    worth are packed together: more rows leave less padding and spread a row over more shards.
+    ValueError for a length that has no room for text.
     """
 
     seq_length: int
@@ -48,10 +42,10 @@ class PackingRules:
         teacher_seq_length: int | None = None,
         window_rows: int = 1024,
     ) -> "PackingRules":
-        """Return the rules for a dataset, see the class.
+        """Return the rules for a dataset, whose manifest says which tokens go around a text.
 
-        Its manifest says which tokens go around a text. Only the student gets one after a document:
-        it learns to stop. `teacher_seq_length` None is `suggest_teacher_seq_length`.
+        Only the student gets one after a document: it learns to stop. Without a teacher's length it
+        is `suggest_teacher_seq_length`.
         """
         return cls(
             seq_length=seq_length,
@@ -89,10 +83,6 @@ def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
     It is the dataset's mean ratio of teacher to student tokens (`teacher_share`) with 12.5 % to
     spare, rounded up to a multiple of 64. Too long costs teacher padding, too short costs student
     padding.
-
-    Example:
-        >>> suggest_teacher_seq_length(manifest, 2048)
-        1984
     """
     ratio = teacher_share(manifest)
     return max(1, -int(-seq_length * ratio * 1.125 // _LENGTH_STEP)) * _LENGTH_STEP

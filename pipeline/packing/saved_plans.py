@@ -80,12 +80,9 @@ class _PlanRecord:
 def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
     """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
 
-    Plans lie under `plans/` in the dataset's folder, or in `cache_folder` if that is remote or
-    can't be written to.
-
-    Raises:
-        WhereError: there are no such documents.
-        DamagedShardError: an index is missing or is not the manifest's.
+    Plans lie in the dataset's folder under `plans/`, or in the cache's if the dataset is remote or
+    can't be written to. WhereError if there are no documents; DamagedShardError if an index is
+    missing or is not the manifest's.
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)

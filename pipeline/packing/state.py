@@ -13,7 +13,11 @@ class StreamState:
 
     Attributes:
         fingerprint: the dataset's or the mixture's.
+        seq_length: student tokens per row.
+        teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.
+        seed: of the order.
+        shuffle_shards: shards shuffled together.
         samples_per_epoch: rows of an epoch, of a dataset in whole global batches; in a mixture
             each dataset's once.
         consumed_samples: samples that the run has used, over all epochs.
@@ -38,9 +42,15 @@ class StreamState:
     def require_same_run(
         self, saved: "StreamState", *, global_batch_size: int, moves_on: bool = False
     ) -> None:
-        """Raise StreamMismatchError, with what differs and the remedy, if a run can't be resumed.
+        """Check that a saved state continues in this one.
 
-        If it `moves_on`, another generation of the data, which was checked to be one, will do.
+        Args:
+            saved: the checkpoint's.
+            global_batch_size: samples per step.
+            moves_on: whether another generation of the data, which was checked to be one, will do.
+
+        Raises:
+            StreamMismatchError: with what differs, both values and the remedy.
         """
         for name, remedy in _REMEDIES.items():
             if moves_on and name in _OF_A_GENERATION:

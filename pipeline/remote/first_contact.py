@@ -24,11 +24,7 @@ class NoAnswerError(ConnectionError):
 
 
 def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
-    """Return what a call gives, or give up when it takes too long, in a thread that goes on.
-
-    Raises:
-        NoAnswerError: no answer in time.
-        Exception: whatever the call raises.
+    """Return what a call gives, or NoAnswerError when it takes too long, in a thread that goes on.
 
     Example:
         >>> answer_of(lambda: 42, of="the hub")
@@ -58,9 +54,7 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
     """Ask the store of a URL for one file, once per process and store; any answer will do.
 
     Nobody is asked about a local path. `look_at` is the client's cheapest question; None: fsspec's.
-
-    Raises:
-        NoAnswerError: no answer, none that is about the file, or nothing here that could ask.
+    NoAnswerError if there is none that is about the file, or nothing here that could ask.
     """
     store = store_of(url)
     if store is None or store in _answered:

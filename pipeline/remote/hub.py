@@ -18,8 +18,7 @@ class HubError(ValueError):
 def download_file(source: str, names: Sequence[str]) -> Path:
     """Return the first file, by name, that a repository has: [OWNER/]NAME[@REVISION].
 
-    Raises:
-        HubError: none of them, or no repository.
+    HubError if it has none of them, or there is no repository.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -42,11 +41,7 @@ def download_file(source: str, names: Sequence[str]) -> Path:
 
 
 def download_folder(source: str, patterns: Sequence[str]) -> Path:
-    """Return the folder of a repository's files that match patterns, see `download_file`.
-
-    Raises:
-        HubError: no repository, or it can't be had.
-    """
+    """Return the folder of a repository's files that match patterns, as `download_file` does."""
     from huggingface_hub import snapshot_download
 
     repository, revision = _split(source)

@@ -61,8 +61,7 @@ def load_checkpoint(
 ) -> int:
     """Load the run's checkpoint if there is one; return the step to continue from.
 
-    Raises:
-        ValueError: it was made with options, or from data, that decide other weights.
+    ValueError if it was made with options, or from data, that decide other weights.
     """
     path = config.output / CHECKPOINT
     if not path.exists():

@@ -76,11 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
-    """Return the run that a command line describes.
-
-    Raises:
-        ValueError: options that contradict each other.
-        SystemExit: argparse's own errors, and --help.
+    """Return the run that a command line describes; ValueError if options contradict each other.
 
     Example:
         >>> arguments = ["--data", "a", "--student", "s", "--output", "o", "--method", "full"]

@@ -26,12 +26,9 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
     """Open the held-out sets of a run; return their rows by name.
 
     The token before a text is that of the training data, whatever a set has recorded. Teachers and
-    conditions of the training data don't concern them.
-
-    Raises:
-        ForeignTokenizerError: a set was made with a different student tokenizer.
-        ValueError: a set is a mixture, or no token comes before a text, so that its first token has
-            no loss.
+    conditions of the training data don't concern them. ForeignTokenizerError for a set made with a
+    different student tokenizer; ValueError for a mixture, or if no token comes before a text, so
+    that its first token has no loss.
     """
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)
@@ -53,11 +50,9 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
 def evaluate(
     config: TrainConfig, student: PreTrainedModel, heldout: Mapping[str, AlignedRows], ranks: Ranks
 ) -> dict[str, float]:
-    """Return the bits per byte of every held-out set: with one, its name is left out.
+    """Return the bits per byte of every held-out set, such as `heldout_bits_per_byte/math`.
 
-    Example:
-        >>> evaluate(config, student, open_heldout(config, rows), ranks)
-        {'heldout_bits_per_byte/math': 2.58, 'heldout_bits_per_byte/code': 1.93}
+    With one set, its name is left out.
     """
     return {
         BITS_PER_BYTE if len(heldout) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(

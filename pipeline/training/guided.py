@@ -4,8 +4,6 @@ Whatever hooks into a module's forward pass then works: DistributedDataParallel,
 peft, torch.compile, and every trainer that wraps modules with them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,6 +36,7 @@ class GuidedStudent(nn.Module):
             have rows.
         vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
         top_k: next tokens that such a teacher is asked for.
+        draws: draws of the rest that it is asked for.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class GuidedStudent(nn.Module):
         config: TrainConfig,
         rows: AlignedRows,
         group: dist.ProcessGroup | None,
-    ) -> GuidedStudent:
+    ) -> "GuidedStudent":
         """Wrap a run's student, with the tables that a running teacher's next tokens need.
 
         Raises:
@@ -94,11 +93,7 @@ class GuidedStudent(nn.Module):
         )
 
     def forward(
-        self,
-        batch: Rows,
-        *,
-        teacher: PreTrainedModel | None = None,
-        step: int = 0,
+        self, batch: Rows, *, teacher: PreTrainedModel | None = None, step: int = 0
     ) -> LossResult:
         """Return the loss of a batch.
 
@@ -141,9 +136,7 @@ def language_model(model: nn.Module) -> PreTrainedModel:
     """Return the model of transformers inside a model of peft, or the model itself.
 
     peft puts LoRA and its kin into the layers, so that the inner model computes with them.
-
-    Raises:
-        ValueError: an adapter next to the layers, which the inner model would leave out.
+    ValueError for an adapter next to the layers, which the inner model would leave out.
     """
     inner = cast(Any, model)
     if not hasattr(inner, "get_base_model"):

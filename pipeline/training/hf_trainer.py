@@ -55,7 +55,8 @@ class GuidedTrainer(Trainer):
     once by all tokens that were kept. Their number is known after the last micro-batch, so the
     Trainer accumulates losses by place, and the gradient is scaled then.
 
-    `rows` are the training data's, in the order of the run.
+    Attributes:
+        rows: of the training data, in the order of the run.
     """
 
     loss_is_scaled_for_ga = False  # the Trainer divides by the number of micro-batches

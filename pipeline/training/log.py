@@ -15,11 +15,7 @@ class RunLog:
     """The log of a run; what a checkpoint does not know is dropped."""
 
     def __init__(self, config: TrainConfig, step: int) -> None:
-        """Open the log of a run that is at `step`.
-
-        Raises:
-            ValueError: a package that is wanted and missing.
-        """
+        """Open the log of a run that is at `step`; ValueError if a wanted package is missing."""
         config.output.mkdir(parents=True, exist_ok=True)
         self._tracker = _start_tracker(config, step) if config.tracker else None
         self._path = config.output / "log.jsonl"

@@ -57,9 +57,7 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     """Train, or continue to train; return the last measurements.
 
     All processes of a run must call, with `ranks` of `joined_ranks`; None: this process alone.
-
-    Raises:
-        ValueError: data, models, checkpoint and options that don't fit together.
+    ValueError if data, models, checkpoint and options don't fit together.
 
     Example:
         >>> config = TrainConfig(data=Reading("a"), student="s", teacher="t", output=Path("run"))
@@ -75,8 +73,7 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
     """Make one update, `step` from 0, from a process's batches; return its metrics, of all of them.
 
-    Raises:
-        NonFiniteLossError: a loss or the gradient isn't finite; no weight has changed.
+    NonFiniteLossError if a loss or the gradient isn't finite: no weight has changed then.
     """
     config, ranks = run.config, run.ranks
     run.student.train()
@@ -112,12 +109,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step, from 0: linear warm-up, then the schedule down to its end.
-
-    Example:
-        >>> learning_rate(config, config.warmup_steps) == config.learning_rate
-        True
-    """
+    """Return the rate of a step, from 0: linear warm-up, then the schedule down to its end."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / (config.num_steps - config.warmup_steps)
@@ -131,10 +123,6 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
     `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where rows
     are of one dataset.
-
-    Example:
-        >>> read_so_far(rows, 96)
-        {'tokens/web': 131072, 'epochs/web': 0.25, 'tokens/math': 65536, 'epochs/math': 1.5}
     """
     told: dict[str, float] = {}
     if rows.layout.sources:

@@ -58,15 +58,8 @@ class Ranks:
 def joined_ranks(device: str = "") -> Iterator[Ranks]:
     """Join the other processes where torchrun has started this one; leave them at the end.
 
-    A device is such as "cpu" or "cuda:1"; "": the GPU if there is one, under torchrun that of this
-    process's number on the machine.
-
-    Raises:
-        ValueError: no such device, or one for several processes.
-
-    Example:
-        >>> with joined_ranks() as ranks:
-        ...     train(config, ranks)
+    A device is such as "cpu" or "cuda:1", ValueError if it is none, or one for several processes;
+    "": the GPU if there is one, under torchrun that of this process's number on the machine.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     place = find_device(device)

@@ -1,1 +1,1 @@
-"""The methods that the paper compares with, one file each."""
+"""What the paper compares with."""

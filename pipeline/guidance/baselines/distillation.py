@@ -1,12 +1,22 @@
-"""What objectives beyond selection share: cross entropy plus a weighted divergence per token."""
+"""Distillation, which the paper compares with: cross entropy plus a divergence per token.
 
-from __future__ import annotations
+Kullback-Leibler distillation (KLD) has the student imitate a teacher that has its vocabulary.
+Universal logit distillation (ULD) matches sorted probabilities, whatever the vocabularies: the
+Wasserstein distance between two distributions that share no order, at a uniform cost, is the L1
+distance of their sorted probabilities, the smaller vocabulary padded with zeros. As published, it
+compares token t of a document's student tokens with token t of its teacher tokens, and truncates
+the longer sequence to the shorter. Nothing aligns the two; that is the weakness the paper points
+at. Student tokens beyond the shorter length keep their cross entropy and have distance 0.
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
+"""
 
 import torch
 from torch import Tensor
 
 from pipeline.guidance.checks import check_finite, check_same_shape
 from pipeline.guidance.loss import LossResult
+from pipeline.guidance.output_layer import widen
 
 
 def distillation_loss(
@@ -19,34 +29,25 @@ def distillation_loss(
 ) -> LossResult:
     """Add a divergence to the cross entropy of the tokens that count.
 
-    Args:
-        student_losses: float [rows, seq_length], nats, with a gradient.
-        divergences: float [rows, seq_length], student from teacher, with a gradient; 0 if the
-            teacher has nothing to compare with.
-        loss_mask: bool or float [rows, seq_length].
-        weight: λ; the paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6).
-        kept: bool [rows, seq_length], the labels whose cross entropy counts, chosen by
-            `select_tokens`; None: all of the mask. Divergences count either way.
+    Divergences, float [rows, seq_length], are the student's from the teacher, with a gradient as
+    the losses have one; 0 where the teacher has nothing to compare with. The weight is λ; the
+    paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6). `kept`, bool
+    [rows, seq_length], are the labels whose cross entropy counts, None: all of the mask;
+    divergences count either way.
 
-    Returns:
-        Sum of the kept `student_losses` and of `weight * divergences` over the mask, the mask's
-        size, and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
+    Returns the sum of the kept losses and of `weight * divergences` over the mask, the mask's size,
+    and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
 
-    Raises:
-        NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
-        ValueError: shapes disagree or the weight is negative.
-
-    Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6.
+    Source: Eq. 5 and 6.
     """
     check_same_shape(student_losses, divergences=divergences, loss_mask=loss_mask, kept=kept)
     if not weight >= 0:
         raise ValueError(f"weight must not be negative, got {weight}: it is the λ of Eq. 5 and 6")
     mask = loss_mask.bool()
     check_finite({"student_losses": (student_losses, mask), "divergences": (divergences, mask)})
-    wide = torch.promote_types(student_losses.dtype, torch.float32)
-    losses = torch.where(mask, student_losses.to(wide), 0.0)
+    losses = torch.where(mask, widen(student_losses), 0.0)
     cross_entropy, count = losses.sum(), mask.sum()
-    divergence = torch.where(mask, divergences.to(wide), 0.0).sum()
+    divergence = torch.where(mask, divergences.to(losses.dtype), 0.0).sum()
     metrics = {
         "student_loss": torch.stack((cross_entropy.detach(), count)).double(),
         "divergence": torch.stack((divergence.detach(), count)).double(),
@@ -55,3 +56,106 @@ def distillation_loss(
         cross_entropy = torch.where(kept, losses, 0.0).sum()
         metrics["kept_fraction"] = torch.stack(((kept & mask).sum(), count)).double()
     return LossResult(cross_entropy + weight * divergence, count, metrics)
+
+
+def kld_losses(
+    student_logits: Tensor, teacher_logits: Tensor, *, vocab_size: int | None = None
+) -> Tensor:
+    """Give KL(student || teacher) of each token's two predicted distributions.
+
+    Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...],
+    nats, infinite where the teacher excludes (logit -inf) a token that the student does not. The
+    gradient reaches the student only. Tokens are independent, so
+    `pipeline.guidance.cross_entropy.map_token_chunks` bounds the memory.
+
+    Both models must share the tokenizer: column v means the same token in both. Columns from
+    `vocab_size` on, the tokenizer's (`manifest.student.vocab_size`), are padding, of which related
+    models have different numbers (Llemma 32,016 for Llama's 32,000 tokens, Qwen2.5 151,936 or
+    152,064). None: both must have equally many columns, and all count.
+
+    Source: Eq. 5.
+    """
+    _check_inputs(student_logits, teacher_logits, vocab_size)
+    student = widen(student_logits[..., :vocab_size]).log_softmax(-1)
+    teacher = widen(teacher_logits[..., :vocab_size].detach()).log_softmax(-1)
+    # A token that the student excludes adds 0, also if the teacher does. It leaves before the
+    # product: a derivative of 0 * -inf would be NaN even where its value is replaced.
+    excluded = student == -torch.inf
+    difference = student.masked_fill(excluded, 0.0) - teacher.masked_fill(excluded, 0.0)
+    return (student.exp() * difference).sum(-1)
+
+
+def _check_inputs(student_logits: Tensor, teacher_logits: Tensor, vocab_size: int | None) -> None:
+    sizes = student_logits.shape[-1], teacher_logits.shape[-1]
+    if vocab_size is None and sizes[0] != sizes[1]:
+        raise ValueError(
+            f"kld needs one vocabulary, but the student has {sizes[0]} and the teacher {sizes[1]} "
+            "columns: give vocab_size, the tokenizer's, if only the padding differs, or use uld"
+        )
+    if vocab_size is not None and not 1 <= vocab_size <= min(sizes):
+        raise ValueError(
+            f"vocab_size {vocab_size} must lie in 1..{min(sizes)}, the columns that both models "
+            "have"
+        )
+    if student_logits.shape[:-1] != teacher_logits.shape[:-1]:
+        raise ValueError(
+            f"student_logits {tuple(student_logits.shape)} and teacher_logits "
+            f"{tuple(teacher_logits.shape)} must be of the same tokens"
+        )
+
+
+def uld_losses(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Give the distance between the sorted probabilities of each pair of tokens.
+
+    Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...], in
+    0..2. The gradient reaches the student only. Tokens are independent: sort large vocabularies
+    through `pipeline.guidance.cross_entropy.map_token_chunks`.
+
+    Example:
+        >>> uld_losses(torch.zeros(1, 2), torch.zeros(1, 4))
+        tensor([1.])
+
+    Source: Eq. 6.
+    """
+    if student_logits.shape[:-1] != teacher_logits.shape[:-1]:
+        raise ValueError(
+            f"student_logits {tuple(student_logits.shape)} and teacher_logits "
+            f"{tuple(teacher_logits.shape)} must hold pairs of tokens: truncated_pairs makes them"
+        )
+    width = max(student_logits.shape[-1], teacher_logits.shape[-1])
+    student = _sorted_probabilities(student_logits, width)
+    return (student - _sorted_probabilities(teacher_logits.detach(), width)).abs().sum(-1)
+
+
+def truncated_pairs(
+    student_cu_seqlens: Tensor, teacher_cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pair the t-th student token of each segment with its t-th teacher token.
+
+    Given int [segments + 1], where each segment starts among either's tokens, it returns
+    student_index and teacher_index, int64 [pairs], with min(student, teacher length) pairs for each
+    segment.
+
+    Example:
+        >>> truncated_pairs(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4]))
+        (tensor([0, 1, 2]), tensor([0, 1, 3]))
+    """
+    if student_cu_seqlens.shape != teacher_cu_seqlens.shape:
+        raise ValueError(
+            f"student_cu_seqlens has {student_cu_seqlens.numel() - 1} segments and "
+            f"teacher_cu_seqlens {teacher_cu_seqlens.numel() - 1}: they must be of the same "
+            "documents"
+        )
+    student, teacher = student_cu_seqlens.long(), teacher_cu_seqlens.long()
+    lengths = torch.minimum(student.diff(), teacher.diff())
+    firsts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    within = torch.arange(len(firsts), device=lengths.device) - firsts
+    return (
+        within + student[:-1].repeat_interleave(lengths),
+        within + teacher[:-1].repeat_interleave(lengths),
+    )
+
+
+def _sorted_probabilities(logits: Tensor, width: int) -> Tensor:
+    sorted_ones = widen(logits).softmax(-1).sort(-1, descending=True).values
+    return torch.nn.functional.pad(sorted_ones, (0, width - logits.shape[-1]))

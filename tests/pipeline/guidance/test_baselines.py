@@ -8,11 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.guidance import NonFiniteLossError, SelectionRule
-from pipeline.guidance.baselines.chunking import row_chunk_ids, select_chunks
-from pipeline.guidance.baselines.distillation import distillation_loss
-from pipeline.guidance.baselines.kld import kld_losses
-from pipeline.guidance.baselines.rho1 import select_by_reference, select_by_self_reference
-from pipeline.guidance.baselines.uld import truncated_pairs, uld_losses
+from pipeline.guidance.baselines.distillation import (
+    distillation_loss,
+    kld_losses,
+    truncated_pairs,
+    uld_losses,
+)
+from pipeline.guidance.baselines.selection import (
+    row_chunk_ids,
+    select_by_reference,
+    select_by_self_reference,
+    select_chunks,
+)
 from tests.support import reference_guidance as reference
 
 nan = math.nan

@@ -56,8 +56,8 @@ def test_a_mixture_is_read(read, tmp_path):
             MixedDataset("code", "gs://bucket/code", 1),
         ),
         (
-            Stage(0, {"web": 0.7, "math": 0.3}),
-            Stage(10_000_000_000, {"web": 0.4, "math": 0.4, "code": 0.2}),
+            Stage({"web": 0.7, "math": 0.3}),
+            Stage({"web": 0.4, "math": 0.4, "code": 0.2}, 10_000_000_000),
         ),
     )
 

@@ -65,7 +65,7 @@ def mixtures(draw):
         chosen = {names[0], *draw(st.sets(st.sampled_from(names)))} if endless else set(names)
         total = sum(weights[name] for name in chosen)
         parts = {name: weights[name] / total for name in names if name in chosen}
-        stages.append(Stage(number * draw(st.integers(300, 900)), parts))
+        stages.append(Stage(parts, number * draw(st.integers(300, 900))))
     stages = sorted(stages, key=lambda stage: stage.from_tokens)
     return sources, [s for n, s in enumerate(stages) if not n or s.from_tokens]
 
@@ -120,7 +120,7 @@ def test_stages_begin_within_rows_of_their_tokens_and_their_weights_are_of_token
 
 def test_the_period_of_a_run_gives_weights_to_a_millionth():
     sources = [Source("long", 900, 900 * 2000, None), Source("short", 70, 70 * 1300, None)]
-    plan = plan_mixture(sources, [Stage(0, {"long": 0.7, "short": 0.3})])
+    plan = plan_mixture(sources, [Stage({"long": 0.7, "short": 0.3})])
     tokens = plan.tokens_before(10**9)
     assert tokens[0] / sum(tokens) == pytest.approx(0.7, abs=1e-6)
     source, position = plan.locate(10**15)
@@ -129,7 +129,7 @@ def test_the_period_of_a_run_gives_weights_to_a_millionth():
 
 def test_who_has_given_all_epochs_leaves_its_share_to_the_others():
     sources = [Source("a", 10, 1000, None), Source("b", 10, 1000, 2), Source("c", 10, 1000, None)]
-    plan = plan_mixture(sources, [Stage(0, {"a": 0.25, "b": 0.5, "c": 0.25})])
+    plan = plan_mixture(sources, [Stage({"a": 0.25, "b": 0.5, "c": 0.25})])
     before, after = plan.stretches
     assert [share / mixture_plan.PERIOD for share in before.shares] == [0.25, 0.5, 0.25]
     assert [share / mixture_plan.PERIOD for share in after.shares] == [0.5, 0, 0.5]
@@ -139,7 +139,7 @@ def test_who_has_given_all_epochs_leaves_its_share_to_the_others():
 
 
 def test_a_stage_that_is_never_reached_is_refused():
-    stages = [Stage(0, {"a": 1.0}), Stage(5000, {"b": 1.0})]
+    stages = [Stage({"a": 1.0}), Stage({"b": 1.0}, 5000)]
     sources = [Source("a", 10, 1000, 2), Source("b", 10, 1000)]
     with pytest.raises(ValueError, match=r"stage 2 begins at 5000 .* used up after 2000: raise"):
         plan_mixture(sources, stages)
@@ -148,4 +148,4 @@ def test_a_stage_that_is_never_reached_is_refused():
 def test_a_weight_that_gives_no_row_is_refused():
     sources = [Source("a", 10, 1000), Source("b", 10, 1000)]
     with pytest.raises(ValueError, match=r'weight 1e-09 of "b" is less than one row in 1048576'):
-        plan_mixture(sources, [Stage(0, {"a": 1 - 1e-9, "b": 1e-9})])
+        plan_mixture(sources, [Stage({"a": 1 - 1e-9, "b": 1e-9})])
