@@ -597,7 +597,8 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
         ("filter-once", "teacher", "all", filtering.DECIDING, "last"),
         ("filter", "teacher", "all", filtering.DECIDING, "last"),
         ("tokens", "teacher-0.4", "full", ("gsm8k",), "after-56"),
-        ("transfer", "distill-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
+        ("distributions", "drawn-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
+        ("distributions", "binned-plain", "plain", ("elsewhere",), "last"),
     ],
 )
 def test_which_method_has_the_records_intervals(
@@ -607,7 +608,7 @@ def test_which_method_has_the_records_intervals(
     said = "".join(page.read_text("utf-8") for page in pages).replace("−", "-")
     records = read_records(RECORDS / runs)
     for name in sets:
-        if runs == "transfer":
+        if runs == "distributions":
             of = transfer.ELSEWHERE if name == "elsewhere" else (name,)
             found = transfer.compare_shares(records, own, other, of, at)
         else:
@@ -627,8 +628,8 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
         low, high = sorted(abs(factor * end) for end in ends)
         return f"[{low:.{places}f}, {high:.{places}f}]"
 
-    back = read_records(RECORDS / "transfer")
-    gain = transfer.compare_shares(back, "distill-plain", "plain", transfer.ELSEWHERE)
+    back = read_records(RECORDS / "distributions")
+    gain = transfer.compare_shares(back, "drawn-plain", "plain", transfer.ELSEWHERE)
     assert f"{100 * gain.mean:.1f} points {hull(gain, 1, 100)}" in said
     for runs, own, other, name in (
         ("few", "distill", "full-dropout", "math"),
