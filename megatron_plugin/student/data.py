@@ -1,7 +1,5 @@
 """A student rank's data: rows of both datasets, the loaders, and requests for losses."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Dimensions: s places of a row, b rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -3,8 +3,6 @@
 Megatron's checkpoint writers report it as a failed write of some tensor, or not at all.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -5,8 +5,6 @@ mix with the student's messages between stages, so it runs as a whole before the
 starts.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A step's micro-batches ask another world for their losses, steps ahead of their use."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections import deque

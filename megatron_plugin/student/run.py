@@ -1,14 +1,12 @@
 """The student's run: what `megatron.training.pretrain` is given."""
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -131,7 +129,7 @@ class StudentRun:
         assert not return_schedule_plan, "only mixtures of experts ask for a schedule plan"
         return run_forward_step(self._rules, iterator, model)
 
-    def __enter__(self) -> StudentRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:

@@ -1,7 +1,5 @@
 """What a run is made of besides its weights; a checkpoint must find it unchanged."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path

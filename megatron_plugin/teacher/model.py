@@ -3,8 +3,6 @@
 Dimensions: b rows of a micro-batch, o places of a row on this rank, v values of a place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ rows at the same time, in step: every layer of experts is a collective of all of
 one replica, which shares out a request's rows.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch import distributed as dist

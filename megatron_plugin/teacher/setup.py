@@ -1,7 +1,5 @@
 """Load the teacher that the options name, and check that it is one."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The teacher's world: initialise, load, serve losses until the student has no more requests."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

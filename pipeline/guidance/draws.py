@@ -15,8 +15,6 @@ of all ranks is taken.
 Shapes: n places, v rows of the vocabulary, b blocks, K tokens that may not be drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import pairwise

@@ -6,8 +6,6 @@ teacher's losses alone (the largest over a student token's span, as in training 
 each shard. A real student's losses spread the ranking further apart than this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Stored distributions back as arrays: each entry is checked when it is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

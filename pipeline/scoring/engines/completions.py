@@ -4,8 +4,6 @@ Token ids go in, with `prompt_logprobs`, vLLM's extension of the API. Each place
 its token by id, so an answer about other tokens can't pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -6,8 +6,6 @@ before it is trusted again; so must every server now and then, and before what i
 kept. One that is disproved gets no more requests.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a server is, checked before it is used: its model, its version, its losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ is kept only once its server, asked again for the losses of a plain text, has gi
 server that went wrong in between gives no sign of it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """How each engine is run: plain values, which travel from a command's options to its workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
