@@ -48,18 +48,7 @@ class Comparison:
 def compare_scores(location: str, first: str, second: str) -> Comparison:
     """Return what two scores of a dataset differ by, in documents that are not removed.
 
-    Args:
-        location: the dataset's folder.
-        first: scores, named as in `pipeline.scoring.stored_losses.find_scores`.
-        second: others.
-
-    Raises:
-        ForeignLossesError: of other data, or of tokens in other contexts.
-        DatasetError: no such scores, or damaged.
-
-    Example:
-        >>> compare_scores("aligned", "Qwen3-30B", "7443cc9f").mean_absolute  # doctest: +SKIP
-        0.013
+    They are named as in `find_scores`; ForeignLossesError if they are of tokens in other contexts.
     """
     dataset = open_dataset(location)
     found_scores = (find_scores(name, dataset.location) for name in (first, second))
@@ -87,20 +76,18 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
     return found
 
 
-def kept_tokens(guidance: NDArray[np.float64], share: float = KEPT) -> NDArray[np.bool_]:
+def kept_tokens(guidance: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which tokens a student whose loss is the same everywhere would keep, bool [T].
 
-    Args:
-        guidance: float64 [T], nats, a teacher's; NaN if a token is unmapped.
-        share: of the mapped tokens, rounded down as in training; equal ones go to the earlier
-            token.
+    Their number is rounded down as in training; of equal ones the earlier is kept. A teacher's
+    `guidance`, float64 [T], is in nats, NaN if a token is unmapped.
 
     Example:
         >>> kept_tokens(np.array([3.0, 1.0, np.nan, 2.0, 0.5, 9.0])).tolist()
         [False, True, False, False, True, False]
     """
     kept = np.zeros(len(guidance), np.bool_)
-    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), share)
+    num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), KEPT)
     kept[np.argsort(guidance, kind="stable")[:num_kept]] = True
     return kept
 

@@ -48,11 +48,7 @@ class Pieces:
         return len(self.document)
 
     def of_documents(self, wanted: NDArray[np.bool_]) -> Pieces:
-        """Return the pieces of some documents, which keep their numbers.
-
-        Args:
-            wanted: bool [N], by number in the shard.
-        """
+        """Return the pieces of wanted documents, bool [N], which keep their numbers."""
         own = wanted[self.document]
         return Pieces(*(getattr(self, entry.name)[own] for entry in fields(self)))
 
@@ -91,12 +87,8 @@ class ContextRule:
     def of_rows(cls, rules: PackingRules) -> ContextRule:
         """Return the rule by which an online teacher scores rows.
 
-        Raises:
-            ValueError: the teacher's convention ends documents with a token; it isn't a token of
-                the text, so no loss of it is stored and none is ever used.
-
-        Example:
-            >>> ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
+        ValueError if the teacher's convention ends documents with a token: it isn't a token of the
+        text, so no loss of it is stored and none is ever used.
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:
@@ -114,11 +106,7 @@ class ContextRule:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ContextRule:
-        """Return the rule that `to_json` gave.
-
-        Raises:
-            DatasetError: fields missing or contradicting each other.
-        """
+        """Return the rule that `to_json` gave; DatasetError if it is none."""
         try:
             values = dict(body)
             if values.pop("stride") is not None:
@@ -132,19 +120,11 @@ class ContextRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; the format has a stride, which rows leave null."""
-        return {
-            **asdict(self),
-            "student_added_tokens": list(self.student_added_tokens),
-            "stride": None,
-        }
+        added = list(self.student_added_tokens)
+        return {**asdict(self), "student_added_tokens": added, "stride": None}
 
     def describe(self) -> str:
-        """Return the rule in words.
-
-        Example:
-            >>> rule.describe()
-            'rows of 2048 student and 1984 teacher tokens'
-        """
+        """Return the rule in words."""
         return f"rows of {self.seq_length} student and {self.teacher_seq_length} teacher tokens"
 
     def context_token(self, *, continues: bool) -> int | None:
@@ -152,22 +132,11 @@ class ContextRule:
         return self.continued_token_id if continues else self.first_token_id
 
     def pieces(self, index: ShardIndex) -> Pieces:
-        """Return the pieces in which a shard's documents are scored; every token in one of them.
-
-        Example:
-            >>> rule.pieces(index).stop.tolist()
-            [4, 8, 10]
-        """
-        segments = split_index(
-            index,
-            student_room=(self.seq_length, *self.student_added_tokens),
-            teacher_room=(
-                self.teacher_seq_length,
-                int(self.first_token_id is not None),
-                int(self.continued_token_id is not None),
-                0,
-            ),
-        )
+        """Return the pieces in which a shard's documents are scored; every token in one of them."""
+        added = (int(token is not None) for token in (self.first_token_id, self.continued_token_id))
+        student_room = (self.seq_length, *self.student_added_tokens)
+        teacher_room = (self.teacher_seq_length, *added, 0)
+        segments = split_index(index, student_room=student_room, teacher_room=teacher_room)
         return _of_segments(segments)
 
 
@@ -177,12 +146,11 @@ def plan_contexts(plan: RowPlan) -> list[str]:
     continuing = plan.segments[(plan.segments["flags"] & STARTS) == 0]
     order = np.lexsort((continuing["teacher_start"], continuing["document"]))
     pieces = _of_segments(continuing[order])
-    bounds = np.searchsorted(pieces.document, plan.shard_document_starts)
+    firsts = plan.shard_document_starts
+    bounds = np.searchsorted(pieces.document, firsts).tolist()
     return [
         _digest(pieces.document[start:stop] - first, pieces.start[start:stop])
-        for (start, stop), first in zip(
-            pairwise(bounds.tolist()), plan.shard_document_starts, strict=False
-        )
+        for (start, stop), first in zip(pairwise(bounds), firsts, strict=False)
     ]
 
 

@@ -23,23 +23,12 @@ def fill_entries(
     log_probs: NDArray[np.float32],
     at: str,
 ) -> None:
-    """Fill in the entries of some positions of a document, and what was drawn there.
+    """Fill in the entries of a document's positions from `start` on, and what was drawn there.
 
-    Args:
-        entries: of its shard.
-        document: its number in the shard.
-        start: the first position; it has all that are asked for.
-        ids: int32 [n, K + draws or more], by the rule's K and draws, gets token ids, entries first
-            and draws last; -1 where there is none.
-        log_probs: float32, of the same shape, gets nats, falling, -inf if there is none, and for
-            draws.
-        at: the sidecar's path, for errors.
-
-    Raises:
-        DamagedShardError: they are none that a teacher gives.
-
-    Example:
-        >>> fill_entries(shard.entries, 7, 0, ids=ids, log_probs=log_probs, at=path)
+    `ids`, int32 [n, K + draws or more] by the rule's K and draws, gets token ids, entries first and
+    draws last, -1 where there is none; `log_probs`, float32 of the same shape, falling nats, -inf
+    where there is none and for draws. DamagedShardError, with the sidecar's path `at`, if they are
+    none that a teacher gives.
     """
     own = int(entries.position_starts[document])
     counts = entries.counts[own : own + start + len(ids)]
@@ -65,17 +54,9 @@ def fill_entries(
 def copy_entries(
     entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, at: str
 ) -> None:
-    """Copy a document's entries to its positions in another shard, as they are stored.
+    """Copy a document's entries, as they are stored, to its positions in `top`, by the same rule.
 
-    Args:
-        entries: of its shard.
-        document: its number there.
-        top: of the other shard, by the same rule.
-        positions: of the document there.
-        at: the sidecar's path, for errors.
-
-    Raises:
-        DamagedShardError: they are none that a teacher gives.
+    It checks what `fill_entries` does.
     """
     rule = entries.rule
     ids = np.empty((positions.stop - positions.start, rule.top_k + rule.draws), np.int32)
@@ -86,11 +67,7 @@ def copy_entries(
 
 
 def require_sound(entries: ShardEntries, *, at: str) -> None:
-    """Check every entry of a shard, and that no position has a token twice.
-
-    Raises:
-        DamagedShardError: some are none that a teacher gives.
-    """
+    """Check every entry of a shard, and that no position has a token twice: DamagedShardError."""
     top_k = entries.rule.top_k
     shape = _BLOCK, top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)

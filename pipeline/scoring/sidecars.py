@@ -51,12 +51,7 @@ class DocumentTokens:
 class ShardToScore:
     """What a teacher reads of a shard, removed documents too: what is stored outlives them.
 
-    Attributes:
-        dataset: the dataset.
-        number: of the shard.
-        index: of the shard, with names.
-        kept: the documents that are scored.
-        pieces: in which.
+    The index has names; the documents that are `kept` are scored, in `pieces`.
     """
 
     dataset: Dataset
@@ -67,19 +62,9 @@ class ShardToScore:
 
     @classmethod
     def open(cls, documents: ChosenDocuments, number: int, context: ContextRule) -> ShardToScore:
-        """Read a shard's index.
+        """Read a shard's index; DamagedShardError if it is missing or is not the manifest's.
 
-        Args:
-            documents: of the dataset, those that are scored, but for removed ones.
-            number: of the shard.
-            context: where documents are cut.
-
-        Raises:
-            DamagedShardError: the index is missing or is not the manifest's.
-
-        Example:
-            >>> ShardToScore.open(select_documents(dataset), 0, context).lengths[:2]
-            array([152, 179])
+        Chosen documents are scored, whether or not they were removed.
         """
         index, kept = documents.read(number, with_removed=True, with_names=True)
         pieces = context.pieces(index)
@@ -104,19 +89,10 @@ class ShardToScore:
         return lengths if self.kept is None else np.where(self.kept, lengths, 0)
 
     def read_tokens(self, wanted: Kept = None) -> DocumentTokens:
-        """Return the documents' teacher tokens, each verified against the index.
+        """Return wanted documents' teacher tokens, None: of all that are scored; others get none.
 
-        Args:
-            wanted: of the documents that are scored, those to read; None: all. The others get no
-                tokens.
-
-        Raises:
-            DamagedShardError: the tar is missing or cut.
-            DamagedSampleError: a sample is altered.
-
-        Example:
-            >>> ShardToScore.open(select_documents(dataset), 0, context).read_tokens().starts[:3]
-            array([  0, 152, 331])
+        DamagedShardError if the tar is missing or cut, or has not the index's numbers of tokens;
+        DamagedSampleError if a sample is altered.
         """
         chosen = self.kept if wanted is None else wanted
         documents = None if chosen is None else np.flatnonzero(chosen).tolist()
@@ -140,10 +116,8 @@ class ShardToScore:
     ) -> tuple[bytes, SidecarRecord]:
         """Return the shard's sidecar and what the score manifest says of it.
 
-        Args:
-            losses: float32 [M], nats, of the documents' tokens; NaN if one has no context.
-            teacher: fingerprint of the `TeacherRule`.
-            top: the likeliest tokens at the documents' positions, where the rule asks for them.
+        Losses, float32 [M], are in nats, NaN if a token has no context; `teacher` is the
+        fingerprint of the `TeacherRule`.
         """
         starts = np.append(0, np.cumsum(self.lengths))
         entries = None if top is None else top.pack(starts)
