@@ -59,12 +59,7 @@ class Guide:
         tables = self.vocabulary_map()
         mapped = [
             map_batch(
-                batch.rows,
-                ids.numpy(),
-                log_probs.numpy(),
-                tables,
-                losses.numpy(),
-                draws=self.draws,
+                batch.rows, ids.numpy(), log_probs.numpy(), tables, losses.numpy(), draws=self.draws
             )
             for batch, ids, log_probs, losses in asked
         ]

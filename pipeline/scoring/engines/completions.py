@@ -78,16 +78,15 @@ def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None
 def read_likeliest(
     answer: Any, input_ids: Sequence[int], rule: DistributionRule
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return what a server finds likeliest to follow each token of a prompt.
+    """Return what a server finds likeliest to follow each of a prompt's T tokens.
 
     Args:
         answer: that `read_losses` has accepted.
-        input_ids: the prompt, T tokens.
+        input_ids: the prompt.
         rule: how many there are.
 
     Returns:
         int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
-        The last row is what follows the prompt.
 
     Raises:
         NonsenseError: fewer than were asked for, or probabilities that add up to more than 1.
@@ -118,20 +117,10 @@ def read_likeliest(
 
 
 def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return the losses of a prompt's tokens.
+    """Return the losses of a prompt's tokens, float32 [T], nats; NaN for the first.
 
-    Args:
-        answer: of the server, as JSON gives it.
-        model: that was asked for.
-        input_ids: the prompt.
-
-    Returns:
-        float32 [T], nats; NaN for the first token, which has no loss.
-
-    Raises:
-        NonsenseError: no such answer, another model, another number of tokens, positive
-            log-probabilities.
-        DisprovedError: the same value everywhere.
+    NonsenseError if the answer is none to what was asked of this model; DisprovedError if it gives
+    the same value everywhere.
 
     Example:
         >>> choice = {"prompt_logprobs": [None, {"9": {"logprob": -2.0}}]}

@@ -122,11 +122,7 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
 def require_trained_engine(
     engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
 ) -> None:
-    """Check that a teacher knows a plain text, the tokens of `probe`, better than chance.
-
-    Raises:
-        UntrainedTeacherError: see `pipeline.models.probe.require_trained`.
-    """
+    """Check that a teacher knows a plain text, the tokens of `probe`, as `require_trained` does."""
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)

@@ -24,19 +24,8 @@ from pipeline.models.probe import probe_tokens
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
-from pipeline.scoring.engines.handshake import (
-    Answer,
-    ask,
-    require_same_teacher,
-    shake_hands,
-)
-from pipeline.scoring.engines.interface import (
-    EngineError,
-    Line,
-    ScoredDocuments,
-    Work,
-    line_of,
-)
+from pipeline.scoring.engines.handshake import Answer, ask, require_same_teacher, shake_hands
+from pipeline.scoring.engines.interface import EngineError, Line, ScoredDocuments, Work, line_of
 from pipeline.scoring.engines.settings import Handshake, ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
@@ -75,9 +64,8 @@ class ServedEngine:
     ) -> ScoredDocuments:
         """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
-        Raises:
-            EngineError: servers that gave no usable answer until the attempts were spent, or none
-                that can be kept.
+        EngineError if servers gave no usable answer until the attempts were spent, or none that can
+        be kept.
         """
         start = time.perf_counter()
         self.endpoints.resume()
@@ -110,15 +98,10 @@ class ServedEngine:
     def prove(self, server: Endpoint) -> None:
         """Check that a server is the first one's program, and gives the probe the same losses.
 
-        Raises:
-            DisprovedError: it serves another model, is of another version, or has gone wrong.
-            NonsenseError: its answer is none.
-            PassingError: it is not there.
+        It raises what `shake_hands` and `require_same_teacher` do.
         """
-        length = self.rule.teacher_seq_length
-        now = shake_hands(
-            self.endpoints, server, self.probe, length=length, rule=self.distributions
-        )
+        length, rule = self.rule.teacher_seq_length, self.distributions
+        now = shake_hands(self.endpoints, server, self.probe, length=length, rule=rule)
         require_same_teacher(self.handshake, now, server.url)
 
     def _ask_all(
@@ -170,19 +153,12 @@ def connect(
     known: Handshake | None = None,
     distributions: DistributionRule | None = None,
 ) -> ServedEngine:
-    """Return a teacher behind servers, once each has shown that it is the same and can be asked.
+    """Return a dataset's teacher behind servers, once each has shown that it is the same.
 
-    Args:
-        settings: where the servers are, and how they are asked.
-        rule: with which context.
-        dataset: whose teacher it is.
-        api_key: for servers that ask for one.
-        known: what the job has started with; None takes it from the first server.
-        distributions: which of its likeliest tokens are asked for, too; None: losses only.
-
-    Raises:
-        EngineError: a server that can't be reached, serves another model, is of another version, or
-            gives no log-probabilities of a prompt.
+    They are held against a `known` handshake, that of the job's start; None: the first server's.
+    Likeliest tokens are asked for as `distributions` says; None: losses only. EngineError if a
+    server can't be reached, serves another model or version, or gives no log-probabilities of a
+    prompt.
     """
     own = probe_tokens(dataset)
     context = rule.first_token_id

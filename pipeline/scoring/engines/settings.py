@@ -52,8 +52,7 @@ class TopSettings:
     def rule(self, vocab_size: int) -> DistributionRule | None:
         """Return what is stored of a teacher of this vocabulary, None without --top-k.
 
-        Raises:
-            ValueError: the vocabulary has fewer tokens.
+        ValueError if the vocabulary has fewer tokens.
 
         Example:
             >>> TopSettings(16).rule(49152).describe()
@@ -66,10 +65,8 @@ class TopSettings:
                 f"--top-k {self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
             )
         mass = 1.0 if self.top_mass is None else self.top_mass
-        drawn = self.draws, self.draws_seed
-        rule = DistributionRule(
-            self.top_k, mass, vocab_size, self.top_log_probs, *drawn, self.entropy_above
-        )
+        drawn = self.draws, self.draws_seed, self.entropy_above
+        rule = DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs, *drawn)
         if rule.draws and rule.width > vocab_size:
             raise ValueError(
                 f"--top-k {self.top_k}, --draws {self.draws} and the text's own token are more "

@@ -56,8 +56,6 @@ class Scorer:
     Attributes:
         rule: with which context.
         distributions: which of its likeliest tokens it gives, None for none.
-        dtype: of weights and activations, such as "float32".
-        max_length: places that the model was made for.
     """
 
     def __init__(
@@ -68,18 +66,14 @@ class Scorer:
         batch_tokens: int = 0,
         distributions: DistributionRule | None = None,
     ) -> None:
-        """Take a model of `load_language_model`, on its device.
+        """Take a model of `load_language_model`, on its device, which `output_layer` may refuse.
 
         A batch has `batch_tokens` places; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is a
         batch of its own.
-
-        Raises:
-            ValueError: an output layer that chunked cross entropy does not cover.
         """
         self.rule = rule
         self.distributions = distributions
-        self.dtype = str(model.dtype).removeprefix("torch.")
-        self.max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
+        self._max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
         self._model = model.requires_grad_(False).train(False)
         self._layer = output_layer(model)
         self._device = self._layer.weight.device
@@ -102,9 +96,7 @@ class Scorer:
     ) -> ScoredDocuments:
         """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
-        Raises:
-            ValueError: a token id or a piece that the model does not know or is too short for.
-            NonFiniteLossError: the model gave NaN or infinity.
+        NonFiniteLossError if the model gave NaN or infinity.
         """
         start = time.perf_counter()
         self._require_known(tokens, pieces)
@@ -167,21 +159,16 @@ class Scorer:
             keys = torch.from_numpy(batch.draw_keys(rule.draws_seed)).to(self._device)
             tail = TailDraws(keys[states], rule.draws)
         losses, ids, log_probs = score_with_likeliest(
-            hidden[states],
-            self._layer,
-            labels,
-            rule.top_k,
-            vocab_size=rule.vocab_size,
-            tail=tail,
+            hidden[states], self._layer, labels, rule.top_k, vocab_size=rule.vocab_size, tail=tail
         )
         return _Found(losses[: len(places)], ids, log_probs, None if tail is None else tail.ids)
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))
-        if longest > self.max_length:
+        if longest > self._max_length:
             raise ValueError(
                 f"a piece of a document has {longest} teacher tokens, the teacher was made for "
-                f"{self.max_length} positions: lower --teacher-seq-length"
+                f"{self._max_length} positions: lower --teacher-seq-length"
             )
         largest = int(tokens.input_ids.max(initial=0))
         if largest >= self.vocab_size:
@@ -212,11 +199,7 @@ def load_scorer(
 
     Flash attention is taken where its package and a GPU are there and the dtype ("float32",
     "bfloat16" or "float16") is half precision; torch's own kernels elsewhere. The number of threads
-    in `settings` is this process's from now on.
-
-    Raises:
-        ValueError: a model that can't be scored with.
-        OSError: nothing there.
+    in `settings` is this process's from now on. What `load_language_model` raises is raised here.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -274,11 +257,7 @@ def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDAr
     """Yield the pieces of each batch, longest first; each piece once.
 
     A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push
-    its padding above `MAX_PADDING`.
-
-    Args:
-        lengths: int64 [P], places of each piece.
-        batch_tokens: places per batch.
+    its padding above `MAX_PADDING`. Lengths are int64 [P], the places of each piece.
 
     Example:
         >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
