@@ -41,19 +41,16 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
+        draws = options.teaching.draws
         self.guide = Guide(
-            self._leave_out,
-            options.online_width,
-            lambda: self._vocabulary_map,
-            draws=options.teaching.draws,
+            self._leave_out, options.online_width, lambda: self._vocabulary_map, draws
         )
 
     def open_held_out(self, args: Namespace) -> None:
         """Open what is validated on, if anything is.
 
-        Raises:
-            DatasetError: no finished dataset.
-            ForeignTokenizerError: it was made with other tokenizers than the training data.
+        DatasetError if it is no finished dataset, ForeignTokenizerError if it was made with other
+        tokenizers than the training data.
         """
         path = self._options.validation_data
         if path is not None and args.eval_iters:
@@ -65,12 +62,7 @@ class StudentData:
             self._held_out = replace(opened, manifest=manifest)
 
     def training_rows(self, args: Namespace) -> AlignedRows:
-        """Return the rows to train on, the same ones for all of this rank's model chunks.
-
-        Raises:
-            DatasetError: damage that is not to be quarantined.
-            ValueError: rows that can't be made of the data.
-        """
+        """Return the rows to train on, the same ones for all of this rank's model chunks."""
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)

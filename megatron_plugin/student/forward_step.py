@@ -63,13 +63,10 @@ def run_forward_step(
 
 
 def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return the guided loss of a micro-batch.
+    """Return the guided loss of a micro-batch, taught if there is a teacher.
 
-    Args:
-        rules: how.
-        batch: taught if there is a teacher.
-        output: as `_token_scores` returns it; of this rank's places only where context-parallel
-            ranks share rows.
+    The output is as `_token_scores` returns it; of this rank's places only where context-parallel
+    ranks share rows.
     """
     result = _result(rules, batch, output)
     return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)

@@ -25,19 +25,10 @@ _PATIENCE = 0.8
 def connect(
     teacher: TeacherOptions, args: Namespace, store: dist.Store, *, width: int
 ) -> StudentBridge | None:
-    """Connect the leaders with the teacher; all ranks call, and wait until they are.
+    """Connect the leaders with the teacher's world; all ranks call, and wait until they are.
 
-    Args:
-        teacher: in a world of its own.
-        args: Megatron's.
-        store: what both worlds see.
-        width: next tokens of a place that the teacher answers with.
-
-    Returns:
-        The bridge of a replica's leader, which asks; None on the other ranks.
-
-    Raises:
-        BridgeError: the teacher's world does not answer.
+    A replica's leader gets the bridge over which it asks, other ranks None. The teacher answers
+    with `width` next tokens of a place. Both worlds see the store.
     """
     replicas, bridge = range(args.data_parallel_size), None
     is_last = parallel_state.is_pipeline_last_stage()
@@ -75,13 +66,8 @@ class GuidedBatches(Iterator[MicroBatch]):
     ) -> None:
         """Start without asking.
 
-        Args:
-            batches: to guide.
-            bridge: of the group's first rank, which passes replies on; None on the others.
-            num_microbatches: of a step.
-            guide: puts the losses into the micro-batches.
-            group: the tensor- and context-parallel ranks that share these rows.
-            lookahead: steps requested beyond the one that is computed.
+        The group are the tensor- and context-parallel ranks that share these rows; its first has
+        the bridge and passes replies on.
         """
         self._batches = batches
         self._bridge = bridge

@@ -37,8 +37,7 @@ class RunIdentity:
 def read_checkpoint(args: Namespace) -> Namespace | None:
     """Return the arguments of the run that Megatron will load a checkpoint of; None of a new run.
 
-    Raises:
-        WeightsError: a checkpoint that isn't whole.
+    WeightsError if the checkpoint isn't whole.
     """
     if not args.load or args.finetune or not Path(args.load, TRACKER_FILE).is_file():
         return None
@@ -58,9 +57,8 @@ def require_same_run(
 ) -> None:
     """Check that the checkpoint which Megatron has loaded continues in this run.
 
-    Raises:
-        ChangedRunError: another teacher, guidance or rotary embedding.
-        StreamMismatchError: other data, order or batch size.
+    ChangedRunError if it was made with another teacher, guidance or rotary embedding,
+    StreamMismatchError with other data, order or batch size.
     """
     saved = getattr(checkpoint, "vocag_run", None)
     if checkpoint is None or saved is None:
