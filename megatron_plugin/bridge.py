@@ -98,12 +98,7 @@ class TeacherAnswer:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which replica serves which: all replicas of a side have equally many partners.
-
-    Attributes:
-        num_students: data-parallel replicas of the student.
-        num_teachers: replicas of the teacher.
-    """
+    """Which replica serves which: all replicas of a side have equally many partners."""
 
     num_students: int
     num_teachers: int

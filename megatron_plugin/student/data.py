@@ -27,11 +27,7 @@ _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
 
 
 class StudentData:
-    """The rows that a student rank trains and validates on, and their losses.
-
-    Attributes:
-        guide: gives micro-batches their guidance.
-    """
+    """The rows that a student rank trains and validates on, and their losses."""
 
     def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
         """Note what to train on; `open_held_out` opens the rest."""

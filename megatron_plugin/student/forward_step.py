@@ -30,13 +30,9 @@ Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class StepRules:
-    """How a step's loss is made.
+    """How the loss is made, by a method and its options.
 
-    Attributes:
-        kind: what the method is.
-        method: its options.
-        vocab_size: tokens of the student, without the padding of its embedding.
-        num_microbatches: of a training step.
+    The vocabulary is without its embedding's padding; micro-batches are those of a training step.
     """
 
     kind: MethodKind
@@ -87,11 +83,7 @@ class MegatronPass(MicroBatchLoss):
 
     Ranks that share rows each have the whole rows' scores and make the whole loss: all sums and
     counts are theirs together as often as there are ranks, and so is the gradient that each gets
-    back for its own places.
-
-    Attributes:
-        micro_batch: the rows, as taught.
-        output: as `_token_scores` returns it, of this rank's places.
+    back for its own places. The output is as `_token_scores` returns it, of this rank's places.
     """
 
     micro_batch: MicroBatch

@@ -44,7 +44,6 @@ from pipeline.streaming import AlignedRows
 logger = logging.getLogger(__name__)
 
 _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-_NEARLY_FULL_BYTES = 16 << 20
 
 
 class StudentRun:
@@ -218,7 +217,7 @@ def explain_full_disks(
     error: BaseException,
     folders: Iterable[str | Path | None],
     *,
-    nearly_full_bytes: int = _NEARLY_FULL_BYTES,
+    nearly_full_bytes: int = 16 << 20,
 ) -> None:
     """Log which of the folders that a run writes to have no space left, and note it in the error.
 

@@ -21,12 +21,9 @@ class ChangedRunError(ValueError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What every checkpoint notes.
+    """What every checkpoint notes: the data, the teacher's fingerprint, the options of the loss.
 
-    Attributes:
-        stream: the data's `StreamState`, as a dict; Megatron counts the samples.
-        teacher: fingerprint of its weights, None without a teacher.
-        guidance: options of the loss.
+    The data is a `StreamState` as a dict, but for its samples, which Megatron counts.
     """
 
     stream: dict[str, Any]

@@ -33,12 +33,7 @@ from pipeline.guidance.draws import TailDraws, row_draw_keys
 
 
 class Teacher:
-    """A teacher on this rank's groups of `parallel_state`; every one of its ranks calls alike.
-
-    Attributes:
-        seq_length: places of a row.
-        micro_batch_size: rows per forward pass.
-    """
+    """A teacher on this rank's groups of `parallel_state`; every one of its ranks calls alike."""
 
     def __init__(
         self,

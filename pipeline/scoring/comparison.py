@@ -6,7 +6,6 @@ teacher's losses alone (the largest over a student token's span, as in training 
 each shard. A real student's losses spread the ranking further apart than this.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,21 +111,17 @@ def _count_kept(
     dataset: Dataset, number: int, index: ShardIndex, a: ShardLosses, b: ShardLosses
 ) -> tuple[int, int]:
     """Return how many student tokens of a shard one teacher keeps, and how many the other not."""
-    parts = list(_spans(dataset, number, index, a.starts))
+    scored = np.flatnonzero(np.diff(a.starts)).tolist()
+    # As ranges of the shard's losses.
+    parts = [
+        decode_document(sample).teacher_spans + a.starts[document]
+        for document, sample in dataset.samples(number, index, documents=scored)
+    ]
     if not parts:
         return 0, 0
     spans = np.concatenate(parts)
     kept = [kept_tokens(_largest(one.losses.astype(np.float64), spans)) for one in (a, b)]
     return int(kept[0].sum()), int(np.count_nonzero(kept[0] & ~kept[1]))
-
-
-def _spans(
-    dataset: Dataset, number: int, index: ShardIndex, starts: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the teacher_spans of each document with losses, as ranges of the shard's losses."""
-    scored = np.flatnonzero(np.diff(starts)).tolist()
-    for document, sample in dataset.samples(number, index, documents=scored):
-        yield decode_document(sample).teacher_spans + starts[document]
 
 
 def _largest(losses: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -73,10 +73,7 @@ class Endpoint:
 class Endpoints:
     """The servers, asked from many threads.
 
-    Attributes:
-        settings: how they are asked.
-        servers: all of them.
-        prove: raises `DisprovedError` for a server that is another; None: all are trusted.
+    `prove` raises `DisprovedError` for a server that is another; while it is None, all are trusted.
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:

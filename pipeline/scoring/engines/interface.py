@@ -21,13 +21,7 @@ class EngineError(ValueError):
 
 @dataclass
 class Work:
-    """What scoring cost.
-
-    Attributes:
-        num_tokens: places that hold a token, context tokens included.
-        num_places: places computed, padding included.
-        seconds: wall time.
-    """
+    """What scoring cost; tokens include those of contexts, places padding, too."""
 
     num_tokens: int = 0
     num_places: int = 0

@@ -38,13 +38,8 @@ logger = logging.getLogger(__name__)
 class ServedEngine:
     """A served teacher that is ready to score; `connect` makes it.
 
-    Attributes:
-        endpoints: the servers.
-        rule: with which context.
-        vocab_size: of the dataset's teacher tokenizer.
-        probe: tokens of a plain text.
-        handshake: what all servers were held against.
-        distributions: which of its likeliest tokens it gives, None for none.
+    The vocabulary is the tokenizer's, `probe` the tokens of a plain text. All servers were held
+    against the handshake.
     """
 
     endpoints: Endpoints

@@ -152,10 +152,8 @@ class ServedSettings:
 class Handshake:
     """What a job's first server says and gives; its workers hold every server against it.
 
-    Attributes:
-        program: "vllm", or "" if it does not say.
-        version: of its program, "" if it does not say.
-        losses: that it gives a plain text, nats; NaN for the first token.
+    The program is "vllm", or "" if it doesn't say, as is its version; losses of a plain text are in
+    nats, NaN for the first token.
     """
 
     program: str

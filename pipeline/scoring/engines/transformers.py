@@ -51,12 +51,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Scorer:
-    """A teacher that is ready to score, on one device.
-
-    Attributes:
-        rule: with which context.
-        distributions: which of its likeliest tokens it gives, None for none.
-    """
+    """A teacher that is ready to score, on one device; it gives likeliest tokens if asked for."""
 
     def __init__(
         self,
