@@ -44,7 +44,7 @@ MOST_BYTES = 2.1
 LEAST_SPEED_WITH_TOP = 0.8
 LEAST_SPEED_WITH_DRAWS = 0.9
 TOP = {
-    "top 16": TopSettings(16),
+    "top 16": TopSettings(16, draws=0),
     "top 8, 4 draws": TopSettings(8, draws=4),
     "top 32 up to 0.9": TopSettings(32, 0.9),
 }

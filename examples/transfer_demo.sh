@@ -33,7 +33,7 @@ made "$transplanted" $python -m vocag transfer "$original" --tokenizer "$tokeniz
 [ -f "$demo/aligned/manifest.json" ] || $python -m beam_jobs.align --runner=DirectRunner \
   --input "$texts/train.jsonl" --output "$demo/aligned" --name docstrings \
   --student "$transplanted" --teacher "$original"
-$python -m vocag score "$demo/aligned" --teacher "$original" --seq-length 512 --top-k 16 ${SCORE:-}
+$python -m vocag score "$demo/aligned" --teacher "$original" --seq-length 512 --top-k 8 ${SCORE:-}
 
 # Half precision only where the machine computes in it: twice as fast there, slower elsewhere.
 precision=()

@@ -98,7 +98,7 @@ def taught(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     ignored = shutil.ignore_patterns("plans", "*teacher-*")
     root = shutil.copytree(world, tmp_path_factory.mktemp("taught") / "world", ignore=ignored)
-    run_score(root, "--top-k", "8", "--top-log-probs", "float16")
+    run_score(root, "--top-k", "8", "--draws", "0", "--top-log-probs", "float16")
     return root
 
 

@@ -1,7 +1,7 @@
 """The options of `score`: the frozen dataclass that its command line and the job are made from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from beam_jobs.errors import OptionsError
@@ -32,11 +32,11 @@ examples:
   vocag score aligned --engine openai --endpoint http://gpu-1:8000 --endpoint http://gpu-2:8000 \\
       --model teacher --dtype bfloat16 --quantization fp8 --seq-length 2048
 
-  # also the 16 likeliest next tokens of each position, or fewer that hold 0.95
-  vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 16 --top-mass 0.95
+  # also the 8 likeliest next tokens of each position, and 4 draws of all others
+  vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 8
 
-  # a third fewer bytes than 16 tokens, and no bias: 8 tokens, and 4 draws of all others
-  vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 8 --draws 4
+  # the 16 likeliest, or fewer that hold 0.95
+  vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 16 --top-mass 0.95
 
   # then train without a teacher
   vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B \\
@@ -114,11 +114,13 @@ class ScoreOptions:
     def __post_init__(self) -> None:
         """Check what belongs together."""
         own = self.served
-        if self.engine == "openai" and self.top.draws:
-            raise OptionsError(
-                "--draws needs --engine transformers: servers give their likeliest tokens alone, "
-                "and nothing can be drawn from the rest"
-            )
+        if self.engine == "openai":
+            if self.top.draws:
+                raise OptionsError(
+                    "--draws needs --engine transformers: servers give their likeliest tokens "
+                    "alone, and nothing can be drawn from the rest"
+                )
+            object.__setattr__(self, "top", replace(self.top, draws=0))
         if self.engine == "transformers":
             if not self.teacher:
                 raise OptionsError("--teacher is required")

@@ -71,7 +71,7 @@ SCALES = {
         name="distributions",
         build=partial(build_twice, experiment.build),
         aligned=("train", "drawn", "dev"),
-        scored={"train": ("--top-k", 16), "drawn": ("--top-k", 8, "--draws", 4)},
+        scored={"train": ("--top-k", 16, "--draws", 0), "drawn": ("--top-k", 8, "--draws", 4)},
         arms=ARMS,
         judge=judge,
     )

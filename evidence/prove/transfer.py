@@ -163,7 +163,7 @@ FULL = Experiment(
     name="transfer",
     build=partial(build, train=700, development=40, held=60),
     aligned=("train", "dev"),
-    scored={"train": ("--top-k", 16)},
+    scored={"train": ("--top-k", 16, "--draws", 0)},
     arms=_and_longer(4),
     unit=50,
     units=4,

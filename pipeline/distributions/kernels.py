@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.compiled import compiled
+from pipeline.compiled import compiled_in_place
 from pipeline.distributions.prefixes import NONE, Tables, find_prefix, same_bytes
 
 AMID, START = 0, 1
@@ -111,7 +111,7 @@ class OwnToken(NamedTuple):
     loss_behind: float
 
 
-@compiled
+@compiled_in_place
 def map_places(
     row: RowFields,
     expected: Entries,
@@ -135,7 +135,7 @@ def map_places(
             _map_segment(row, bounds, expected, tables, edges, scratch, out)
 
 
-@compiled
+@compiled_in_place
 def _map_segment(
     row: RowFields,
     bounds: tuple[int, int, int, int],
@@ -201,12 +201,12 @@ def _map_segment(
         _take_back(out, start, last)
 
 
-@compiled
+@compiled_in_place
 def _is_context(token_id: int, context: tuple[int, int]) -> int:
     return 1 if token_id >= 0 and (token_id == context[0] or token_id == context[1]) else 0
 
 
-@compiled
+@compiled_in_place
 def _take_back(out: LabelEntries, start: int, stop: int) -> None:
     for place in range(start, stop):
         out.ids[place] = NONE
@@ -214,7 +214,7 @@ def _take_back(out: LabelEntries, start: int, stop: int) -> None:
         out.moved[place] = 0
 
 
-@compiled
+@compiled_in_place
 def _start_of_text(
     row: RowFields,
     label: int,
@@ -246,14 +246,14 @@ def _start_of_text(
     return NONE, none
 
 
-@compiled
+@compiled_in_place
 def _first_byte(token_id: int, flat: NDArray[np.uint8], starts: NDArray[np.int64]) -> int:
     if token_id >= len(starts) - 1 or starts[token_id] == starts[token_id + 1]:
         return NONE
     return int(flat[starts[token_id]])
 
 
-@compiled
+@compiled_in_place
 def _advance(
     row: RowFields,
     label: int,
@@ -291,7 +291,7 @@ def _advance(
     return token, offset
 
 
-@compiled
+@compiled_in_place
 def _map_boundary(
     mapped: NDArray[np.int32],
     expected: Entries,
@@ -326,7 +326,7 @@ def _map_boundary(
         _map_draws(mapped, expected, state, out, place)
 
 
-@compiled
+@compiled_in_place
 def _map_draws(
     mapped: NDArray[np.int32], expected: Entries, state: int, out: LabelEntries, place: int
 ) -> None:
@@ -338,7 +338,7 @@ def _map_draws(
             out.probs[place, entry] = expected.probs[state, entry]
 
 
-@compiled
+@compiled_in_place
 def _give_label(
     to: int,
     stored: np.float32,
@@ -374,7 +374,7 @@ def _give_label(
     return _add(out, place, count, own.label, mass, scratch)
 
 
-@compiled
+@compiled_in_place
 def _drop(
     out: LabelEntries,
     place: int,
@@ -392,7 +392,7 @@ def _drop(
     return last
 
 
-@compiled
+@compiled_in_place
 def _map_inside(
     prefix: tuple[int, int],
     expected: Entries,
@@ -433,7 +433,7 @@ def _map_inside(
         _take_back(out, place, place + 1)
 
 
-@compiled
+@compiled_in_place
 def _add(
     out: LabelEntries,
     place: int,
@@ -455,7 +455,7 @@ def _add(
     return count + 1
 
 
-@compiled
+@compiled_in_place
 def _finish(
     out: LabelEntries,
     place: int,

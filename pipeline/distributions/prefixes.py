@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.compiled import compiled
+from pipeline.compiled import compiled, compiled_in_place
 
 NONE = -1
 _HASH_START, _HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
@@ -31,7 +31,7 @@ class Tables(NamedTuple):
     slots: NDArray[np.int32]
 
 
-@compiled
+@compiled_in_place
 def insert_entries(
     order: NDArray[np.int32],
     flat: NDArray[np.uint8],
@@ -65,7 +65,7 @@ def find_prefixes(
     return found
 
 
-@compiled
+@compiled_in_place
 def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
     """Return the student token that is the longest prefix of some bytes, -1 if none is."""
     best, value = NONE, _HASH_START
@@ -82,13 +82,13 @@ def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
     return best
 
 
-@compiled
+@compiled_in_place
 def _first_slot(value: np.uint64, num_slots: int) -> np.int64:
     # The high bits are mixed best; the number of slots is a power of two.
     return np.int64((value ^ (value >> np.uint64(32))) & np.uint64(num_slots - 1))
 
 
-@compiled
+@compiled_in_place
 def same_bytes(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
     """Return whether two runs of bytes are equal."""
     differ = len(first) != len(second)

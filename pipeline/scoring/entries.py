@@ -31,16 +31,14 @@ def fill_entries(
     none that a teacher gives.
     """
     own = int(entries.position_starts[document])
-    counts = entries.counts[own : own + start + len(ids)]
     rule, codes = entries.rule, entries.log_probs
     bad, kind = _fill(
-        counts=counts[start:],
-        entry=int(entries.starts[document] + counts[:start].sum(dtype=np.int64)),
+        counts=entries.counts[own : own + start + len(ids)],
+        start=start,
+        entry=int(entries.starts[document]),
         packed=entries.ids,
         codes=codes if codes.dtype == np.uint8 else codes.view(np.uint16),
-        first_draw=int(
-            entries.first_draws[document] + np.count_nonzero(counts[:start]) * rule.draws
-        ),
+        draw=int(entries.first_draws[document]),
         drawn=entries.draw_ids,
         sizes=(rule.id_bits, rule.vocab_size, rule.draws),
         values=stored_values(rule.log_probs),
@@ -111,23 +109,30 @@ def _token_at(packed: NDArray[np.uint8], number: int, num_bits: int) -> np.int64
 @compiled
 def _fill(
     counts: NDArray[np.uint8],
+    start: int,
     entry: int,
     packed: NDArray[np.uint8],
     codes: NDArray[Any],
-    first_draw: int,
+    draw: int,
     drawn: NDArray[np.uint8],
     sizes: tuple[int, int, int],
     values: tuple[NDArray[np.float32], NDArray[np.float64]],
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
 ) -> tuple[int, int]:
-    """Unpack positions' next tokens from some numbers on; return the first bad one, and why."""
+    """Unpack positions' next tokens, from `start` on; return the first bad one, and why.
+
+    `entry` and `draw` are those of the first of `counts`.
+    """
     num_bits, vocab_size, draws = sizes
     nats, least = values
-    width, draw = ids.shape[1], first_draw
-    for row in range(len(counts)):
-        mass, last = 0.0, np.float32(0.0)
-        for place in range(counts[row]):
+    width = ids.shape[1]
+    for before in range(start):
+        entry += counts[before]
+        draw += draws if counts[before] else 0
+    for row in range(len(ids)):
+        count, mass, last = counts[start + row], 0.0, np.float32(0.0)
+        for place in range(count):
             token = _token_at(packed, entry, num_bits)
             value = nats[codes[entry]]
             if token >= vocab_size:
@@ -140,15 +145,15 @@ def _fill(
             ids[row, place], log_probs[row, place] = token, value
             last = value
             entry += 1
-        for place in range(counts[row], width):
+        for place in range(count, width):
             ids[row, place], log_probs[row, place] = -1, -np.inf
-        for place in range(width - draws, width if counts[row] else 0):
+        for place in range(width - draws, width if count else 0):
             token = _token_at(drawn, draw, num_bits)
             draw += 1
             if token >= vocab_size:
                 return row, _ID
-            for entry_place in range(counts[row]):
+            for entry_place in range(count):
                 if ids[row, entry_place] == token:
                     return row, _TWICE
             ids[row, place] = token
-    return len(counts), 0
+    return len(ids), 0

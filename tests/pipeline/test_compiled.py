@@ -5,9 +5,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numba.core import config
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.errors import NumbaError
 
 SOURCE = """
 from pipeline.compiled import compiled
@@ -28,14 +30,18 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def load_double(path: Path) -> Any:
-    """Return the function as a new process would have it."""
+def load(path: Path) -> Any:
+    """Return the module as a new process would have it."""
     spec = spec_from_file_location("doubling", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.double
+    return module
+
+
+def load_double(path: Path) -> Any:
+    return load(path).double
 
 
 def num_hits(function: Any) -> int:
@@ -78,3 +84,32 @@ def test_no_folder_to_write_to_ends_nothing(path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(FunctionCache, "__init__", find_none)
     assert load_double(path)(2) == 4
+
+
+IN_PLACE = """
+import numpy as np
+from pipeline.compiled import compiled, compiled_in_place
+
+@compiled
+def counted(values):
+    return len(values[1:])
+
+@compiled_in_place
+def in_place(values):
+    return len(values[1:])
+
+@compiled_in_place
+def made(number):
+    return len(np.zeros(number))
+"""
+
+
+def test_in_place_counts_no_references(path: Path) -> None:
+    path.write_text(IN_PLACE)
+    module = load(path)
+    for function, expected in ((module.counted, True), (module.in_place, False)):
+        assert function(np.arange(4)) == 3
+        (code,) = function.inspect_llvm().values()
+        assert ("@NRT_decref" in code) == expected
+    with pytest.raises(NumbaError, match="array"):
+        module.made(1)

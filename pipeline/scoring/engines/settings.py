@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pipeline.command_line.options import Option
 from schemas.distribution_rule import MOST_ENTRIES, DistributionRule
 
+_DRAWS = 4  # taught better than a bin of the rest: evidence/distributions.md
+
 
 @dataclass(frozen=True)
 class TopSettings:
@@ -18,7 +20,8 @@ class TopSettings:
         top_log_probs: how log-probabilities are stored; uint8 is off by about 0.02 nats at 1 nat,
             float16 by 0.0005.
         draws: also store N draws at every position from what --top-k leaves out; distill then
-            follows the teacher's whole distribution on average, not its likeliest tokens alone.
+            follows the teacher's whole distribution on average, not its likeliest tokens alone
+            (default: 4; none with --top-mass or from a server).
         draws_seed: seed of the draws; scores of different seeds are kept apart.
         entropy_above: store --top-k and --draws only at positions whose entropy, as far as --top-k
             shows, is above this; other labels are learned by cross entropy.
@@ -27,7 +30,7 @@ class TopSettings:
     top_k: Annotated[int | None, Option("K")] = None
     top_mass: Annotated[float | None, Option("P")] = None
     top_log_probs: Literal["uint8", "float16"] = "uint8"
-    draws: Annotated[int, Option("N")] = 0
+    draws: Annotated[int | None, Option("N")] = None
     draws_seed: int = 0
     entropy_above: Annotated[float, Option("NATS")] = 0.0
 
@@ -55,8 +58,8 @@ class TopSettings:
         ValueError if the vocabulary has fewer tokens.
 
         Example:
-            >>> TopSettings(16).rule(49152).describe()
-            'the likeliest 16 tokens in uint8'
+            >>> TopSettings(8).rule(49152).describe()
+            'the likeliest 8 tokens and 4 draws of the rest in uint8'
         """
         if self.top_k is None:
             return None
@@ -65,27 +68,30 @@ class TopSettings:
                 f"--top-k {self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
             )
         mass = 1.0 if self.top_mass is None else self.top_mass
-        drawn = self.draws, self.draws_seed, self.entropy_above
+        draws = self.draws
+        if draws is None:
+            room = min(vocab_size, MOST_ENTRIES) - self.top_k > _DRAWS
+            draws = _DRAWS if room and self.top_mass is None else 0
+        drawn = draws, self.draws_seed, self.entropy_above
         rule = DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs, *drawn)
         if rule.draws and rule.width > vocab_size:
             raise ValueError(
-                f"--top-k {self.top_k}, --draws {self.draws} and the text's own token are more "
+                f"--top-k {self.top_k}, --draws {draws} and the text's own token are more "
                 f"than the teacher's vocabulary of {vocab_size} tokens: lower --top-k"
             )
         return rule
 
     def _check_draws(self) -> None:
         assert self.top_k is not None
-        if not self.draws:
-            if self.draws_seed:
-                raise ValueError(f"--draws-seed {self.draws_seed} needs --draws")
-            return
-        if not 0 < self.draws < MOST_ENTRIES - self.top_k:
+        without = self.draws == 0 or (self.draws is None and self.top_mass is not None)
+        if without and self.draws_seed:
+            raise ValueError(f"--draws-seed {self.draws_seed} needs --draws")
+        if self.draws and not 0 < self.draws < MOST_ENTRIES - self.top_k:
             raise ValueError(
                 f"--draws {self.draws} is not between 1 and {MOST_ENTRIES - 1 - self.top_k}, what "
                 f"--top-k {self.top_k} leaves of {MOST_ENTRIES - 1}"
             )
-        if self.top_mass is not None:
+        if self.draws and self.top_mass is not None:
             raise ValueError(
                 "--draws samples from all that --top-k leaves out, whatever its mass: leave out "
                 "--top-mass"

@@ -141,6 +141,25 @@ def test_more_than_the_vocabulary_is_refused() -> None:
     assert TopSettings(200).rule(200) == DistributionRule(200, 1.0, 200, "uint8")
 
 
+@pytest.mark.parametrize(
+    ("given", "num_draws"),
+    [
+        (TopSettings(8), 4),
+        (TopSettings(8, draws=0), 0),
+        (TopSettings(8, draws=2), 2),
+        (TopSettings(8, 0.9), 0),
+        (TopSettings(195), 4),
+        (TopSettings(196), 0),
+    ],
+)
+def test_four_are_drawn_if_nothing_is_said_and_there_is_room(
+    given: TopSettings, num_draws: int
+) -> None:
+    rule = given.rule(200)
+    assert rule is not None
+    assert rule.draws == num_draws
+
+
 def test_names_find_scores_with_or_without(top: Path, tmp_path: Path) -> None:
     folder = str(top / "data")
     with_top, without = (
@@ -153,7 +172,7 @@ def test_names_find_scores_with_or_without(top: Path, tmp_path: Path) -> None:
     copied = tmp_path / "world"
     shutil.copytree(top, copied)
     Path(copied, "data", Path(without.path).name).unlink()
-    run_score(copied, "--top-k", "2")
+    run_score(copied, "--top-k", "2", "--draws", "0")
     found = find_scores("teacher", str(copied / "data")).manifest.rule.distributions
     assert found is not None
     assert found.top_k == 2, "losses are the same: those with least next to them"
@@ -230,7 +249,7 @@ def test_entries_are_reused_by_the_same_rule_and_losses_from_any(
     names = [record.file for record in scores_with(root / "fresh").sidecars]
     for name in names:
         assert (root / "new" / name).read_bytes() == (root / "fresh" / name).read_bytes()
-    num_reused, shown = told("--top-k", "6")
+    num_reused, shown = told("--top-k", "6", "--draws", "0")
     assert num_reused == 0
     assert re.search(r"distributions is \{.*'top_mass': 0.1.*\} there and \{.* 1.0", shown)
     assert told()[0] == reused, "losses alone"
@@ -272,7 +291,7 @@ def test_a_server_fills_the_same_files(
     theirs = list(read_sidecars(unscored / "data"))
     for path in (unscored / "data").glob("*teacher-*"):  # the manifest, and what it names
         path.unlink()
-    run_score(unscored, "--top-k", "6")
+    run_score(unscored, "--top-k", "6", "--draws", "0")
     values = stored_values("uint8")[0]
     num_compared = 0
     for a, b in zip(theirs, read_sidecars(unscored / "data"), strict=True):

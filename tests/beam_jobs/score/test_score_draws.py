@@ -159,7 +159,7 @@ def test_positions_that_others_would_have_are_named(
         patched.setattr(
             "schemas.distributions.least_entropies", lambda log_probs: log_probs[:, 0] + 100
         )
-        run_score(unscored, "--top-k", "4", "--entropy-above", "6")
+        run_score(unscored, "--top-k", "4", "--draws", "0", "--entropy-above", "6")
     (finding,) = validate_dataset(
         str(unscored / "data"), teacher=str(unscored / "teacher")
     ).findings
@@ -253,7 +253,11 @@ def test_draws_are_reused_by_the_same_rule(
         (("--draws", "4"), "--draws needs --top-k"),
         (("--top-k", "4", "--draws", "-1"), "--draws -1 is not between 1 and 250"),
         (("--top-k", "250", "--draws", "5"), "--draws 5 is not between 1 and 4"),
-        (("--top-k", "4", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
+        (("--top-k", "4", "--draws", "0", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
+        (
+            ("--top-k", "4", "--top-mass", "0.9", "--draws-seed", "5"),
+            "--draws-seed 5 needs --draws",
+        ),
         ((*DRAWN, "--draws-seed", "-5"), "--draws-seed -5 is not between 0 and"),
         ((*DRAWN, "--top-mass", "0.9"), "leave out --top-mass"),
         (("--entropy-above", "1"), "--entropy-above needs --top-k"),

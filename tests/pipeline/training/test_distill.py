@@ -194,7 +194,7 @@ def two_teachers(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The same scored by a second teacher, with fewer entries."""
     root = shutil.copytree(taught, tmp_path_factory.mktemp("two") / "world")
     write_model(root / "second", byte_level(480), seed=7)
-    run_score(root, "--teacher", str(root / "second"), "--top-k", "4")
+    run_score(root, "--teacher", str(root / "second"), "--top-k", "4", "--draws", "0")
     return root
 
 
