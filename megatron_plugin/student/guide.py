@@ -46,7 +46,7 @@ class Guide:
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
         """Return a teacher's answer for all rows of some batches, as `by_teacher` takes it.
 
-        Next tokens are the student's then, of its vocabulary.
+        Its next tokens are put into the student's vocabulary.
         """
         if self.vocabulary_map is None or not self.width:
             return answer.losses

@@ -52,9 +52,9 @@ def fill_entries(
 def copy_entries(
     entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, at: str
 ) -> None:
-    """Copy a document's entries, as they are stored, to its positions in `top`, by the same rule.
+    """Copy a document's entries to its positions in another shard's `top`, as they are stored.
 
-    It checks what `fill_entries` does.
+    Both are of one rule. DamagedShardError if the entries are none that a teacher gives.
     """
     rule = entries.rule
     ids = np.empty((positions.stop - positions.start, rule.top_k + rule.draws), np.int32)
@@ -65,7 +65,7 @@ def copy_entries(
 
 
 def require_sound(entries: ShardEntries, *, at: str) -> None:
-    """Check every entry of a shard, and that no position has a token twice: DamagedShardError."""
+    """Check a shard's entries, and that no position has a token twice; else DamagedShardError."""
     top_k = entries.rule.top_k
     shape = _BLOCK, top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)

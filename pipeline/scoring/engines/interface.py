@@ -21,7 +21,7 @@ class EngineError(ValueError):
 
 @dataclass
 class Work:
-    """What scoring cost; tokens include those of contexts, places padding, too."""
+    """What scoring cost, by the clock; tokens include those of contexts, places padding as well."""
 
     num_tokens: int = 0
     num_places: int = 0

@@ -51,7 +51,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Scorer:
-    """A teacher that is ready to score, on one device; it gives likeliest tokens if asked for."""
+    """A teacher that is ready to score, on one device, by its rule: an `Engine`."""
 
     def __init__(
         self,
