@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron_prediction import GPUS, Plan, describe, predict
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from megatron_plugin.models.shape import read_shape
-from megatron_plugin.prediction import GPUS, Plan, describe, predict
 from pipeline.command_line.options import parse_options
 from pipeline.dataset.reading import read_manifest
 

@@ -98,12 +98,7 @@ class TeacherAnswer:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which replica serves which: all replicas of a side have equally many partners.
-
-    Attributes:
-        num_students: data-parallel replicas of the student.
-        num_teachers: replicas of the teacher.
-    """
+    """Which replica serves which: all replicas of a side have equally many partners."""
 
     num_students: int
     num_teachers: int
@@ -154,7 +149,10 @@ class _Link:
 
 
 class StudentBridge:
-    """The student's end: asks ahead, takes replies in the order of the requests."""
+    """The student's end: asks ahead, takes replies in the order of the requests.
+
+    A teacher that is gone or silent for too long raises `BridgeError`.
+    """
 
     def __init__(
         self,
@@ -182,10 +180,7 @@ class StudentBridge:
         return _peer("the teacher", f"student replica {self._replica} {what} {names};")
 
     def request(self, rows: TeacherRows) -> Callable[[], TeacherAnswer]:
-        """Ask what the teacher says; return at once what waits for it.
-
-        Waiting for a teacher that is gone or silent for too long raises `BridgeError`.
-        """
+        """Ask what the teacher says; return at once what waits for it."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
         for part, link in enumerate(self._links):
@@ -216,7 +211,10 @@ class StudentBridge:
 
 
 class TeacherBridge:
-    """The teacher's end: takes one request of each student replica at a time."""
+    """The teacher's end: takes one request of each student replica at a time.
+
+    A student that is gone raises `BridgeError`.
+    """
 
     def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
         """Connect; returns when every student replica that this one serves has."""
@@ -229,11 +227,7 @@ class TeacherBridge:
         self._asking: list[int] = []
 
     def receive(self) -> list[TeacherRows]:
-        """Return the next request of every student replica; none when all have closed.
-
-        Raises:
-            BridgeError: a student is gone.
-        """
+        """Return the next request of every student replica; none when all have closed."""
         requests, self._asking = [], []
         for student, link in list(self._links.items()):
             with _peer("the student", f"the teacher waited for student replica {student};"):

@@ -3,8 +3,6 @@
 The only file where `input_ids` are Megatron's `tokens`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """A student rank's data: rows of both datasets, the loaders, and requests for losses."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,11 +27,7 @@ _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
 
 
 class StudentData:
-    """The rows that a student rank trains and validates on, and their losses.
-
-    Attributes:
-        guide: gives micro-batches their guidance.
-    """
+    """The rows that a student rank trains and validates on, and their losses."""
 
     def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
         """Note what to train on; `open_held_out` opens the rest."""
@@ -43,19 +37,16 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
+        draws = options.teaching.draws
         self.guide = Guide(
-            self._leave_out,
-            options.online_width,
-            lambda: self._vocabulary_map,
-            draws=options.teaching.draws,
+            self._leave_out, options.online_width, lambda: self._vocabulary_map, draws
         )
 
     def open_held_out(self, args: Namespace) -> None:
         """Open what is validated on, if anything is.
 
-        Raises:
-            DatasetError: no finished dataset.
-            ForeignTokenizerError: it was made with other tokenizers than the training data.
+        DatasetError if it is no finished dataset, ForeignTokenizerError if it was made with other
+        tokenizers than the training data.
         """
         path = self._options.validation_data
         if path is not None and args.eval_iters:
@@ -67,12 +58,7 @@ class StudentData:
             self._held_out = replace(opened, manifest=manifest)
 
     def training_rows(self, args: Namespace) -> AlignedRows:
-        """Return the rows to train on, the same ones for all of this rank's model chunks.
-
-        Raises:
-            DatasetError: damage that is not to be quarantined.
-            ValueError: rows that can't be made of the data.
-        """
+        """Return the rows to train on, the same ones for all of this rank's model chunks."""
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)

@@ -3,8 +3,6 @@
 Dimensions: s places of a row, b rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,13 +30,9 @@ Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class StepRules:
-    """How a step's loss is made.
+    """How the loss is made, by a method and its options.
 
-    Attributes:
-        kind: what the method is.
-        method: its options.
-        vocab_size: tokens of the student, without the padding of its embedding.
-        num_microbatches: of a training step.
+    The vocabulary is without its embedding's padding; micro-batches are those of a training step.
     """
 
     kind: MethodKind
@@ -65,13 +59,10 @@ def run_forward_step(
 
 
 def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return the guided loss of a micro-batch.
+    """Return the guided loss of a micro-batch, taught if there is a teacher.
 
-    Args:
-        rules: how.
-        batch: taught if there is a teacher.
-        output: as `_token_scores` returns it; of this rank's places only where context-parallel
-            ranks share rows.
+    The output is as `_token_scores` returns it; of this rank's places only where context-parallel
+    ranks share rows.
     """
     result = _result(rules, batch, output)
     return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)
@@ -92,11 +83,7 @@ class MegatronPass(MicroBatchLoss):
 
     Ranks that share rows each have the whole rows' scores and make the whole loss: all sums and
     counts are theirs together as often as there are ranks, and so is the gradient that each gets
-    back for its own places.
-
-    Attributes:
-        micro_batch: the rows, as taught.
-        output: as `_token_scores` returns it, of this rank's places.
+    back for its own places. The output is as `_token_scores` returns it, of this rank's places.
     """
 
     micro_batch: MicroBatch

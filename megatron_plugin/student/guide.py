@@ -5,8 +5,6 @@ mix with the student's messages between stages, so it runs as a whole before the
 starts.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -46,30 +44,22 @@ class Guide:
     draws: int = 0
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
-        """Return a teacher's answer in the student's vocabulary, as `by_teacher` takes it.
+        """Return a teacher's answer for all rows of some batches, as `by_teacher` takes it.
 
-        Args:
-            batches: as `teacher_rows` took them.
-            answer: for all their rows.
+        Its next tokens are put into the student's vocabulary.
         """
         if self.vocabulary_map is None or not self.width:
             return answer.losses
-        host = TeacherAnswer(answer.values.cpu())
+        host, tables = TeacherAnswer(answer.values.cpu()), self.vocabulary_map()
         sizes = [len(batch.tokens) for batch in batches]
         told = host.next_ids.int(), host.next_log_probs, host.losses
         asked = zip(batches, *(each.split(sizes) for each in told), strict=True)
-        tables = self.vocabulary_map()
-        mapped = [
+        mapped = (
             map_batch(
-                batch.rows,
-                ids.numpy(),
-                log_probs.numpy(),
-                tables,
-                losses.numpy(),
-                draws=self.draws,
+                batch.rows, ids.numpy(), log_probs.numpy(), tables, losses.numpy(), draws=self.draws
             )
             for batch, ids, log_probs, losses in asked
-        ]
+        )
         found = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
         return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)
 
@@ -83,14 +73,9 @@ class Guide:
     ) -> list[MicroBatch]:
         """Return micro-batches guided by what a teacher says of all their rows.
 
-        Args:
-            batches: as `teacher_rows` took them.
-            values: fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
-                next tokens, whole numbers, their probabilities, and its `moved_mass`.
-            waited_seconds: how long the student waited for them.
-
-        Raises:
-            NonFiniteLossError: a loss is NaN or infinite, and damage is not to be quarantined.
+        Values are fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
+        next tokens, whole numbers, their probabilities, and its `moved_mass`. NonFiniteLossError if
+        a loss is NaN or infinite, and damage is not to be quarantined.
         """
         waited = waited_seconds / len(batches)
         parts = values.split([len(batch.tokens) for batch in batches])
@@ -127,9 +112,7 @@ class Guide:
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
         """Return a batch whose losses are NaN where there are none, and whose documents are sound.
 
-        Args:
-            batch: taught.
-            broken: bool [rows, teacher_seq_length], its broken losses, if it has any.
+        Its broken losses, if it has any, are bool [rows, teacher_seq_length].
         """
         taught, has_loss = batch.taught, batch.moved.teacher_has_loss
         assert taught is not None
@@ -142,9 +125,8 @@ class Guide:
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
         """Leave out the documents that hold broken losses, bool [rows, teacher_seq_length].
 
-        Returns:
-            The batch with a loss mask without those documents, and bool [rows, teacher_seq_length]:
-            the teacher tokens of the others.
+        Returned are the batch, with a loss mask without those documents, and the teacher tokens of
+        the others, bool of the same shape.
         """
         mask, quarantined = batch.loss_mask.clone(), batch.num_quarantined.clone()
         sound = torch.ones_like(broken)

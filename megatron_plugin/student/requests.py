@@ -1,11 +1,10 @@
 """A step's micro-batches ask another world for their losses, steps ahead of their use."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 
@@ -23,23 +22,17 @@ from megatron_plugin.upstream import parallel_state
 # Of Megatron's own timeout: the leader, which can say why, ends before ranks that wait for it.
 _PATIENCE = 0.8
 
+# A step's micro-batches, and what waits for its reply, on the rank with the bridge.
+_Asked = tuple[list[MicroBatch], Callable[[], TeacherAnswer] | None]
+
 
 def connect(
     teacher: TeacherOptions, args: Namespace, store: dist.Store, *, width: int
 ) -> StudentBridge | None:
-    """Connect the leaders with the teacher; all ranks call, and wait until they are.
+    """Connect the leaders with the teacher's world; all ranks call, and wait until they are.
 
-    Args:
-        teacher: in a world of its own.
-        args: Megatron's.
-        store: what both worlds see.
-        width: next tokens of a place that the teacher answers with.
-
-    Returns:
-        The bridge of a replica's leader, which asks; None on the other ranks.
-
-    Raises:
-        BridgeError: the teacher's world does not answer.
+    A replica's leader gets the bridge over which it asks, other ranks None. The teacher answers
+    with `width` next tokens of a place. Both worlds see the store.
     """
     replicas, bridge = range(args.data_parallel_size), None
     is_last = parallel_state.is_pipeline_last_stage()
@@ -58,41 +51,24 @@ def connect(
     return bridge
 
 
+@dataclass(eq=False)
 class GuidedBatches(Iterator[MicroBatch]):
     """Micro-batches of the last pipeline stage, each with its guidance from another world.
 
     A step's micro-batches make one request. `lookahead` further steps are on their way while one is
-    computed: the teacher scores step n + 1 while the student computes step n.
+    computed: the teacher scores step n + 1 while the student computes step n. The group are the
+    tensor- and context-parallel ranks that share these rows; its first has the bridge, and passes
+    replies on.
     """
 
-    def __init__(
-        self,
-        batches: Iterator[MicroBatch],
-        bridge: StudentBridge | None,
-        *,
-        num_microbatches: int,
-        guide: Guide,
-        group: dist.ProcessGroup,
-        lookahead: int,
-    ) -> None:
-        """Start without asking.
-
-        Args:
-            batches: to guide.
-            bridge: of the group's first rank, which passes replies on; None on the others.
-            num_microbatches: of a step.
-            guide: puts the losses into the micro-batches.
-            group: the tensor- and context-parallel ranks that share these rows.
-            lookahead: steps requested beyond the one that is computed.
-        """
-        self._batches = batches
-        self._bridge = bridge
-        self._num_microbatches = num_microbatches
-        self._guide = guide
-        self._group = group
-        self._lookahead = lookahead
-        self._asked: deque[tuple[list[MicroBatch], Callable[[], TeacherAnswer] | None]] = deque()
-        self._ready: deque[MicroBatch] = deque()
+    batches: Iterator[MicroBatch]
+    bridge: StudentBridge | None
+    num_microbatches: int
+    guide: Guide
+    group: dist.ProcessGroup
+    lookahead: int
+    _asked: deque[_Asked] = field(init=False, default_factory=deque)
+    _ready: deque[MicroBatch] = field(init=False, default_factory=deque)
 
     def __next__(self) -> MicroBatch:
         """Return the next micro-batch; wait for the teacher at the start of a step."""
@@ -105,8 +81,8 @@ class GuidedBatches(Iterator[MicroBatch]):
             values = self._receive(step, pending)
             waited = time.perf_counter() - start
             # Before this step is computed, so that the teacher has work while it is.
-            self._ask(self._lookahead)
-            self._ready.extend(self._guide.by_teacher(step, values, waited_seconds=waited))
+            self._ask(self.lookahead)
+            self._ready.extend(self.guide.by_teacher(step, values, waited_seconds=waited))
         return self._ready.popleft()
 
     def drain(self) -> None:
@@ -118,10 +94,10 @@ class GuidedBatches(Iterator[MicroBatch]):
 
     def _ask(self, num_steps: int) -> None:
         while len(self._asked) < num_steps:
-            step = list(islice(self._batches, self._num_microbatches))
+            step = list(islice(self.batches, self.num_microbatches))
             if not step:
                 return
-            pending = None if self._bridge is None else self._bridge.request(teacher_rows(step))
+            pending = None if self.bridge is None else self.bridge.request(teacher_rows(step))
             self._asked.append((step, pending))
 
     def _receive(
@@ -131,9 +107,9 @@ class GuidedBatches(Iterator[MicroBatch]):
         device = step[0].tokens.device
         if pending is None:
             num_rows = sum(len(batch.tokens) for batch in step)
-            values = torch.empty(num_rows, self._guide.num_values(step[0]), device=device)
+            values = torch.empty(num_rows, self.guide.num_values(step[0]), device=device)
         else:
-            values = to_device(self._guide.read_answer(step, pending()), device)
-        if self._group.size() > 1:
-            dist.broadcast(values, dist.get_global_rank(self._group, 0), group=self._group)
+            values = to_device(self.guide.read_answer(step, pending()), device)
+        if self.group.size() > 1:
+            dist.broadcast(values, dist.get_global_rank(self.group, 0), group=self.group)
         return values

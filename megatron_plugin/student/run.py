@@ -1,14 +1,16 @@
 """The student's run: what `megatron.training.pretrain` is given."""
 
-from __future__ import annotations
-
+import errno
 import logging
+import os
+import shutil
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from traceback import format_exception
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +25,6 @@ from megatron_plugin.models.weights import Weights, open_weights
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.student.data import StudentData
 from megatron_plugin.student.forward_step import StepRules, run_forward_step
-from megatron_plugin.student.full_disks import explain_full_disks
 from megatron_plugin.student.guide import score_steps_ahead
 from megatron_plugin.student.requests import connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
@@ -41,6 +42,8 @@ from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
 
 logger = logging.getLogger(__name__)
+
+_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class StudentRun:
@@ -87,8 +90,7 @@ class StudentRun:
     def configure(self, args: Namespace) -> Any:
         """Check Megatron's validated arguments; return the configuration for `pretrain`.
 
-        Raises:
-            ValueError: what can't work, with the remedy.
+        ValueError for what can't work, with the remedy.
         """
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
@@ -131,7 +133,7 @@ class StudentRun:
         assert not return_schedule_plan, "only mixtures of experts ask for a schedule plan"
         return run_forward_step(self._rules, iterator, model)
 
-    def __enter__(self) -> StudentRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
@@ -209,3 +211,32 @@ class StudentRun:
             )
         elif options.teaching.teacher:
             score_steps_ahead(load_teacher(options, self._opened, args), self._data.guide)
+
+
+def explain_full_disks(
+    error: BaseException,
+    folders: Iterable[str | Path | None],
+    *,
+    nearly_full_bytes: int = 16 << 20,
+) -> None:
+    """Log which of the folders that a run writes to have no space left, and note it in the error.
+
+    Megatron's checkpoint writers report a full disk as a failed write of some tensor, or not at
+    all. With fewer free bytes than `nearly_full_bytes` a disk counts as full.
+    """
+    free = {folder: _free_bytes(Path(folder)) for folder in folders if folder}
+    full = [folder for folder, num_bytes in free.items() if num_bytes < nearly_full_bytes]
+    told = "".join(format_exception(error))  # its causes, too
+    if full or any(cause in told for cause in _FULL_DISK):
+        listed = ", ".join(f"{folder} ({free[folder] >> 20} MiB free)" for folder in full or free)
+        message = f"no space is left on the disk of {listed}: make room or name another folder"
+        logger.error(message)
+        error.add_note(message)
+
+
+def _free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk that a folder lies on, or will lie on."""
+    folder = folder.expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

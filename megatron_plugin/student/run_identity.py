@@ -1,7 +1,5 @@
 """What a run is made of besides its weights; a checkpoint must find it unchanged."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,12 +21,9 @@ class ChangedRunError(ValueError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What every checkpoint notes.
+    """What every checkpoint notes: the data, the teacher's fingerprint, the options of the loss.
 
-    Attributes:
-        stream: the data's `StreamState`, as a dict; Megatron counts the samples.
-        teacher: fingerprint of its weights, None without a teacher.
-        guidance: options of the loss.
+    The data is a `StreamState` as a dict, but for its samples, which Megatron counts.
     """
 
     stream: dict[str, Any]
@@ -39,8 +34,7 @@ class RunIdentity:
 def read_checkpoint(args: Namespace) -> Namespace | None:
     """Return the arguments of the run that Megatron will load a checkpoint of; None of a new run.
 
-    Raises:
-        WeightsError: a checkpoint that isn't whole.
+    WeightsError if the checkpoint isn't whole.
     """
     if not args.load or args.finetune or not Path(args.load, TRACKER_FILE).is_file():
         return None
@@ -60,9 +54,8 @@ def require_same_run(
 ) -> None:
     """Check that the checkpoint which Megatron has loaded continues in this run.
 
-    Raises:
-        ChangedRunError: another teacher, guidance or rotary embedding.
-        StreamMismatchError: other data, order or batch size.
+    ChangedRunError if it was made with another teacher, guidance or rotary embedding,
+    StreamMismatchError with other data, order or batch size.
     """
     saved = getattr(checkpoint, "vocag_run", None)
     if checkpoint is None or saved is None:

@@ -1,9 +1,11 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
+Expert-parallel ranks share the experts and each have the rest of the layers. They score different
+rows at the same time, in step: every layer of experts is a collective of all of them. So they are
+one replica, which shares out a request's rows.
+
 Dimensions: b rows of a micro-batch, o places of a row on this rank, v values of a place.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.nn.functional import pad
 
 from megatron_plugin.bridge import TeacherAnswer, TeacherRows
@@ -20,7 +23,6 @@ from megatron_plugin.models.copies import to_device
 from megatron_plugin.models.output_layer import score_labels, score_next_tokens
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.models.weights import Weights
-from megatron_plugin.teacher.replica import all_rows, own_rows
 from megatron_plugin.upstream import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,
@@ -31,12 +33,7 @@ from pipeline.guidance.draws import TailDraws, row_draw_keys
 
 
 class Teacher:
-    """A teacher on this rank's groups of `parallel_state`; every one of its ranks calls alike.
-
-    Attributes:
-        seq_length: places of a row.
-        micro_batch_size: rows per forward pass.
-    """
+    """A teacher on this rank's groups of `parallel_state`; every one of its ranks calls alike."""
 
     def __init__(
         self,
@@ -50,24 +47,15 @@ class Teacher:
         draws: int = 0,
         num_ids: int | None = None,
     ) -> None:
-        """Load this rank's part of the model.
+        """Load this rank's part of the model; weights and activations are of the dtype.
 
-        Args:
-            weights: of the model.
-            dtype: of its weights, and of activations.
-            seq_length: places of a row.
-            micro_batch_size: rows per forward pass.
-            device: to compute on.
-            top_k: likeliest next tokens to answer with.
-            draws: of the rest, as `vocag score --draws` stores them, by its default seed.
-            num_ids: of the tokenizer, of which these are; None: all rows of the output layer.
+        It answers with the `top_k` likeliest of the tokenizer's `num_ids` tokens, None: of all rows
+        of the output layer, and with draws of the rest, as `vocag score --draws` stores them by its
+        default seed.
         """
-        self._next_tokens = (top_k, num_ids)
-        self._draws = draws
-        self.seq_length = seq_length
-        self.micro_batch_size = micro_batch_size
-        self._device = device
-        self._share = own_share()
+        self.seq_length, self.micro_batch_size = seq_length, micro_batch_size
+        self._next_tokens, self._draws = (top_k, num_ids), draws
+        self._device, self._share = device, own_share()
         # Ranks that share rows cut them into equal parts; what fills them up has no losses.
         parts = 2 * self._share.size if self._share.size > 1 else 1
         if weights.shape.experts is not None:  # sequence-parallel, see `build`
@@ -79,33 +67,27 @@ class Teacher:
     def score(self, rows: TeacherRows) -> TeacherAnswer | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
 
-        With `top_k` also what it expects behind each token, likeliest first, and draws.
+        With `top_k` also what it expects behind each token, likeliest first, and draws. On the last
+        pipeline stage the answer is on the device, elsewhere it is None.
 
         All micro-batches go through the pipeline in one pass, so that its stages wait only at the
         start and the end.
-
-        Args:
-            rows: a multiple of `micro_batch_size` of them.
-
-        Returns:
-            On the last pipeline stage the answer, on the device; elsewhere None.
         """
         if len(rows) % self.micro_batch_size:
             raise ValueError(
                 f"{len(rows)} rows aren't a multiple of --vocag-teacher-micro-batch-size "
                 f"{self.micro_batch_size}: choose one that divides the rows of a step"
             )
-        own = own_rows(rows, self.micro_batch_size)
+        own = _own_rows(rows, self.micro_batch_size)
         num_microbatches = len(own) // self.micro_batch_size
         parts = (own.share(part, num_microbatches) for part in range(num_microbatches))
         values = self._forward(parts, num_microbatches)
-        return TeacherAnswer(all_rows(torch.cat(values), len(rows))) if values else None
+        return TeacherAnswer(_all_rows(torch.cat(values), len(rows))) if values else None
 
     def mean_loss(self, tokens: Sequence[int]) -> float | None:
         """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
 
-        Args:
-            tokens: with what comes before a text; as many as fit into a row are read.
+        As many tokens as fit into a row are read.
         """
         count = min(len(tokens), self.seq_length)
         row = torch.zeros(self.seq_length, dtype=torch.int32)
@@ -174,6 +156,36 @@ class Teacher:
         return torch.cat((losses, ahead[..., 1:]), -1)[:, : self.seq_length]
 
 
+def num_expert_ranks() -> int:
+    """Return how many ranks share a replica's experts."""
+    size: int = parallel_state.get_expert_model_parallel_world_size()
+    return size
+
+
+def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
+    """Return what this expert-parallel rank scores of a replica's rows, whole micro-batches.
+
+    Every rank gets as many: the last rows stand in for missing ones.
+    """
+    ranks = num_expert_ranks()
+    if ranks == 1:
+        return rows
+    missing = -len(rows) % (ranks * micro_batch_size)
+    filled = torch.arange(len(rows) + missing).clamp_max(len(rows) - 1)
+    together = TeacherRows(rows.input_ids[filled], rows.cu_seqlens[filled])
+    return together.share(parallel_state.get_expert_model_parallel_rank(), ranks)
+
+
+def _all_rows(own: Tensor, num_rows: int) -> Tensor:
+    """Return the values of a replica's rows, [num_rows, …], of what its ranks have scored."""
+    if num_expert_ranks() == 1:
+        return own
+    group = parallel_state.get_expert_model_parallel_group()
+    gathered = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(gathered, own.contiguous(), group=group)
+    return torch.cat(gathered)[:num_rows]
+
+
 def _values_ahead(
     labels_bo: Tensor,
     mask_bo: Tensor,
@@ -189,9 +201,7 @@ def _values_ahead(
 ) -> Tensor:
     """Return what each place says of its label and the next tokens; GPTModel calls it.
 
-    Returns:
-        fp32 [b, o, 1 + 2 K], see `TeacherAnswer`: losses, NaN if the mask says so, next tokens'
-        ids, and their log-probabilities.
+    The values are fp32 [b, o, 1 + 2 K] as in `TeacherAnswer`, with NaN for losses that are masked.
     """
     layer = hidden_states, output_layer, output_weight
     labels_ob, mask_ob = labels_bo.transpose(0, 1), mask_bo.transpose(0, 1)

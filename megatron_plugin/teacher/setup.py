@@ -1,7 +1,5 @@
 """Load the teacher that the options name, and check that it is one."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 
@@ -21,14 +19,8 @@ from pipeline.packing.opening import OpenedRun
 def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
-    Args:
-        options: which teacher.
-        opened: what the run reads.
-        args: Megatron's: the student's row length.
-
-    Raises:
-        ValueError: it doesn't fit the dataset or these ranks.
-        UntrainedTeacherError: its weights did not load.
+    ValueError if it doesn't fit what the run reads or these ranks; UntrainedTeacherError if its
+    weights did not load. Of Megatron's arguments, the student's row length is read.
     """
     seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
     assert options.teaching.teacher is not None
@@ -59,9 +51,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
 def require_fit(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_length: int) -> None:
     """Check that a teacher fits the run's rows, of `seq_length` teacher tokens.
 
-    Raises:
-        ValueError: vocabulary or length don't fit.
-        ForeignTokenizerError: it comes with another tokenizer.
+    ValueError if vocabulary or length don't fit, ForeignTokenizerError for another tokenizer.
     """
     require_room(
         opened,

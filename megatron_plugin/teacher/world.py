@@ -1,7 +1,5 @@
 """The teacher's world: initialise, load, serve losses until the student has no more requests."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -14,8 +12,7 @@ from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
-from megatron_plugin.teacher.model import Teacher
-from megatron_plugin.teacher.replica import replica_index, replica_ranks
+from megatron_plugin.teacher.model import Teacher, num_expert_ranks
 from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
 from megatron_plugin.worlds import World
@@ -27,11 +24,7 @@ logger = logging.getLogger(__name__)
 def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespace) -> None:
     """Be one rank of the teacher's world, to the end of the job.
 
-    Args:
-        options: of the job.
-        world: this rank's.
-        opened: what the run reads.
-        args: Megatron's, parsed only: the student's sizes and the backend.
+    Megatron's arguments are parsed only: the student's sizes and the backend.
     """
     assert world.bridge_store is not None
     if args.exit_signal_handler:
@@ -41,10 +34,12 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
     teacher = load_teacher(options, opened, args)
     # First: ranks without a bridge then wait in it for those that connect.
     group, bridge = _waiting_group(), None
-    if world.rank == replica_ranks()[-1]:  # the replica's leader, which has the losses
+    leader = dist.get_process_group_ranks(group)[-1]  # which has the losses
+    if world.rank == leader:
         pairing = Pairing(_student_replicas(args, world), options.teacher.num_replicas)
-        bridge = TeacherBridge(world.bridge_store, pairing, replica=replica_index())
-    num_rows = _answer_requests(teacher, bridge, group)
+        replica = parallel_state.get_data_parallel_rank() // num_expert_ranks()
+        bridge = TeacherBridge(world.bridge_store, pairing, replica=replica)
+    num_rows = _answer_requests(teacher, bridge, group, leader)
     logger.info("teacher rank %d scored %d rows", world.rank, num_rows)
     dist.barrier()
     dist.destroy_process_group()
@@ -80,19 +75,22 @@ def _waiting_group() -> dist.ProcessGroup:
 
     NCCL's watchdog would take a student that validates or saves for a hang.
     """
+    ranks = dist.get_process_group_ranks(
+        parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    )
     # Made by its own ranks alone; no other has to know of it.
     group = dist.new_group(
-        replica_ranks(), timeout=IDLE_TIMEOUT, backend="gloo", use_local_synchronization=True
+        ranks, timeout=IDLE_TIMEOUT, backend="gloo", use_local_synchronization=True
     )
     assert isinstance(group, dist.ProcessGroup), "this rank is a member"
     return group
 
 
 def _answer_requests(
-    teacher: Teacher, bridge: TeacherBridge | None, group: dist.ProcessGroup
+    teacher: Teacher, bridge: TeacherBridge | None, group: dist.ProcessGroup, leader: int
 ) -> int:
     """Score requests until no student asks any more; return the rows scored."""
-    leader, num_rows = dist.get_process_group_ranks(group)[-1], 0
+    num_rows = 0
     while True:
         message = [bridge.receive() if bridge is not None else None]
         dist.broadcast_object_list(message, src=leader, group=group)

@@ -15,8 +15,6 @@ of all ranks is taken.
 Shapes: n places, v rows of the vocabulary, b blocks, K tokens that may not be drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import pairwise
@@ -31,6 +29,7 @@ from pipeline.guidance.output_layer import (
     OutputLayer,
     VocabularyShare,
     matmul_wide,
+    row_chunks,
     to_logits,
     widen_once,
 )
@@ -50,10 +49,7 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
     """Return the key of what comes after each token of a text, int64 [l, 2] below 2^32.
 
     A text's keys are no other text's, though both begin alike: means over texts lose their noise.
-
-    Args:
-        input_ids: integers [l], all that a model reads of the text, tokens before it included.
-        seed: another one gives other keys.
+    `input_ids`, integers [l], are all that a model reads, tokens before the text included.
 
     Example:
         >>> draw_keys(np.array([5, 7]), seed=0).tolist()
@@ -70,14 +66,9 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
 
 
 def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the keys of all places of rows whose segments are texts, by `vocag score`'s seed.
+    """Return the keys of rows' places, int64 [rows, T, 2]; segments are texts, the seed is 0.
 
-    Args:
-        input_ids: int32 [rows, T], in this machine's memory.
-        cu_seqlens: int32 [rows, segments + 1], each row's segment bounds.
-
-    Returns:
-        int64 [rows, T, 2].
+    That is the default of `vocag score`. Ids are int32 [rows, T], in this machine's memory.
     """
     tokens = input_ids.numpy()
     keys = np.zeros((*tokens.shape, 2), np.int64)
@@ -91,11 +82,12 @@ def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
 class TailDraws:
     """Draws n times at each place, with replacement; `score_with_likeliest` fills it.
 
-    Its ids, int64 [n, draws], are there once the walk is over.
+    Attributes:
+        ids: int64 [n, draws], the tokens drawn, once the walk is over.
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:
-        """Draw so often at each place, with the keys of `draw_keys`, int64 [n, 2]."""
+        """Draw so often at each place, with keys of `draw_keys`, int64 [n, 2]."""
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
         self._log_masses: list[tuple[int, Tensor]] = []
@@ -148,7 +140,7 @@ class TailDraws:
         numbers = torch.arange(num_draws, device=excluded_nk.device)
         chosen = torch.empty_like(self.ids)
         every = torch.arange(log_masses_nb.shape[1], device=excluded_nk.device)
-        for some in _slices(len(hidden_nh), len(every)):
+        for some in row_chunks(len(hidden_nh), max(1, _NOISE_AT_ONCE // len(every))):
             for number in range(num_draws):
                 noise = _gumbel(self._keys[some], 2 * numbers[number : number + 1], every)
                 chosen[some, number] = (log_masses_nb[some] + noise).argmax(-1)
@@ -202,12 +194,6 @@ class _Tail:
         own = own.where((own >= 0) & (own < len(rows)), len(rows))
         is_excluded = logits.new_zeros((len(places), len(rows) + 1), dtype=torch.bool)
         return logits.masked_fill(is_excluded.scatter(1, own, True)[:, :-1], -torch.inf)
-
-
-def _slices(num_places: int, width: int) -> Iterator[slice]:
-    step = max(1, _NOISE_AT_ONCE // width)
-    for start in range(0, num_places, step):
-        yield slice(start, min(start + step, num_places))
 
 
 def _gumbel(keys_n: Tensor, streams: Tensor, counters_v: Tensor) -> Tensor:

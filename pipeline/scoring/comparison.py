@@ -6,9 +6,6 @@ teacher's losses alone (the largest over a student token's span, as in training 
 each shard. A real student's losses spread the ranking further apart than this.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +25,15 @@ KEPT = 0.4
 
 @dataclass
 class Comparison:
-    """What two teachers' losses differ by, B less A, in nats, over tokens that both have a loss of.
+    """What two teachers' losses differ by; B less A.
 
-    Kept are student tokens that either would keep, changed are those that the other would not.
+    Attributes:
+        num_tokens: that both have a loss of.
+        mean: of the differences, nats.
+        mean_absolute: of their absolute values, nats.
+        largest: absolute difference, nats.
+        num_kept: student tokens that either would keep.
+        num_changed: of them, those that the other would not.
     """
 
     num_tokens: int = 0
@@ -44,11 +47,7 @@ class Comparison:
 def compare_scores(location: str, first: str, second: str) -> Comparison:
     """Return what two scores of a dataset differ by, in documents that are not removed.
 
-    Scores are named as in `pipeline.scoring.stored_losses.find_scores`.
-
-    Raises:
-        ForeignLossesError: of other data, or of tokens in other contexts.
-        DatasetError: no such scores, or damaged.
+    They are named as in `find_scores`; ForeignLossesError if they are of tokens in other contexts.
     """
     dataset = open_dataset(location)
     found_scores = (find_scores(name, dataset.location) for name in (first, second))
@@ -79,8 +78,8 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
 def kept_tokens(guidance: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which tokens a student whose loss is the same everywhere would keep, bool [T].
 
-    Their share of those with a teacher's loss, float64 [T], nats, NaN if unmapped, is rounded down
-    as in training; of equal losses the earlier token's goes first.
+    Their number is rounded down as in training; of equal ones the earlier is kept. A teacher's
+    `guidance`, float64 [T], is in nats, NaN if a token is unmapped.
 
     Example:
         >>> kept_tokens(np.array([3.0, 1.0, np.nan, 2.0, 0.5, 9.0])).tolist()
@@ -112,21 +111,17 @@ def _count_kept(
     dataset: Dataset, number: int, index: ShardIndex, a: ShardLosses, b: ShardLosses
 ) -> tuple[int, int]:
     """Return how many student tokens of a shard one teacher keeps, and how many the other not."""
-    parts = list(_spans(dataset, number, index, a.starts))
+    scored = np.flatnonzero(np.diff(a.starts)).tolist()
+    # As ranges of the shard's losses.
+    parts = [
+        decode_document(sample).teacher_spans + a.starts[document]
+        for document, sample in dataset.samples(number, index, documents=scored)
+    ]
     if not parts:
         return 0, 0
     spans = np.concatenate(parts)
     kept = [kept_tokens(_largest(one.losses.astype(np.float64), spans)) for one in (a, b)]
     return int(kept[0].sum()), int(np.count_nonzero(kept[0] & ~kept[1]))
-
-
-def _spans(
-    dataset: Dataset, number: int, index: ShardIndex, starts: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the teacher_spans of each document with losses, as ranges of the shard's losses."""
-    scored = np.flatnonzero(np.diff(starts)).tolist()
-    for document, sample in dataset.samples(number, index, documents=scored):
-        yield decode_document(sample).teacher_spans + starts[document]
 
 
 def _largest(losses: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -31,8 +31,11 @@ from schemas.index import ShardIndex
 class Pieces:
     """P runs of teacher tokens that are scored together, in the order of a shard's documents.
 
-    Each is of a document, int64 [P] by its number in the shard, from `start` up to `stop`; bool [P]
-    says whether it continues the document after a split.
+    Attributes:
+        document: int64 [P], number in the shard.
+        start: int64 [P], the first teacher token.
+        stop: int64 [P], behind the last one.
+        continues: bool [P], whether the document continues here, after a split.
     """
 
     document: NDArray[np.int64]
@@ -45,7 +48,7 @@ class Pieces:
         return len(self.document)
 
     def of_documents(self, wanted: NDArray[np.bool_]) -> Pieces:
-        """Return the pieces of wanted documents, bool [N]; these keep their numbers."""
+        """Return the pieces of wanted documents, bool [N], which keep their numbers."""
         own = wanted[self.document]
         return Pieces(*(getattr(self, entry.name)[own] for entry in fields(self)))
 
@@ -84,9 +87,8 @@ class ContextRule:
     def of_rows(cls, rules: PackingRules) -> ContextRule:
         """Return the rule by which an online teacher scores rows.
 
-        Raises:
-            ValueError: the teacher's convention ends documents with a token; it isn't a token of
-                the text, so no loss of it is stored and none is ever used.
+        ValueError if the teacher's convention ends documents with a token: it isn't a token of the
+        text, so no loss of it is stored and none is ever used.
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:
@@ -104,11 +106,7 @@ class ContextRule:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ContextRule:
-        """Return the rule that `to_json` gave.
-
-        Raises:
-            DatasetError: fields missing or contradicting each other.
-        """
+        """Return the rule that `to_json` gave; DatasetError if it is none."""
         try:
             values = dict(body)
             if values.pop("stride") is not None:
@@ -122,19 +120,11 @@ class ContextRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; the format has a stride, which rows leave null."""
-        return {
-            **asdict(self),
-            "student_added_tokens": list(self.student_added_tokens),
-            "stride": None,
-        }
+        added = list(self.student_added_tokens)
+        return {**asdict(self), "student_added_tokens": added, "stride": None}
 
     def describe(self) -> str:
-        """Return the rule in words.
-
-        Example:
-            >>> rule.describe()
-            'rows of 2048 student and 1984 teacher tokens'
-        """
+        """Return the rule in words."""
         return f"rows of {self.seq_length} student and {self.teacher_seq_length} teacher tokens"
 
     def context_token(self, *, continues: bool) -> int | None:
@@ -142,22 +132,11 @@ class ContextRule:
         return self.continued_token_id if continues else self.first_token_id
 
     def pieces(self, index: ShardIndex) -> Pieces:
-        """Return the pieces in which a shard's documents are scored; every token in one of them.
-
-        Example:
-            >>> rule.pieces(index).stop.tolist()
-            [4, 8, 10]
-        """
-        segments = split_index(
-            index,
-            student_room=(self.seq_length, *self.student_added_tokens),
-            teacher_room=(
-                self.teacher_seq_length,
-                int(self.first_token_id is not None),
-                int(self.continued_token_id is not None),
-                0,
-            ),
-        )
+        """Return the pieces in which a shard's documents are scored; every token in one of them."""
+        added = (int(token is not None) for token in (self.first_token_id, self.continued_token_id))
+        student_room = (self.seq_length, *self.student_added_tokens)
+        teacher_room = (self.teacher_seq_length, *added, 0)
+        segments = split_index(index, student_room=student_room, teacher_room=teacher_room)
         return _of_segments(segments)
 
 
@@ -167,12 +146,11 @@ def plan_contexts(plan: RowPlan) -> list[str]:
     continuing = plan.segments[(plan.segments["flags"] & STARTS) == 0]
     order = np.lexsort((continuing["teacher_start"], continuing["document"]))
     pieces = _of_segments(continuing[order])
-    bounds = np.searchsorted(pieces.document, plan.shard_document_starts)
+    firsts = plan.shard_document_starts
+    bounds = np.searchsorted(pieces.document, firsts).tolist()
     return [
         _digest(pieces.document[start:stop] - first, pieces.start[start:stop])
-        for (start, stop), first in zip(
-            pairwise(bounds.tolist()), plan.shard_document_starts, strict=False
-        )
+        for (start, stop), first in zip(pairwise(bounds), firsts, strict=False)
     ]
 
 

@@ -48,12 +48,7 @@ class KnownDocuments:
 
     @classmethod
     def merge(cls, parts: Sequence[KnownDocuments]) -> KnownDocuments:
-        """Return the documents of all parts; of equal ones the first.
-
-        Example:
-            >>> len(KnownDocuments.merge([]))
-            0
-        """
+        """Return the documents of all parts; of equal ones the first."""
         parts = [cls(), *parts]
         digests = np.concatenate([part.digests for part in parts])
         unique, first = np.unique(digests, return_index=True)
@@ -70,7 +65,7 @@ class KnownDocuments:
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """A shard, by its number in a dataset, and the sidecar that holds a teacher's losses of it."""
+    """A shard of a dataset, by its number, next to which a teacher's losses are stored."""
 
     dataset: Dataset
     number: int
@@ -83,7 +78,7 @@ class ScoredShard:
         return self.scores.sidecar(self.record)
 
     def list_documents(self, file: int) -> KnownDocuments:
-        """Return the documents whose losses are stored in the sidecar of number `file`.
+        """Return the documents whose losses are in the sidecar, which is file number `file`.
 
         Raises:
             DamagedShardError: the shard or its sidecar is missing, cut or altered.
@@ -98,40 +93,32 @@ class ScoredShard:
         return KnownDocuments(digests[kept], places[kept])
 
 
+@dataclass(frozen=True, eq=False)
 class KnownLosses:
-    """Finds losses by what a teacher sees; holds the sidecars that it has read, mapped."""
+    """Finds losses by what a teacher sees; holds the sidecars that it has read, mapped.
 
-    def __init__(
-        self,
-        documents: KnownDocuments,
-        sidecars: Sequence[ListedFile],
-        *,
-        cache: ShardCache | None = None,
-    ) -> None:
-        """Take what `ScoredShard.list_documents` gave, and the sidecars that it names by number."""
-        self.documents = documents
-        self._sidecars = sidecars
-        self._cache = cache
-        self._open: dict[int, ShardLosses] = {}
+    Attributes:
+        documents: of `ScoredShard.list_documents`.
+        sidecars: the files that they name by number.
+        cache: for remote ones.
+    """
+
+    documents: KnownDocuments
+    sidecars: Sequence[ListedFile]
+    cache: ShardCache | None = None
+    _open: dict[int, ShardLosses] = field(default_factory=dict)
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
-        """Return which documents are known, int64 [N]: numbers for `read`, -1 for the others.
-
-        Example:
-            >>> (KnownLosses(KnownDocuments(), []).find(tokens, pieces, rule) < 0).all()
-            True
-        """
-        if not len(self.documents):
+        """Return which documents are known, int64 [N]: numbers for `read`, -1 for the others."""
+        if not len(self.documents):  # then no digest is needed
             return np.full(len(tokens.starts) - 1, -1, np.int64)
         return self.documents.find(document_digests(tokens, pieces, rule))
 
     def read(self, found: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the losses of found documents' tokens, float32 [M], nats; NaN for the rest.
+        """Return the known losses of some documents' tokens, float32 [M], nats; NaN for the rest.
 
-        `starts`, int64 [N + 1], is as in `DocumentTokens`.
-
-        Raises:
-            DamagedShardError: a sidecar is missing or was altered since it was listed.
+        `found` is int64 [N] of `find`, `starts` int64 [N + 1] as in `DocumentTokens`.
+        DamagedShardError if a sidecar is missing or was altered since it was listed.
         """
         losses = np.full(starts[-1], np.nan, np.float32)
         for document, number, first in self._known(found):
@@ -141,10 +128,9 @@ class KnownLosses:
         return losses
 
     def read_top(self, found: NDArray[np.int64], tokens: DocumentTokens, top: TopTokens) -> None:
-        """Fill in the entries of the found documents, which were stored by the same rule.
+        """Fill the known documents' entries, stored by the same rule, into their positions' `top`.
 
-        Raises:
-            DamagedShardError: as `read`, or entries are none that a teacher gives.
+        `found` is int64 [N] of `find`. What `read` and `fill_entries` raise is raised here, too.
         """
         for document, number, first in self._known(found):
             stored = self._open_sidecar(number)
@@ -152,8 +138,7 @@ class KnownLosses:
             # Of several documents that start there, the last one has the tokens.
             there = int(np.searchsorted(stored.starts, first, "right")) - 1
             assert stored.entries is not None, "the rule is compared before"
-            at = self._sidecars[number].url
-            copy_entries(stored.entries, there, top, own, at=at)
+            copy_entries(stored.entries, there, top, own, at=self.sidecars[number].url)
 
     def _known(self, found: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         """Yield each known document, the number of its sidecar, and its first loss there."""
@@ -165,7 +150,7 @@ class KnownLosses:
 
     def _open_sidecar(self, number: int) -> ShardLosses:
         if number not in self._open:
-            self._open[number] = open_sidecar(self._sidecars[number], self._cache)
+            self._open[number] = open_sidecar(self.sidecars[number], self.cache)
         return self._open[number]
 
 
@@ -174,9 +159,7 @@ def document_digests(
 ) -> NDArray[np.bytes_]:
     """Return 16 bytes over all that a teacher sees of each document, [N].
 
-    Example:
-        >>> len(document_digests(tokens, rule.pieces(index), rule)) == len(index)
-        True
+    Pieces are in the documents' order, as `ContextRule.pieces` gives them.
     """
     first, continued = (
         -1 if token is None else token for token in (rule.first_token_id, rule.continued_token_id)

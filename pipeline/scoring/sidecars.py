@@ -31,7 +31,12 @@ from schemas.sidecar import (
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The teacher tokens of D documents, int64 [M]; document d owns starts[d]:starts[d + 1]."""
+    """The teacher tokens of D documents, laid end to end.
+
+    Attributes:
+        input_ids: int64 [M].
+        starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
+    """
 
     input_ids: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -46,7 +51,7 @@ class DocumentTokens:
 class ShardToScore:
     """What a teacher reads of a shard, removed documents too: what is stored outlives them.
 
-    The index has names; the documents that are `kept` are scored in `pieces`.
+    The index has names; the documents that are `kept` are scored, in `pieces`.
     """
 
     dataset: Dataset
@@ -57,14 +62,9 @@ class ShardToScore:
 
     @classmethod
     def open(cls, documents: ChosenDocuments, number: int, context: ContextRule) -> ShardToScore:
-        """Read the index of a shard's scored documents; `context` says where they are cut.
+        """Read a shard's index; DamagedShardError if it is missing or is not the manifest's.
 
-        Raises:
-            DamagedShardError: the index is missing or is not the manifest's.
-
-        Example:
-            >>> ShardToScore.open(select_documents(dataset), 0, context).lengths[:2]
-            array([152, 179])
+        Chosen documents are scored, whether or not they were removed.
         """
         index, kept = documents.read(number, with_removed=True, with_names=True)
         pieces = context.pieces(index)
@@ -89,17 +89,10 @@ class ShardToScore:
         return lengths if self.kept is None else np.where(self.kept, lengths, 0)
 
     def read_tokens(self, wanted: Kept = None) -> DocumentTokens:
-        """Return the documents' teacher tokens, each verified against the index.
+        """Return wanted documents' teacher tokens, None: of all that are scored; others get none.
 
-        Only `wanted` ones of the documents that are scored are read; the others get no tokens.
-
-        Raises:
-            DamagedShardError: the tar is missing or cut.
-            DamagedSampleError: a sample is altered.
-
-        Example:
-            >>> ShardToScore.open(select_documents(dataset), 0, context).read_tokens().starts[:3]
-            array([  0, 152, 331])
+        DamagedShardError if the tar is missing or cut, or has not the index's numbers of tokens;
+        DamagedSampleError if a sample is altered.
         """
         chosen = self.kept if wanted is None else wanted
         documents = None if chosen is None else np.flatnonzero(chosen).tolist()
@@ -123,8 +116,8 @@ class ShardToScore:
     ) -> tuple[bytes, SidecarRecord]:
         """Return the shard's sidecar and what the score manifest says of it.
 
-        Losses are float32 [M], nats; NaN if a token has no context. `teacher` is the fingerprint of
-        its `TeacherRule`.
+        Losses, float32 [M], are in nats, NaN if a token has no context; `teacher` is the
+        fingerprint of the `TeacherRule`.
         """
         starts = np.append(0, np.cumsum(self.lengths))
         entries = None if top is None else top.pack(starts)

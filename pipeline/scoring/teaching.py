@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.options import ModelSource, Option
+from schemas.distribution_rule import MOST_ENTRIES
 
 TeacherChoice = Literal["mean", "likelier"]
 """How several teachers become one: their weighted mean, or of each document the one that finds it
 likelier."""
 ONLINE_TOP_K = 16
 """Next tokens that a running teacher is asked for if nothing else is given."""
-MOST_ENTRIES = 255
-"""Next tokens of a place; what can be stored, too."""
 
 
 @dataclass(frozen=True)

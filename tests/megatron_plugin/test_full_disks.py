@@ -8,8 +8,7 @@ pytest.importorskip("megatron.core")
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_plugin.student.full_disks import explain_full_disks
-from megatron_plugin.student.run import StudentRun
+from megatron_plugin.student.run import StudentRun, explain_full_disks
 
 
 def notes(error):

@@ -9,11 +9,12 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
+from megatron_prediction import Plan, predict
+
 from beam_jobs.score.options import parse_options
 from benchmarks import megatron_gpu
 from megatron_plugin.arguments import add_arguments, read_options
 from megatron_plugin.models.shape import read_shape
-from megatron_plugin.prediction import Plan, predict
 from pipeline.command_line.options import parse_options as parse_plan
 from tests.megatron_plugin.forked_ranks import ROOT
 from tests.megatron_plugin.models import save_model

@@ -8,8 +8,9 @@ from transformers import LlamaConfig, MistralConfig
 
 pytest.importorskip("megatron.core")
 
+from megatron_prediction import Plan, activation_bytes, operations, predict
+
 from megatron_plugin.models.shape import shape_of_config
-from megatron_plugin.prediction import Plan, activation_bytes, operations, predict
 from tests.megatron_plugin.forked_ranks import ROOT, fork_ranks
 from tests.megatron_plugin.models import FAMILIES, make_model, save_model
 

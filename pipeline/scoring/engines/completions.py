@@ -4,8 +4,6 @@ Token ids go in, with `prompt_logprobs`, vLLM's extension of the API. Each place
 its token by id, so an answer about other tokens can't pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -82,11 +80,13 @@ def read_likeliest(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return what a server finds likeliest to follow each of a prompt's T tokens.
 
-    `answer` is one that `read_losses` has accepted.
+    Args:
+        answer: that `read_losses` has accepted.
+        input_ids: the prompt.
+        rule: how many there are.
 
     Returns:
         int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
-        The last row is what follows the prompt.
 
     Raises:
         NonsenseError: fewer than were asked for, or probabilities that add up to more than 1.
@@ -117,12 +117,10 @@ def read_likeliest(
 
 
 def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return the losses of a prompt's tokens, float32 [T], nats; NaN for the first, which has none.
+    """Return the losses of a prompt's tokens, float32 [T], nats; NaN for the first.
 
-    Raises:
-        NonsenseError: no such answer, another model, another number of tokens, positive
-            log-probabilities.
-        DisprovedError: the same value everywhere.
+    NonsenseError if the answer is none to what was asked of this model; DisprovedError if it gives
+    the same value everywhere.
 
     Example:
         >>> choice = {"prompt_logprobs": [None, {"9": {"logprob": -2.0}}]}

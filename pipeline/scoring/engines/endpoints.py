@@ -6,8 +6,6 @@ before it is trusted again; so must every server now and then, and before what i
 kept. One that is disproved gets no more requests.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -75,15 +73,11 @@ class Endpoint:
 class Endpoints:
     """The servers, asked from many threads.
 
-    `prove` raises `DisprovedError` for a server that is another; None: all are trusted.
+    `prove` raises `DisprovedError` for a server that is another; while it is None, all are trusted.
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
-        """Open no connection yet.
-
-        Raises:
-            EngineError: no URL of a server.
-        """
+        """Open no connection yet; EngineError if a URL is none of a server."""
         self.settings = settings
         self.servers = [Endpoint(base_url(url)) for url in settings.endpoint or ()]
         self.prove: Callable[[Endpoint], None] | None = None
@@ -114,13 +108,11 @@ class Endpoints:
         self._interrupted.clear()
 
     def retry(self, ask: Callable[[Endpoint], Answer], only: Endpoint | None = None) -> Answer:
-        """Ask servers, or `only` one, until one has answered sensibly.
+        """Ask servers, or one `only`, until one has answered sensibly.
 
-        `ask` raises `PassingError` or `NonsenseError` where asking again may help, and
-        `DisprovedError` where asking this server can't.
-
-        Raises:
-            EngineError: the attempts are spent, no server is left, or asking again is of no use.
+        `ask` raises `PassingError` or `NonsenseError` where asking again may help, `DisprovedError`
+        where asking this server can't. EngineError if the attempts are spent, no server is left, or
+        asking again is of no use.
         """
         last = only
         attempts = Retrying(
@@ -188,12 +180,9 @@ class Endpoints:
     def send(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return what a server answers, or has under a path such as "/version"; one attempt.
 
-        Without the `body` of a question, None is the answer of a server that has no such path.
-
-        Raises:
-            PassingError: asking again may help.
-            NonsenseError: no JSON, or no such path; vLLM says the same of a model.
-            EngineError: asking again can't help.
+        Without a question's body, a server that has no such path answers None. PassingError if
+        asking again may help, EngineError if it can't; NonsenseError if the answer is no JSON, or
+        no such path is there, which vLLM also says of a model.
         """
         method = "GET" if body is None else "POST"
         try:
@@ -220,10 +209,7 @@ class Endpoints:
 
 
 def base_url(url: str) -> str:
-    """Return a server's URL without the `/v1` that users copy along.
-
-    Raises:
-        EngineError: no http:// or https:// URL.
+    """Return a server's URL without the `/v1` that users copy along; EngineError if it is none.
 
     Example:
         >>> base_url("http://gpu-7:8000/v1/")

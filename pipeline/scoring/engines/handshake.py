@@ -1,7 +1,5 @@
 """What a server is, checked before it is used: its model, its version, its losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,16 +30,13 @@ def shake_hands(
     probe: Sequence[int],
     *,
     length: int,
-    rule: DistributionRule | None = None,
+    rule: DistributionRule | None,
 ) -> Handshake:
     """Return what a server says of itself and gives a plain text, the `probe`; one attempt.
 
     It will be asked for pieces of at most `length` tokens, and for the likeliest tokens of a rule.
-
-    Raises:
-        PassingError: it can't be reached.
-        NonsenseError: its answer is none to what was asked.
-        EngineError: it serves other models, takes fewer tokens, or changes what follows a prompt.
+    EngineError if it serves other models, takes fewer tokens, or changes what follows a prompt;
+    else what `ask` raises.
     """
     model = endpoints.settings.model
     listed = endpoints.send(server, "/v1/models")
@@ -87,17 +82,11 @@ class Answer(NamedTuple):
 
 
 def ask(
-    endpoints: Endpoints,
-    server: Endpoint,
-    input_ids: Sequence[int],
-    rule: DistributionRule | None = None,
+    endpoints: Endpoints, server: Endpoint, input_ids: Sequence[int], rule: DistributionRule | None
 ) -> Answer:
     """Return what a server gives a prompt, and of a rule's likeliest tokens; one attempt.
 
-    Raises:
-        PassingError: asking again may help.
-        NonsenseError: its answer is none to what was asked.
-        EngineError: asking again can't help.
+    It raises what `Endpoints.send` does, and NonsenseError if the answer is none to the question.
     """
     model = endpoints.settings.model
     try:
@@ -110,9 +99,8 @@ def ask(
             f"as many (vLLM: --max-logprobs {rule.top_k}), or lower --top-k"
         ) from error
     losses = read_losses(answer, model, input_ids)
-    return (
-        Answer(losses) if rule is None else Answer(losses, *read_likeliest(answer, input_ids, rule))
-    )
+    likeliest = () if rule is None else read_likeliest(answer, input_ids, rule)
+    return Answer(losses, *likeliest)
 
 
 def _require_raw(whole: Answer, cut: Answer, at: str) -> None:
@@ -138,16 +126,14 @@ def _require_raw(whole: Answer, cut: Answer, at: str) -> None:
 def _probs(answer: Answer, place: int) -> dict[int, float]:
     assert answer.ids is not None
     assert answer.log_probs is not None
-    return dict(
-        zip(answer.ids[place].tolist(), np.exp(answer.log_probs[place]).tolist(), strict=True)
-    )
+    probs = np.exp(answer.log_probs[place]).tolist()
+    return dict(zip(answer.ids[place].tolist(), probs, strict=True))
 
 
 def require_same_teacher(first: Handshake, now: Handshake, at: str) -> None:
     """Check that a server is of the version that the job's scores are named after, and its teacher.
 
-    Raises:
-        DisprovedError: it is another's, or gives a text other losses, but for rounding.
+    DisprovedError if it is another's, or gives a text other losses, but for rounding.
     """
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(

@@ -21,13 +21,14 @@ class EngineError(ValueError):
 
 @dataclass
 class Work:
-    """What scoring cost: places with a token, context included, and with padding; wall time."""
+    """What scoring cost, by the clock; tokens include those of contexts, places padding as well."""
 
     num_tokens: int = 0
     num_places: int = 0
     seconds: float = 0.0
 
     def __add__(self, other: Work) -> Work:
+        """Return what both cost."""
         return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -66,10 +67,13 @@ class Engine(Protocol):
         names: Sequence[str] = (),
         advance: Callable[[int], object] = int,
     ) -> ScoredDocuments:
-        """Give each token of documents, cut into `pieces`, the loss `-log P(x_l | its context)`.
+        """Give each token the loss `-log P(x_l | its context)`.
 
-        The documents' ids are for errors; `advance` is told how many losses are on their way since
-        its last call.
+        Args:
+            tokens: of the documents.
+            pieces: how their contexts are cut; `ContextRule.pieces` gives them.
+            names: the documents' ids, for errors.
+            advance: told how many losses are on their way since its last call.
 
         Raises:
             ValueError: a token or a piece that the teacher can't take, or no losses in return.
@@ -112,7 +116,7 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
 def require_trained_engine(
     engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
 ) -> None:
-    """Check that a teacher knows a plain text, `probe`, see `models.probe.require_trained`."""
+    """Check that a teacher knows a plain text, the tokens of `probe`, as `require_trained` does."""
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)

@@ -9,8 +9,6 @@ is kept only once its server, asked again for the losses of a plain text, has gi
 server that went wrong in between gives no sign of it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -40,7 +38,8 @@ logger = logging.getLogger(__name__)
 class ServedEngine:
     """A served teacher that is ready to score; `connect` makes it.
 
-    Its `vocab_size` is the dataset's teacher tokenizer's; its `probe` are tokens of a plain text.
+    The vocabulary is the tokenizer's, `probe` the tokens of a plain text. All servers were held
+    against the handshake.
     """
 
     endpoints: Endpoints
@@ -60,9 +59,8 @@ class ServedEngine:
     ) -> ScoredDocuments:
         """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
-        Raises:
-            EngineError: servers that gave no usable answer until the attempts were spent, or none
-                that can be kept.
+        EngineError if servers gave no usable answer until the attempts were spent, or none that can
+        be kept.
         """
         start = time.perf_counter()
         self.endpoints.resume()
@@ -95,15 +93,10 @@ class ServedEngine:
     def prove(self, server: Endpoint) -> None:
         """Check that a server is the first one's program, and gives the probe the same losses.
 
-        Raises:
-            DisprovedError: it serves another model, is of another version, or has gone wrong.
-            NonsenseError: its answer is none.
-            PassingError: it is not there.
+        It raises what `shake_hands` and `require_same_teacher` do.
         """
-        length = self.rule.teacher_seq_length
-        now = shake_hands(
-            self.endpoints, server, self.probe, length=length, rule=self.distributions
-        )
+        length, rule = self.rule.teacher_seq_length, self.distributions
+        now = shake_hands(self.endpoints, server, self.probe, length=length, rule=rule)
         require_same_teacher(self.handshake, now, server.url)
 
     def _ask_all(
@@ -155,14 +148,12 @@ def connect(
     known: Handshake | None = None,
     distributions: DistributionRule | None = None,
 ) -> ServedEngine:
-    """Return a teacher behind servers, once each has shown that it is the same and can be asked.
+    """Return a dataset's teacher behind servers, once each has shown that it is the same.
 
-    What the job has started with is `known`, None takes it from the first server. Without
-    `distributions`, they are asked for losses only.
-
-    Raises:
-        EngineError: a server that can't be reached, serves another model, is of another version, or
-            gives no log-probabilities of a prompt.
+    They are held against a `known` handshake, that of the job's start; None: the first server's.
+    Likeliest tokens are asked for as `distributions` says; None: losses only. EngineError if a
+    server can't be reached, serves another model or version, or gives no log-probabilities of a
+    prompt.
     """
     own = probe_tokens(dataset)
     context = rule.first_token_id
@@ -184,6 +175,7 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
+    """Return what the first server says and gives."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

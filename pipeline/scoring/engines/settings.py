@@ -1,7 +1,5 @@
 """How each engine is run: plain values, which travel from a command's options to its workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -37,6 +35,7 @@ class TopSettings:
     entropy_above: Annotated[float, Option("NATS")] = 0.0
 
     def __post_init__(self) -> None:
+        """Check the numbers."""
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
@@ -56,8 +55,7 @@ class TopSettings:
     def rule(self, vocab_size: int) -> DistributionRule | None:
         """Return what is stored of a teacher of this vocabulary, None without --top-k.
 
-        Raises:
-            ValueError: the vocabulary has fewer tokens.
+        ValueError if the vocabulary has fewer tokens.
 
         Example:
             >>> TopSettings(8).rule(49152).describe()
@@ -74,10 +72,8 @@ class TopSettings:
         if draws is None:
             room = min(vocab_size, MOST_ENTRIES) - self.top_k > _DRAWS
             draws = _DRAWS if room and self.top_mass is None else 0
-        rule = DistributionRule(
-            *(self.top_k, mass, vocab_size, self.top_log_probs),
-            *(draws, self.draws_seed, self.entropy_above),
-        )
+        drawn = draws, self.draws_seed, self.entropy_above
+        rule = DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs, *drawn)
         if rule.draws and rule.width > vocab_size:
             raise ValueError(
                 f"--top-k {self.top_k}, --draws {draws} and the text's own token are more "
@@ -120,6 +116,7 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
+        """Check the numbers."""
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
@@ -149,6 +146,7 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
+        """Check the numbers."""
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
@@ -160,8 +158,8 @@ class ServedSettings:
 class Handshake:
     """What a job's first server says and gives; its workers hold every server against it.
 
-    What it doesn't say is "". Losses are those that it gives a plain text, nats; NaN for the first
-    token.
+    The program is "vllm", or "" if it doesn't say, as is its version; losses of a plain text are in
+    nats, NaN for the first token.
     """
 
     program: str

@@ -51,10 +51,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Scorer:
-    """A teacher that is ready to score, on one device.
-
-    Its `dtype` is that of weights and activations; `max_length` are places that it was made for.
-    """
+    """A teacher that is ready to score, on one device, by its rule: an `Engine`."""
 
     def __init__(
         self,
@@ -64,18 +61,14 @@ class Scorer:
         batch_tokens: int = 0,
         distributions: DistributionRule | None = None,
     ) -> None:
-        """Take a model of `load_language_model`, on its device.
+        """Take a model of `load_language_model`, on its device, which `output_layer` may refuse.
 
         A batch has `batch_tokens` places; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is a
         batch of its own.
-
-        Raises:
-            ValueError: an output layer that chunked cross entropy does not cover.
         """
         self.rule = rule
         self.distributions = distributions
-        self.dtype = str(model.dtype).removeprefix("torch.")
-        self.max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
+        self._max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
         self._model = model.requires_grad_(False).train(False)
         self._layer = output_layer(model)
         self._device = self._layer.weight.device
@@ -98,9 +91,7 @@ class Scorer:
     ) -> ScoredDocuments:
         """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
-        Raises:
-            ValueError: a token id or a piece that the model does not know or is too short for.
-            NonFiniteLossError: the model gave NaN or infinity.
+        NonFiniteLossError if the model gave NaN or infinity.
         """
         start = time.perf_counter()
         self._require_known(tokens, pieces)
@@ -146,6 +137,7 @@ class Scorer:
         return lengths
 
     def _forward(self, batch: PieceBatch) -> _Found:
+        """Return what the model gives a batch, on the device."""
         input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
         hidden = output.last_hidden_state.flatten(0, 1)
@@ -162,21 +154,16 @@ class Scorer:
             keys = torch.from_numpy(batch.draw_keys(rule.draws_seed)).to(self._device)
             tail = TailDraws(keys[states], rule.draws)
         losses, ids, log_probs = score_with_likeliest(
-            hidden[states],
-            self._layer,
-            labels,
-            rule.top_k,
-            vocab_size=rule.vocab_size,
-            tail=tail,
+            hidden[states], self._layer, labels, rule.top_k, vocab_size=rule.vocab_size, tail=tail
         )
         return _Found(losses[: len(places)], ids, log_probs, None if tail is None else tail.ids)
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))
-        if longest > self.max_length:
+        if longest > self._max_length:
             raise ValueError(
                 f"a piece of a document has {longest} teacher tokens, the teacher was made for "
-                f"{self.max_length} positions: lower --teacher-seq-length"
+                f"{self._max_length} positions: lower --teacher-seq-length"
             )
         largest = int(tokens.input_ids.max(initial=0))
         if largest >= self.vocab_size:
@@ -207,11 +194,7 @@ def load_scorer(
 
     Flash attention is taken where its package and a GPU are there and the dtype ("float32",
     "bfloat16" or "float16") is half precision; torch's own kernels elsewhere. The number of threads
-    in `settings` is this process's from now on.
-
-    Raises:
-        ValueError: a model that can't be scored with.
-        OSError: nothing there.
+    in `settings` is this process's from now on. What `load_language_model` raises is raised here.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -268,8 +251,8 @@ def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) ->
 def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
     """Yield the pieces of each batch, longest first; each piece once.
 
-    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push its
-    padding above `MAX_PADDING`.
+    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push
+    its padding above `MAX_PADDING`. Lengths are int64 [P], the places of each piece.
 
     Example:
         >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
