@@ -255,13 +255,7 @@ def _first_byte(token_id: int, flat: NDArray[np.uint8], starts: NDArray[np.int64
 
 @compiled_in_place
 def _advance(
-    row: RowFields,
-    label: int,
-    skip: int,
-    token: int,
-    offset: int,
-    t_end: int,
-    tables: Tables,
+    row: RowFields, label: int, skip: int, token: int, offset: int, t_end: int, tables: Tables
 ) -> tuple[int, int]:
     """Return where a student token's bytes end among the teacher's; (-1, 0) if they differ."""
     none = (NONE, 0)
@@ -375,13 +369,7 @@ def _give_label(
 
 
 @compiled_in_place
-def _drop(
-    out: LabelEntries,
-    place: int,
-    count: int,
-    slot: int,
-    scratch: NDArray[np.uint8],
-) -> int:
+def _drop(out: LabelEntries, place: int, count: int, slot: int, scratch: NDArray[np.uint8]) -> int:
     """Leave an entry's mass to the residual; return how many entries there are."""
     scratch[out.ids[place, slot]] = FREE
     last = count - 1
@@ -457,11 +445,7 @@ def _add(
 
 @compiled_in_place
 def _finish(
-    out: LabelEntries,
-    place: int,
-    count: int,
-    whole: np.float32,
-    scratch: NDArray[np.uint8],
+    out: LabelEntries, place: int, count: int, whole: np.float32, scratch: NDArray[np.uint8]
 ) -> None:
     """Divide by `whole`, sort by falling mass, and free `scratch`."""
     for slot in range(count):

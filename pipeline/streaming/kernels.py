@@ -97,10 +97,7 @@ def fill_segment(
 
 @compiled
 def fill_nothing(
-    row: NDArray[np.int32],
-    starts: tuple[int, ...],
-    at: tuple[int, int, int],
-    stop: tuple[int, int],
+    row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], stop: tuple[int, int]
 ) -> None:
     """Write a segment without tokens from `at`, as in `fill_segment`, to places `stop`.
 
