@@ -17,8 +17,15 @@ from pipeline.packing.saved_plans import load_plan, plan_folder
 from pipeline.scoring.stored_teachers import TeachersRule, open_teachers
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
-from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
-from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
+from pipeline.streaming.kernels import (
+    SEGMENT,
+    STUDENT,
+    TEACHER,
+    fill_nothing,
+    fill_segment,
+    finish_row,
+)
+from pipeline.streaming.layout import RowLayout
 from pipeline.streaming.next_tokens import MeanOfDraws, NextTokens, RowAnswers, TeacherLosses
 from pipeline.streaming.samples import SampleReader
 from schemas.errors import DatasetError

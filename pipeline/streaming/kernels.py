@@ -4,27 +4,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
-from pipeline.streaming.layout import (
-    ADVANCE,
-    CU_SEQLENS,
-    INPUT_IDS,
-    LABELS,
-    LOSS_MASK,
-    NUM_QUARANTINED,
-    PADDING_ID,
-    POSITION_IDS,
-    SEGMENT,
-    STUDENT,
-    STUDENT_IDS,
-    TEACHER,
-    TEACHER_CU_SEQLENS,
-    TEACHER_IDS,
-    TEACHER_INPUT_IDS,
-    TEACHER_POSITION_IDS,
-    TEACHER_SPANS,
-    WIDTH,
-    SampleTensors,
-)
+
+PADDING_ID = 0  # every vocabulary has it; masks keep it out of every loss
+
+INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
+TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
+NUM_QUARANTINED = 9
+"""Places of the fields in `RowLayout.kernel_starts`."""
+
+STUDENT, TEACHER, SEGMENT = range(3)
+"""Places in `at`: the next student place, the next teacher place, the number of segments."""
+
+STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH = range(4)
+"""Places in `SampleTensors`."""
+
+SampleTensors = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Position in the sample and bytes per value of: student ids, teacher ids, advance, width."""
 
 _ONE = int(np.float32(1.0).view(np.int32))
 

@@ -13,27 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PADDING_ID = 0  # every vocabulary has it; masks keep it out of every loss
-
-INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
-TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
-NUM_QUARANTINED = 9
-"""Places of the fields in `RowLayout.kernel_starts`."""
+from pipeline.streaming.kernels import NUM_QUARANTINED
 
 DISTRIBUTION_FIELDS = ("next_token_ids", "next_token_probs", "moved_mass")
 """Fields of labels' distributions, in the order of `LabelEntries`."""
 
 FLOAT_FIELDS = ("loss_mask", "teacher_losses", *DISTRIBUTION_FIELDS[1:])
 """Fields whose words are float32."""
-
-STUDENT, TEACHER, SEGMENT = range(3)
-"""Places in `at`: the next student place, the next teacher place, the number of segments."""
-
-STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH = range(4)
-"""Places in `SampleTensors`."""
-
-SampleTensors = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
-"""Position in the sample and bytes per value of: student ids, teacher ids, advance, width."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
-from pipeline.streaming.layout import SampleTensors
+from pipeline.streaming.kernels import SampleTensors
 from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION
 from schemas.errors import DamagedSampleError, DamagedShardError, SchemaVersionError
 from schemas.safetensors_view import read_header, vector_place
