@@ -57,15 +57,3 @@ class DamageLog:
             os.write(descriptor, (json.dumps(asdict(sample)) + "\n").encode())
         finally:
             os.close(descriptor)
-
-
-def read_quarantine(file: Path) -> list[QuarantinedSample]:
-    """Return the samples that a file lists, each once, in the order they were met.
-
-    Example:
-        >>> [sample.key for sample in read_quarantine(rows.datasets[0].damage.file)]
-        ['6b7a9107be9a3bde3b1e17a96fa9b3f9']
-    """
-    lines = file.read_text().splitlines() if file.exists() else []
-    samples = [QuarantinedSample(**json.loads(line)) for line in lines]
-    return list({(sample.shard, sample.key): sample for sample in samples}.values())
