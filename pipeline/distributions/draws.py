@@ -5,8 +5,6 @@ drawn from all others. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with p₀
 is the teacher's distribution on average, and so is what a linear map makes of it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.compiled import compiled

@@ -125,20 +125,13 @@ def map_places(
     out.probs[:] = 0
     out.moved[:] = 0
     for segment in range(len(row.cu_seqlens) - 1):
-        bounds = (
-            row.cu_seqlens[segment],
-            row.cu_seqlens[segment + 1],
-            row.teacher_cu_seqlens[segment],
-            row.teacher_cu_seqlens[segment + 1],
-        )
-        if bounds[1] > bounds[0] and bounds[3] > bounds[2]:
-            _map_segment(row, bounds, expected, tables, edges, scratch, out)
+        _map_segment(row, segment, expected, tables, edges, scratch, out)
 
 
 @compiled_in_place
 def _map_segment(
     row: RowFields,
-    bounds: tuple[int, int, int, int],
+    segment: int,
     expected: Entries,
     tables: Tables,
     edges: Edges,
@@ -152,7 +145,10 @@ def _map_segment(
     trusted; what was written since `anchor`, the last such place, is taken back if the walk
     arrived elsewhere. So a segment that is cut inside a teacher token gives nothing wrong.
     """
-    start, end, t_start, t_end = bounds
+    start, end = row.cu_seqlens[segment], row.cu_seqlens[segment + 1]
+    t_start, t_end = row.teacher_cu_seqlens[segment], row.teacher_cu_seqlens[segment + 1]
+    if start == end or t_start == t_end:
+        return
     first = start + _is_context(row.input_ids[start], edges.student_context)
     token = t_start + _is_context(row.teacher_input_ids[t_start], edges.teacher_context)
     if t_end > token and row.teacher_input_ids[t_end - 1] == edges.teacher_end:

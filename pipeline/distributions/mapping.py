@@ -22,8 +22,6 @@ begin with given bytes. Where bytes aren't known, or the two tokenizers rewrite 
 ways, there is no distribution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +34,7 @@ from pipeline.distributions.vocabulary_map import VocabularyMap
 
 
 def map_row(
-    row: Mapping[str, Any],
+    row: RowFields,
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
     vocabulary_map: VocabularyMap,
@@ -47,8 +45,7 @@ def map_row(
     """Write the distribution of each label of a row.
 
     Args:
-        row: fields of a row, as `pipeline.streaming.Rows` names them, with `teacher_losses`;
-            tensors or arrays.
+        row: fields of a row.
         ids: int32 [T, K], the teacher's ids that it expects after its token at each place of the
             row, -1 behind the last.
         log_probs: float32 [T, K], nats, theirs.
@@ -58,14 +55,13 @@ def map_row(
         draws: how many of the K, the last, are draws (`pipeline.distributions.draws`): written
             into the same columns, -1 where there is none.
     """
-    fields = RowFields(*(np.asarray(row[name]) for name in RowFields._fields))
     expected = Entries(ids, np.exp(log_probs), draws)
     if draws:
-        give_masses(fields, expected)
+        give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     # Made anew: a map is shared by threads, and a row costs fifty times as much.
     scratch = np.full(len(tables.student_starts) - 1, FREE, np.uint8)
-    map_places(fields, expected, tables, edges, scratch, out)
+    map_places(row, expected, tables, edges, scratch, out)
 
 
 def map_batch(
@@ -77,31 +73,20 @@ def map_batch(
     *,
     draws: int = 0,
 ) -> LabelEntries:
-    """Return the distributions of a batch's labels, for a teacher that runs with the student.
+    """Return the distributions of a batch's labels, [B, S, K] and [B, S], for a teacher that runs.
 
-    Args:
-        rows: a batch of B rows in this machine's memory.
-        ids: int32 [B, T, K], as in `map_row`.
-        log_probs: float32 [B, T, K].
-        vocabulary_map: of the rows' tokenizers.
-        teacher_losses: float32 [B, T], nats, the same teacher's; NaN where there is none.
-        draws: as in `map_row`.
-
-    Returns:
-        Of each row, [B, S, K] and [B, S].
-
-    Example:
-        >>> found = map_batch(rows, ids, log_probs, vocabulary_map, losses)  # doctest: +SKIP
+    As `map_row`, of a batch of B rows in this machine's memory: ids and log-probabilities are
+    [B, T, K], the same teacher's losses float32 [B, T], nats, NaN where there is none.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
-    fields = {name: np.asarray(rows[name]) for name in RowFields._fields}
-    places = fields["input_ids"].shape
+    fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))
+    places = fields.input_ids.shape
     shape = (*places, ids.shape[-1])
     out = LabelEntries(
         np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(places, np.float32)
     )
     for number in range(len(ids)):
-        row = {name: values[number] for name, values in fields.items()}
+        row = RowFields(*(each[number] for each in fields))
         own = LabelEntries(*(each[number] for each in out))
         map_row(row, ids[number], log_probs[number], vocabulary_map, own, draws=draws)
     return out

@@ -1,7 +1,5 @@
 """What stored teachers say in a row: losses, and next tokens over the student's vocabulary."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,26 +19,18 @@ _maps: dict[object, VocabularyMap] = {}
 
 
 class RowAnswers(Protocol):
-    """Writes what stored teachers say of a row, segment by segment."""
+    """Writes what stored teachers say of a row, int32 [layout.num_words], segment by segment."""
 
     def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """Forget the row before.
-
-        Args:
-            row: int32 [layout.num_words], not written yet.
-            layout: of the row.
-        """
+        """Forget the row before; nothing of this one is written yet."""
 
     def segment(
         self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
     ) -> None:
         """Read what is stored of a segment.
 
-        Args:
-            document_index: of the segment's document.
-            tokens: the teacher's tokens of the document that the segment holds.
-            places: of the segment in the row, a context token's included.
-            ends: whether the segment ends its document: what is expected then is stored, too.
+        It holds these teacher tokens of its document at these places of the row, a context token's
+        included. What is expected after a segment that ends its document is stored, too.
         """
 
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
@@ -75,11 +65,7 @@ class NextTokens:
     """What teachers expect at a row's places, and what that means for its labels."""
 
     def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
-        """Make or take the tables of a dataset's tokenizers.
-
-        Raises:
-            ValueError: a tokenizer whose tokens don't spell their text.
-        """
+        """Make or take the tables of a dataset's tokenizers, see `vocabulary_map`."""
         rule = teachers.rule.distributions
         assert rule is not None  # `open_teachers` was asked for some
         self._teachers = teachers
@@ -103,13 +89,12 @@ class NextTokens:
             start, first = start + 1, first + 1
         if start < stop:
             own = slice(first, first + stop - start)
-            self._teachers.read_entries(
-                document_index, start, stop, ids=self._ids[own], log_probs=self._log_probs[own]
-            )
+            ids, log_probs = self._ids[own], self._log_probs[own]
+            self._teachers.read_entries(document_index, start, ids=ids, log_probs=log_probs)
 
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
         """See `RowAnswers`."""
-        fields = {name: layout.field(row, name) for name in RowFields._fields}
+        fields = RowFields(*(layout.field(row, name) for name in RowFields._fields))
         out = LabelEntries(*(layout.field(row, name) for name in DISTRIBUTION_FIELDS))
         map_row(fields, self._ids, self._log_probs, self._map, out, draws=self._draws)
 
