@@ -38,16 +38,9 @@ def fill_segment(
 ) -> tuple[int, int]:
     """Write a segment; return how many spans leave it against the rules, and how many ids are none.
 
-    Args:
-        row: int32 [words], the row's buffer.
-        starts: `RowLayout.kernel_starts`.
-        at: the segment's first student place, its first teacher place, its number in the row.
-        sample: uint8, the sample's bytes.
-        tensors: where its tensors lie.
-        tokens: student start, stop, teacher start, stop: the tokens of the document to write.
-        added: ids put before and after the student's and the teacher's tokens, -1 for none.
-        vocab_sizes: the student's and the teacher's.
-        forced: whether spans may leave the segment; they are then empty.
+    The sample's bytes give `tokens` of its document: student start and stop, teacher start and
+    stop. `added` are the ids before and after the student's tokens, and before and after the
+    teacher's, -1 for none. If `forced`, spans may leave the segment; they are then empty.
     """
     student_start, student_stop, teacher_start, teacher_stop = tokens
     text = _fill_tokens(

@@ -2,7 +2,7 @@
 
 A row is one int32 array, so that a batch is one tensor whatever its fields are. `RowLayout` says
 where each field lies; `fill_segment` writes a segment from its sample's bytes without decoding
-anything else of the document. `pipeline.streaming` describes the fields.
+anything else of the document. `Rows` describes the fields.
 """
 
 import math
@@ -72,13 +72,13 @@ class RowLayout:
     @cached_property
     def words(self) -> dict[str, slice]:
         """Where each field lies in the buffer."""
-        bounds = np.cumsum([0, *(math.prod(shape) for shape in self.shapes.values())]).tolist()
+        bounds = np.cumsum([0, *map(math.prod, self.shapes.values())]).tolist()
         return dict(zip(self.shapes, map(slice, bounds, bounds[1:]), strict=True))
 
     @cached_property
     def num_words(self) -> int:
         """int32 words in a row's buffer."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(map(math.prod, self.shapes.values()))
 
     def field(self, row: NDArray[np.int32], name: str) -> NDArray[Any]:
         """Return a field of a row's buffer, a view."""
