@@ -46,16 +46,9 @@ class Edges(NamedTuple):
 
 
 class RowFields(NamedTuple):
-    """Fields of one row, as `pipeline.streaming` defines them.
+    """Fields of one row of S student and T teacher tokens, as `pipeline.streaming.Rows` has them.
 
-    Attributes:
-        input_ids: int32 [S].
-        loss_mask: float32 [S].
-        teacher_spans: int32 [S, 2].
-        teacher_input_ids: int32 [T].
-        cu_seqlens: int32 [segments + 1].
-        teacher_cu_seqlens: int32 [segments + 1].
-        teacher_losses: float32 [T], nats, NaN where none is known.
+    All rows have `teacher_losses` here, float32 [T], nats, NaN where none is known.
     """
 
     input_ids: NDArray[np.int32]
@@ -68,12 +61,9 @@ class RowFields(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What a teacher expects after each of its tokens.
+    """What a teacher expects after each of its tokens: ids and probs [T, K], -1 behind the last.
 
-    Attributes:
-        ids: int32 [T, K], -1 behind the last.
-        probs: float32 [T, K].
-        draws: how many of the K, the last, are draws; any of them may be -1.
+    The last `draws` of the K are draws; any of them may be -1.
     """
 
     ids: NDArray[np.int32]
@@ -82,12 +72,9 @@ class Entries(NamedTuple):
 
 
 class LabelEntries(NamedTuple):
-    """What that means for each label.
+    """What that means for each label: the student's ids and probs [S, K], -1 behind the last.
 
-    Attributes:
-        ids: int32 [S, K], the student's, -1 behind the last.
-        probs: float32 [S, K].
-        moved: float32 [S], see `pipeline.streaming`'s `moved_mass`.
+    `moved`, [S], is `moved_mass` of `pipeline.streaming.Rows`.
     """
 
     ids: NDArray[np.int32]
@@ -96,13 +83,9 @@ class LabelEntries(NamedTuple):
 
 
 class OwnToken(NamedTuple):
-    """The teacher's token with which a text goes on where a label starts.
+    """The teacher's token with which a text goes on where a label starts, -1 if there is none.
 
-    Attributes:
-        label: the student's.
-        token_id: the teacher's, -1 if there is none.
-        loss: its loss, nats.
-        loss_behind: the sum over those behind it that overlap the label.
+    Losses are in nats; `loss_behind` is the sum over the tokens behind it that overlap the label.
     """
 
     label: int

@@ -23,12 +23,7 @@ _MAX_KNOWN_DOCUMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class TeachersRule:
-    """What determines the losses of a run's teachers.
-
-    Attributes:
-        rules: of each.
-        weights: of each in a mean; empty for a choice.
-    """
+    """What determines the losses of a run's teachers; weights are those of a mean, else none."""
 
     rules: tuple[TeacherRule, ...]
     weights: tuple[float, ...]
@@ -60,11 +55,7 @@ class TeachersRule:
 
 
 class StoredTeachers:
-    """Reads what a run's teachers have stored of a dataset.
-
-    Attributes:
-        rule: what determines it; of no teachers if nothing is stored.
-    """
+    """Reads what a run's teachers have stored of a dataset, by a rule without any if nothing is."""
 
     def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
         """Read several as one: by weights that add up to 1, their mean.

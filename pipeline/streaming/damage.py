@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,8 +51,5 @@ class DamageLog:
         logger.warning("left out sample %d: %s", len(self.samples), sample.reason)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         # One short write in append mode is not mixed with those of other processes.
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, (json.dumps(asdict(sample)) + "\n").encode())
-        finally:
-            os.close(descriptor)
+        with self.file.open("ab", buffering=0) as file:
+            file.write((json.dumps(asdict(sample)) + "\n").encode())

@@ -196,11 +196,8 @@ def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: 
     """Write labels and loss_mask: each token predicts the next, the last one nothing."""
     if end == at:
         return
-    input_ids, labels, loss_mask = (
-        row[starts[INPUT_IDS] :],
-        row[starts[LABELS] :],
-        row[starts[LOSS_MASK] :],
-    )
+    input_ids, labels = row[starts[INPUT_IDS] :], row[starts[LABELS] :]
+    loss_mask = row[starts[LOSS_MASK] :]
     labels[at : end - 1] = input_ids[at + 1 : end]
     loss_mask[at : end - 1] = _ONE
     labels[end - 1] = PADDING_ID

@@ -1,7 +1,6 @@
 """What stored teachers say in a row: losses, and next tokens over the student's vocabulary."""
 
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ _maps: dict[object, VocabularyMap] = {}
 """The tables of this process by tokenizers and conventions: a mixture's datasets share them."""
 
 
-class RowAnswers(Protocol):
+class RowAnswers:
     """Writes what stored teachers say of a row, int32 [layout.num_words], segment by segment."""
 
     def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
@@ -37,7 +36,7 @@ class RowAnswers(Protocol):
         """Write what needs the row's other fields, which are written now."""
 
 
-class TeacherLosses:
+class TeacherLosses(RowAnswers):
     """The losses of a row's teacher tokens."""
 
     def __init__(self, teachers: StoredTeachers) -> None:
@@ -57,11 +56,8 @@ class TeacherLosses:
         own = slice(places[1] - (tokens[1] - tokens[0]), places[1])
         self._losses[own] = self._teachers.read(document_index, *tokens)
 
-    def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """See `RowAnswers`."""
 
-
-class NextTokens:
+class NextTokens(RowAnswers):
     """What teachers expect at a row's places, and what that means for its labels."""
 
     def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
@@ -99,7 +95,7 @@ class NextTokens:
         map_row(fields, self._ids, self._log_probs, self._map, out, draws=self._draws)
 
 
-class MeanOfDraws:
+class MeanOfDraws(RowAnswers):
     """The mean of teachers with draws, of which each is mapped alone, by its own losses.
 
     Equal entries are added up; draws stay apart, each as heavy as its teacher and its own share.
