@@ -55,7 +55,7 @@ class TeachersRule:
 
 
 class StoredTeachers:
-    """Reads what a run's teachers have stored of a dataset, by a rule without any if nothing is."""
+    """Reads what a run's teachers have stored of a dataset; `rule` names none if nothing is."""
 
     def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
         """Read several as one: by weights that add up to 1, their mean.

@@ -69,12 +69,12 @@ class Rows(Mapping[str, torch.Tensor]):
 
         Neither padding nor the place of a damaged sample, whose positions count like any segment's.
         """
-        return self._is_text("cu_seqlens", self["input_ids"].shape[-1])
+        return self._is_text("cu_seqlens", self.layout.seq_length)
 
     @property
     def teacher_is_text(self) -> torch.Tensor:
         """Places of the same segments' teacher tokens, bool [B, teacher_seq_length]."""
-        return self._is_text("teacher_cu_seqlens", self["teacher_input_ids"].shape[-1])
+        return self._is_text("teacher_cu_seqlens", self.layout.teacher_seq_length)
 
     @property
     def teacher_has_loss(self) -> torch.Tensor:
@@ -85,8 +85,7 @@ class Rows(Mapping[str, torch.Tensor]):
         if "teacher_losses" in self.layout.shapes:
             known = ~self["teacher_losses"].isnan()
         else:
-            length = self["teacher_input_ids"].shape[-1]
-            known = has_context(self["teacher_cu_seqlens"], length)
+            known = has_context(self["teacher_cu_seqlens"], self.layout.teacher_seq_length)
         return known & self.teacher_is_text
 
     def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:
