@@ -46,16 +46,9 @@ class Edges(NamedTuple):
 
 
 class RowFields(NamedTuple):
-    """Fields of one row, as `pipeline.streaming` defines them.
+    """Fields of one row of S student and T teacher tokens, as `pipeline.streaming.Rows` has them.
 
-    Attributes:
-        input_ids: int32 [S].
-        loss_mask: float32 [S].
-        teacher_spans: int32 [S, 2].
-        teacher_input_ids: int32 [T].
-        cu_seqlens: int32 [segments + 1].
-        teacher_cu_seqlens: int32 [segments + 1].
-        teacher_losses: float32 [T], nats, NaN where none is known.
+    All rows have `teacher_losses` here, float32 [T], nats, NaN where none is known.
     """
 
     input_ids: NDArray[np.int32]
@@ -68,12 +61,9 @@ class RowFields(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What a teacher expects after each of its tokens.
+    """What a teacher expects after each of its tokens: ids and probs [T, K], -1 behind the last.
 
-    Attributes:
-        ids: int32 [T, K], -1 behind the last.
-        probs: float32 [T, K].
-        draws: how many of the K, the last, are draws; any of them may be -1.
+    The last `draws` of the K are draws; any of them may be -1.
     """
 
     ids: NDArray[np.int32]
@@ -82,12 +72,9 @@ class Entries(NamedTuple):
 
 
 class LabelEntries(NamedTuple):
-    """What that means for each label.
+    """What that means for each label: the student's ids and probs [S, K], -1 behind the last.
 
-    Attributes:
-        ids: int32 [S, K], the student's, -1 behind the last.
-        probs: float32 [S, K].
-        moved: float32 [S], see `pipeline.streaming`'s `moved_mass`.
+    `moved`, [S], is `moved_mass` of `pipeline.streaming.Rows`.
     """
 
     ids: NDArray[np.int32]
@@ -96,13 +83,9 @@ class LabelEntries(NamedTuple):
 
 
 class OwnToken(NamedTuple):
-    """The teacher's token with which a text goes on where a label starts.
+    """The teacher's token with which a text goes on where a label starts, -1 if there is none.
 
-    Attributes:
-        label: the student's.
-        token_id: the teacher's, -1 if there is none.
-        loss: its loss, nats.
-        loss_behind: the sum over those behind it that overlap the label.
+    Losses are in nats; `loss_behind` is the sum over the tokens behind it that overlap the label.
     """
 
     label: int
@@ -125,20 +108,13 @@ def map_places(
     out.probs[:] = 0
     out.moved[:] = 0
     for segment in range(len(row.cu_seqlens) - 1):
-        bounds = (
-            row.cu_seqlens[segment],
-            row.cu_seqlens[segment + 1],
-            row.teacher_cu_seqlens[segment],
-            row.teacher_cu_seqlens[segment + 1],
-        )
-        if bounds[1] > bounds[0] and bounds[3] > bounds[2]:
-            _map_segment(row, bounds, expected, tables, edges, scratch, out)
+        _map_segment(row, segment, expected, tables, edges, scratch, out)
 
 
 @compiled_in_place
 def _map_segment(
     row: RowFields,
-    bounds: tuple[int, int, int, int],
+    segment: int,
     expected: Entries,
     tables: Tables,
     edges: Edges,
@@ -152,7 +128,10 @@ def _map_segment(
     trusted; what was written since `anchor`, the last such place, is taken back if the walk
     arrived elsewhere. So a segment that is cut inside a teacher token gives nothing wrong.
     """
-    start, end, t_start, t_end = bounds
+    start, end = row.cu_seqlens[segment], row.cu_seqlens[segment + 1]
+    t_start, t_end = row.teacher_cu_seqlens[segment], row.teacher_cu_seqlens[segment + 1]
+    if start == end or t_start == t_end:
+        return
     first = start + _is_context(row.input_ids[start], edges.student_context)
     token = t_start + _is_context(row.teacher_input_ids[t_start], edges.teacher_context)
     if t_end > token and row.teacher_input_ids[t_end - 1] == edges.teacher_end:
@@ -255,13 +234,7 @@ def _first_byte(token_id: int, flat: NDArray[np.uint8], starts: NDArray[np.int64
 
 @compiled_in_place
 def _advance(
-    row: RowFields,
-    label: int,
-    skip: int,
-    token: int,
-    offset: int,
-    t_end: int,
-    tables: Tables,
+    row: RowFields, label: int, skip: int, token: int, offset: int, t_end: int, tables: Tables
 ) -> tuple[int, int]:
     """Return where a student token's bytes end among the teacher's; (-1, 0) if they differ."""
     none = (NONE, 0)
@@ -375,13 +348,7 @@ def _give_label(
 
 
 @compiled_in_place
-def _drop(
-    out: LabelEntries,
-    place: int,
-    count: int,
-    slot: int,
-    scratch: NDArray[np.uint8],
-) -> int:
+def _drop(out: LabelEntries, place: int, count: int, slot: int, scratch: NDArray[np.uint8]) -> int:
     """Leave an entry's mass to the residual; return how many entries there are."""
     scratch[out.ids[place, slot]] = FREE
     last = count - 1
@@ -457,11 +424,7 @@ def _add(
 
 @compiled_in_place
 def _finish(
-    out: LabelEntries,
-    place: int,
-    count: int,
-    whole: np.float32,
-    scratch: NDArray[np.uint8],
+    out: LabelEntries, place: int, count: int, whole: np.float32, scratch: NDArray[np.uint8]
 ) -> None:
     """Divide by `whole`, sort by falling mass, and free `scratch`."""
     for slot in range(count):

@@ -20,9 +20,12 @@ What isn't stored, and what has no bytes or none that the student's tokens could
 residual: 1 less the sum. Inside a teacher token the sum is 1: of the tokens that aren't stored, few
 begin with given bytes. Where bytes aren't known, or the two tokenizers rewrite a text in different
 ways, there is no distribution.
-"""
 
-from __future__ import annotations
+Draws stand for an equal share each of what a position's known tokens leave over. Of a position K
+entries are known, the text's own next token by its loss, and n tokens s_j that were drawn from all
+others. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with p₀ the mass of those others, is the
+teacher's distribution on average, and so is what a linear map makes of it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,13 +33,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.distributions.draws import give_masses
+from pipeline.compiled import compiled
 from pipeline.distributions.kernels import FREE, Entries, LabelEntries, RowFields, map_places
 from pipeline.distributions.vocabulary_map import VocabularyMap
 
 
 def map_row(
-    row: Mapping[str, Any],
+    row: RowFields,
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
     vocabulary_map: VocabularyMap,
@@ -44,28 +47,20 @@ def map_row(
     *,
     draws: int = 0,
 ) -> None:
-    """Write the distribution of each label of a row.
+    """Write the distribution of each label of a row to `out`.
 
-    Args:
-        row: fields of a row, as `pipeline.streaming.Rows` names them, with `teacher_losses`;
-            tensors or arrays.
-        ids: int32 [T, K], the teacher's ids that it expects after its token at each place of the
-            row, -1 behind the last.
-        log_probs: float32 [T, K], nats, theirs.
-        vocabulary_map: of the row's tokenizers.
-        out: written: distinct student ids by falling mass for the label at each place, -1 behind
-            the last; -1 alone if there is no distribution. Their mass is at most 1 in all.
-        draws: how many of the K, the last, are draws (`pipeline.distributions.draws`): written
-            into the same columns, -1 where there is none.
+    The teacher expects `ids`, int32 [T, K], -1 behind the last, after its token at each place, with
+    `log_probs`, float32 [T, K], nats. `out` gets distinct student ids by falling mass for the label
+    at each place, -1 behind the last, and -1 alone if there is no distribution; their mass is at
+    most 1 in all. The last `draws` of the K are draws, written to the same columns.
     """
-    fields = RowFields(*(np.asarray(row[name]) for name in RowFields._fields))
     expected = Entries(ids, np.exp(log_probs), draws)
     if draws:
-        give_masses(fields, expected)
+        give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     # Made anew: a map is shared by threads, and a row costs fifty times as much.
     scratch = np.full(len(tables.student_starts) - 1, FREE, np.uint8)
-    map_places(fields, expected, tables, edges, scratch, out)
+    map_places(row, expected, tables, edges, scratch, out)
 
 
 def map_batch(
@@ -77,31 +72,51 @@ def map_batch(
     *,
     draws: int = 0,
 ) -> LabelEntries:
-    """Return the distributions of a batch's labels, for a teacher that runs with the student.
+    """Return the distributions of a batch's labels, [B, S, K] and [B, S], for a teacher that runs.
 
-    Args:
-        rows: a batch of B rows in this machine's memory.
-        ids: int32 [B, T, K], as in `map_row`.
-        log_probs: float32 [B, T, K].
-        vocabulary_map: of the rows' tokenizers.
-        teacher_losses: float32 [B, T], nats, the same teacher's; NaN where there is none.
-        draws: as in `map_row`.
-
-    Returns:
-        Of each row, [B, S, K] and [B, S].
-
-    Example:
-        >>> found = map_batch(rows, ids, log_probs, vocabulary_map, losses)  # doctest: +SKIP
+    As `map_row`, of a batch of B rows in this machine's memory: ids and log-probabilities are
+    [B, T, K], the same teacher's losses float32 [B, T], nats, NaN where there is none.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
-    fields = {name: np.asarray(rows[name]) for name in RowFields._fields}
-    places = fields["input_ids"].shape
+    fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))
+    places = fields.input_ids.shape
     shape = (*places, ids.shape[-1])
     out = LabelEntries(
         np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(places, np.float32)
     )
     for number in range(len(ids)):
-        row = {name: values[number] for name, values in fields.items()}
+        row = RowFields(*(each[number] for each in fields))
         own = LabelEntries(*(each[number] for each in out))
         map_row(row, ids[number], log_probs[number], vocabulary_map, own, draws=draws)
     return out
+
+
+@compiled
+def give_masses(row: RowFields, expected: Entries) -> None:
+    """Write the text's own next token behind each place's entries, and the draws' probabilities.
+
+    Expected are at most K entries after the teacher's token at each place, -1 behind them, and the
+    draws in the last columns, with one column between them. The own token is written there if it
+    isn't among the entries. Only entries' probabilities are read.
+    """
+    ids, probs, draws = expected
+    losses, bounds = row.teacher_losses, row.teacher_cu_seqlens
+    first = ids.shape[1] - draws
+    for segment in range(len(bounds) - 1):
+        for place in range(bounds[segment], bounds[segment + 1]):
+            if ids[place, 0] < 0:
+                continue
+            own, count, rest = np.int32(-1), 0, 1.0
+            if place + 1 < bounds[segment + 1] and losses[place + 1] >= 0:
+                own = row.teacher_input_ids[place + 1]
+            while count < first - 1 and ids[place, count] >= 0:
+                rest -= probs[place, count]
+                if ids[place, count] == own:
+                    own = np.int32(-1)
+                count += 1
+            if own >= 0:
+                ids[place, count], probs[place, count] = own, np.exp(-losses[place + 1])
+                rest -= probs[place, count]
+            for draw in range(first, ids.shape[1]):
+                # Rounded entries may hold more than all.
+                probs[place, draw] = max(rest, 0.0) / draws

@@ -50,13 +50,7 @@ class VocabularyMap:
         student_convention: ConventionRecord | None = None,
         teacher_convention: ConventionRecord | None = None,
     ) -> VocabularyMap:
-        """Make the tables.
-
-        Args:
-            student: the student's tokenizer.
-            teacher: the teacher's.
-            student_convention: what rows put around a student's text; None takes the tokenizer's.
-            teacher_convention: the same for the teacher.
+        """Make the tables, by what rows put around texts (default: by the tokenizers' own).
 
         Raises:
             ValueError: a tokenizer whose tokens don't spell a text, such as WordPiece.
@@ -68,10 +62,10 @@ class VocabularyMap:
         """
         own = student_convention or student.around_text
         other = teacher_convention or teacher.around_text
-        student_entries, texts = _entries(student), _entries(teacher)
-        texts = [text if student.keeps_text(_around(text)) else b"" for text in texts]
+        student_bytes, student_starts = _flatten(_entries(student))
+        texts = _entries(teacher)
+        texts = [text if student.keeps_text(_NEUTRAL + text + _NEUTRAL) else b"" for text in texts]
         student_spaces, teacher_spaces = _Spaces.of(student), _Spaces.of(teacher)
-        student_bytes, student_starts = _flatten(student_entries)
         teacher_bytes, teacher_starts = _flatten(texts)
         tables = Tables(
             mapped=np.full((2, len(texts)), NONE, np.int32),
@@ -79,10 +73,11 @@ class VocabularyMap:
             student_starts=student_starts,
             teacher_bytes=teacher_bytes,
             teacher_starts=teacher_starts,
-            slots=_hash_entries(student, student_entries, student_bytes, student_starts),
+            slots=_hash_entries(student, student_bytes, student_starts),
         )
-        tables.mapped[0] = _prefixes(texts, tables)
-        tables.mapped[1] = _prefixes(_at_start(texts, student_spaces, teacher_spaces), tables)
+        at_start = _flatten(_at_start(texts, student_spaces, teacher_spaces))
+        tables.mapped[0] = find_prefixes(teacher_bytes, teacher_starts, tables)
+        tables.mapped[1] = find_prefixes(*at_start, tables)
         end = NONE if own.end_token_id is None else own.end_token_id
         for token_id in {teacher.eos_token_id, other.end_token_id} - {None}:
             tables.mapped[:, token_id] = end
@@ -138,25 +133,17 @@ def _flatten(entries: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.in
 
 
 def _hash_entries(
-    tokenizer: Tokenizer,
-    entries: Sequence[bytes],
-    flat: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    tokenizer: Tokenizer, flat: NDArray[np.uint8], starts: NDArray[np.int64]
 ) -> NDArray[np.int32]:
     """Return ids by the hash of their bytes; of equal ones that which the tokenizer would give."""
     names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
     # A byte's own token is only given if no piece spells it.
     fallback = {tokenizer.find_token(name) for name in names}
-    known = [token_id for token_id, text in enumerate(entries) if text]
+    known = np.flatnonzero(np.diff(starts)).tolist()
     order = np.array(sorted(known, key=lambda i: (i in fallback, i)), np.int32)
     slots = np.full(1 << (2 * len(order)).bit_length(), NONE, np.int32)
     insert_entries(order, flat, starts, slots)
     return slots
-
-
-def _prefixes(texts: Sequence[bytes], tables: Tables) -> NDArray[np.int32]:
-    flat, starts = _flatten(texts)
-    return find_prefixes(flat, starts, tables)
 
 
 def _at_start(texts: Sequence[bytes], student: _Spaces, teacher: _Spaces) -> list[bytes]:
@@ -169,10 +156,6 @@ def _at_start(texts: Sequence[bytes], student: _Spaces, teacher: _Spaces) -> lis
     return [
         b" " + text if text and (spaced or not text.startswith(b" ")) else text for text in texts
     ]
-
-
-def _around(text: bytes) -> bytes:
-    return _NEUTRAL + text + _NEUTRAL
 
 
 def _context(convention: ConventionRecord) -> tuple[int, int]:

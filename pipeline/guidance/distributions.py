@@ -132,7 +132,7 @@ def distilled_loss(
         temperature: as in `distribution_divergences`.
         reverse: as there.
         draws: how many of the K entries, the last, are draws of the rest (see
-            `pipeline.distributions.draws`). The cross entropy with entries and draws over all of
+            `pipeline.distributions.mapping`). The cross entropy with entries and draws over all of
             the student's tokens then takes the place of the KL: its gradient, the student's
             distribution less the teacher's, is right on average. `divergence` stays the KL of
             the other entries and the residual, without a gradient.

@@ -4,8 +4,6 @@ Losses are used only if an online teacher would have given the same: `open_store
 the score manifest against the dataset and against the plan of rows, and refuses with the reason.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_right
 from collections import OrderedDict
@@ -43,14 +41,7 @@ class StoredLosses:
     def __init__(
         self, scores: ScoreFiles, dataset: Dataset, plan: RowPlan, cache: ShardCache | None
     ) -> None:
-        """Use `open_stored_losses`.
-
-        Args:
-            scores: checked against the dataset.
-            dataset: the dataset.
-            plan: says which shard holds which document.
-            cache: for a remote dataset.
-        """
+        """Read scores that were checked against a dataset and a plan: use `open_stored_losses`."""
         self.scores = scores
         self._shards = dataset.manifest.shards
         self._shard_starts: list[int] = plan.shard_document_starts.tolist()
@@ -80,10 +71,6 @@ class StoredLosses:
         Raises:
             DamagedShardError: the sidecar is missing or is not the score manifest's.
             ForeignLossesError: the document was not scored.
-
-        Example:
-            >>> losses.read(7, 0, 3)
-            array([2.5  , 0.125, 7.75 ], dtype=float16)
         """
         opened, place, shard_index = self._find(document_index)
         first, end = opened.starts[place : place + 2].tolist()
@@ -95,12 +82,11 @@ class StoredLosses:
         self,
         document_index: int,
         start: int,
-        stop: int,
         *,
         ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
     ) -> None:
-        """Fill in the distributions at positions start..stop-1 of a document.
+        """Fill in the distributions at the positions of a document from `start` on.
 
         Position l is what the teacher expects after the document's first l tokens, so a document of
         T tokens has T + 1. One with nothing before it has no entries.
@@ -108,25 +94,22 @@ class StoredLosses:
         Args:
             document_index: of the document.
             start: the first position.
-            stop: behind the last one.
-            ids: int32 [stop - start, K], gets the teacher's token ids, -1 if there is no more;
-                K is the `width` of the rule, or more. Draws are the last columns; the one before
-                them stays free for the text's own token.
-            log_probs: float32 [stop - start, K], gets nats, falling, -inf if there is no more, and
-                for draws, of which each has an equal share of the rest.
+            ids: int32 [n, K], gets the teacher's token ids, -1 if there is no more; K is the
+                `width` of the rule, or more. Draws are the last columns; the one before them stays
+                free for the text's own token.
+            log_probs: float32 [n, K], gets nats, falling, -inf if there is no more, and for draws,
+                of which each has an equal share of the rest.
 
         Raises:
             DamagedShardError: the sidecar is missing or is not the score manifest's, or these
                 entries are none that a teacher gives.
             ForeignLossesError: the document was not scored, or no distributions are stored.
-
-        Example:
-            >>> losses.read_entries(7, 0, 3, ids=ids, log_probs=log_probs)
         """
         opened, place, shard_index = self._find(document_index)
         if opened.entries is None:
             raise ForeignLossesError(f"{self.scores.path} {NO_DISTRIBUTIONS}")
         first, end = opened.entries.position_starts[place : place + 2].tolist()
+        stop = start + len(ids)
         if first + stop > end:
             raise self._not_scored(shard_index, place, f"{end - first} positions", stop)
         path = self.scores.sidecar(self.scores.manifest.sidecars[shard_index]).url
@@ -136,9 +119,7 @@ class StoredLosses:
         """Fetch the sidecars of remote shards in the background."""
         if self._cache is not None:
             records = self.scores.manifest.sidecars
-            self._cache.prefetch(
-                [self.scores.sidecar(records[shard_index]) for shard_index in shards]
-            )
+            self._cache.prefetch([self.scores.sidecar(records[number]) for number in shards])
 
     def _find(self, document_index: int) -> tuple[ShardLosses, int, int]:
         """Return a document's sidecar, its number there, and the shard's."""
@@ -175,24 +156,13 @@ def open_stored_losses(
 ) -> StoredLosses:
     """Return stored losses, checked to be those that an online teacher would give for a plan.
 
-    Every sidecar's size is compared now, its SHA-256 when a process first reads it.
-
-    Args:
-        source: a score manifest, or the name of a teacher as in `find_scores`.
-        dataset: the dataset.
-        plan: of the rows that they are for.
-        cache: for a remote dataset.
-        where: the condition by which the plan's documents were chosen, "" for none.
-        with_distributions: whether entries will be read, too.
+    Every sidecar's size is compared now, its SHA-256 when a process first reads it. `source` is
+    what `find_scores` takes, `where` the condition by which the plan's documents were chosen.
 
     Raises:
         ForeignLossesError: incomplete, without distributions that are needed, or for other data,
             documents, lengths or conventions.
         DatasetError: no such scores.
-
-    Example:
-        >>> open_stored_losses("models/teacher", dataset, plan).read(0, 0, 2)
-        array([2.5  , 0.125], dtype=float16)
     """
     named = find_scores(
         source, dataset.location, where=where, with_distributions=with_distributions

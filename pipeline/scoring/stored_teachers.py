@@ -1,7 +1,5 @@
 """The stored losses of a run's teachers, read as one teacher's: one alone is a mean of one."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -25,12 +23,7 @@ _MAX_KNOWN_DOCUMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class TeachersRule:
-    """What determines the losses of a run's teachers.
-
-    Attributes:
-        rules: of each.
-        weights: of each in a mean; empty for a choice.
-    """
+    """What determines the losses of a run's teachers; weights are those of a mean, else none."""
 
     rules: tuple[TeacherRule, ...]
     weights: tuple[float, ...]
@@ -56,32 +49,25 @@ class TeachersRule:
         draws = most.draws * len(found)
         return replace(most, top_k=most.width * len(found) - draws - 1, draws=draws)
 
-    def without_where(self) -> TeachersRule:
+    def without_where(self) -> "TeachersRule":
         """Return the rule without the conditions that say which documents were scored."""
         return replace(self, rules=tuple(replace(own, where="") for own in self.rules))
 
 
 class StoredTeachers:
-    """Reads what a run's teachers have stored of a dataset.
-
-    Attributes:
-        rule: what determines it; of no teachers if nothing is stored.
-    """
+    """Reads what a run's teachers have stored of a dataset; `rule` names none if nothing is."""
 
     def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
-        """Read several as one.
+        """Read several as one: by weights that add up to 1, their mean.
 
-        Args:
-            parts: each checked to be those that an online teacher would give.
-            weights: of each in the mean, adding up to 1; none reads of each document the teacher
-                whose mean loss of it is the least.
+        Without weights, of each document the teacher whose mean loss of it is the least.
         """
         self._parts, self._weights = tuple(parts), tuple(weights)
         self._chosen: OrderedDict[int, StoredLosses] = OrderedDict()
         self.rule = TeachersRule(tuple(part.rule for part in parts), self._weights)
 
     @property
-    def apart(self) -> list[StoredTeachers]:
+    def apart(self) -> list["StoredTeachers"]:
         """Each teacher of a mean with draws, alone; empty for anything else."""
         rule = self.rule.distributions
         if rule is None or not rule.draws or len(self._weights) < 2:
@@ -102,7 +88,6 @@ class StoredTeachers:
         self,
         document_index: int,
         start: int,
-        stop: int,
         *,
         ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
@@ -115,9 +100,9 @@ class StoredTeachers:
         """
         parts = self._parts_of(document_index)
         if len(parts) == 1:
-            parts[0].read_entries(document_index, start, stop, ids=ids, log_probs=log_probs)
+            parts[0].read_entries(document_index, start, ids=ids, log_probs=log_probs)
             return
-        found = [_read_entries(part, document_index, start, stop) for part in parts]
+        found = [_read_entries(part, document_index, start, len(ids)) for part in parts]
         every = np.concatenate([own for own, _ in found], axis=1)
         masses = [
             np.exp(own) * weight for (_, own), weight in zip(found, self._weights, strict=True)
@@ -150,26 +135,14 @@ def open_teachers(
     opened: OpenedDataset,
     plan: RowPlan,
     *,
-    cache: ShardCache | None = None,
-    with_distributions: bool = False,
+    cache: ShardCache | None,
+    with_distributions: bool,
 ) -> StoredTeachers:
     """Return what a run's teachers have stored, each checked as `open_stored_losses` does.
-
-    Args:
-        teaching: whose, and how they become one.
-        opened: the dataset.
-        plan: of the rows that they are for.
-        cache: for a remote dataset.
-        with_distributions: whether entries will be read, too.
 
     Raises:
         ForeignLossesError: a teacher is named twice, or several have draws that can't be read as
             one's. And what `open_stored_losses` raises.
-
-    Example:
-        >>> teaching = Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(0.3, 0.7))
-        >>> open_teachers(teaching, opened, plan).rule.weights
-        (0.3, 0.7)
     """
     parts = [
         open_stored_losses(
@@ -203,25 +176,22 @@ def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching)
 
 
 def _read_entries(
-    part: StoredLosses, document_index: int, start: int, stop: int
+    part: StoredLosses, document_index: int, start: int, count: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     rule = part.rule.distributions
     assert rule is not None  # `open_stored_losses` was asked for some
-    shape = (stop - start, rule.top_k)
+    shape = (count, rule.top_k)
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    part.read_entries(document_index, start, stop, ids=ids, log_probs=log_probs)
+    part.read_entries(document_index, start, ids=ids, log_probs=log_probs)
     return ids, log_probs
 
 
 def heaviest(
     ids: NDArray[np.int32], masses: NDArray[np.float32], top_k: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the heaviest ids of each row with their log-masses, equal ids added up.
+    """Return the heaviest ids of each row, -1 for none, with their log-masses, equal ids added up.
 
-    Args:
-        ids: int32 [n, M], -1 for none.
-        masses: float32 [n, M], 0 for none.
-        top_k: how many.
+    Ids and masses are [n, M], those returned [n, top_k].
     """
     order = np.argsort(ids, axis=1, kind="stable")
     ids = np.take_along_axis(ids, order, axis=1)

@@ -4,13 +4,12 @@ from pipeline.packing.reading import Reading
 from pipeline.packing.state import StreamMismatchError, StreamState
 from pipeline.streaming.batch import Rows, collate_rows
 from pipeline.streaming.config import StreamConfig
-from pipeline.streaming.loader import RowLoader, load_batches
+from pipeline.streaming.loader import load_batches
 from pipeline.streaming.rows import AlignedRows
 
 __all__ = [
     "AlignedRows",
     "Reading",
-    "RowLoader",
     "Rows",
     "StreamConfig",
     "StreamMismatchError",

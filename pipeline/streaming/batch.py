@@ -11,12 +11,17 @@ from pipeline.streaming.layout import FLOAT_FIELDS, RowLayout
 class Rows(Mapping[str, torch.Tensor]):
     """One row or a batch of rows: a mapping of tensors that all lie in one.
 
-    Fields, for B rows (without B for one row); `pipeline.streaming` defines them:
-        input_ids, labels, position_ids: int32 [B, seq_length].
-        loss_mask: float32 [B, seq_length], 0 or 1.
-        teacher_spans: int32 [B, seq_length, 2].
-        teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length].
-        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2].
+    Fields, for B rows (without B for one row):
+        input_ids, labels, position_ids: int32 [B, seq_length]; `labels[t]` is `input_ids[t + 1]`
+            within a segment.
+        loss_mask: float32 [B, seq_length], 1 where a label is learned, 0 at padding and at a
+            segment's last token: none predicts across documents.
+        teacher_spans: int32 [B, seq_length, 2], of the label: the half-open range of the row's
+            teacher tokens that cover it; (0, 0) if it is an end token, padding, or covered by none.
+        teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length]. A token at position
+            0 has no context and no loss.
+        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2], bounds of segments, of which
+            the padding is the last; filled up with the row's length.
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
         teacher_losses: float32 [B, teacher_seq_length], nats, NaN if there is none; only where
             rows are read with `Teaching.stored_losses`.
@@ -64,12 +69,12 @@ class Rows(Mapping[str, torch.Tensor]):
 
         Neither padding nor the place of a damaged sample, whose positions count like any segment's.
         """
-        return self._is_text("cu_seqlens", self["input_ids"].shape[-1])
+        return self._is_text("cu_seqlens", self.layout.seq_length)
 
     @property
     def teacher_is_text(self) -> torch.Tensor:
         """Places of the same segments' teacher tokens, bool [B, teacher_seq_length]."""
-        return self._is_text("teacher_cu_seqlens", self["teacher_input_ids"].shape[-1])
+        return self._is_text("teacher_cu_seqlens", self.layout.teacher_seq_length)
 
     @property
     def teacher_has_loss(self) -> torch.Tensor:
@@ -80,8 +85,7 @@ class Rows(Mapping[str, torch.Tensor]):
         if "teacher_losses" in self.layout.shapes:
             known = ~self["teacher_losses"].isnan()
         else:
-            length = self["teacher_input_ids"].shape[-1]
-            known = has_context(self["teacher_cu_seqlens"], length)
+            known = has_context(self["teacher_cu_seqlens"], self.layout.teacher_seq_length)
         return known & self.teacher_is_text
 
     def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,20 +51,5 @@ class DamageLog:
         logger.warning("left out sample %d: %s", len(self.samples), sample.reason)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         # One short write in append mode is not mixed with those of other processes.
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, (json.dumps(asdict(sample)) + "\n").encode())
-        finally:
-            os.close(descriptor)
-
-
-def read_quarantine(file: Path) -> list[QuarantinedSample]:
-    """Return the samples that a file lists, each once, in the order they were met.
-
-    Example:
-        >>> [sample.key for sample in read_quarantine(rows.datasets[0].damage.file)]
-        ['6b7a9107be9a3bde3b1e17a96fa9b3f9']
-    """
-    lines = file.read_text().splitlines() if file.exists() else []
-    samples = [QuarantinedSample(**json.loads(line)) for line in lines]
-    return list({(sample.shard, sample.key): sample for sample in samples}.values())
+        with self.file.open("ab", buffering=0) as file:
+            file.write((json.dumps(asdict(sample)) + "\n").encode())

@@ -14,11 +14,11 @@ from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.order import RowOrder, order_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
-from pipeline.scoring.stored_teachers import TeachersRule, open_teachers
+from pipeline.scoring.stored_teachers import open_teachers
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
-from pipeline.streaming.layout import SEGMENT, STUDENT, TEACHER, RowLayout
+from pipeline.streaming.layout import RowLayout
 from pipeline.streaming.next_tokens import MeanOfDraws, NextTokens, RowAnswers, TeacherLosses
 from pipeline.streaming.samples import SampleReader
 from schemas.errors import DatasetError
@@ -33,6 +33,7 @@ class DatasetRows:
         order: the rows' order.
         num_student_tokens: of the documents in the plan.
         damage: what was left out in this process, and the file that lists it.
+        teachers_rule: what determined the stored losses that rows hold; of no teachers if none.
     """
 
     def __init__(
@@ -61,7 +62,6 @@ class DatasetRows:
         plan = plan_folder(opened.documents, rules, cache_folder=config.cache_folder)
         self.damage = DamageLog(config.on_damage, plan.with_suffix(".quarantine.jsonl"))
         cache = _shard_cache(config, dataset, self.order)
-        self._reader = SampleReader(dataset, table, cache)
         self._teachers = open_teachers(
             config.teaching,
             opened,
@@ -69,39 +69,29 @@ class DatasetRows:
             cache=cache,
             with_distributions=config.with_distributions,
         )
+        self.teachers_rule = self._teachers.rule
         self._answers: list[RowAnswers] = []
-        if self._teachers.rule.rules:
+        if self.teachers_rule.rules:
             self._answers.append(TeacherLosses(self._teachers))
         if config.with_distributions:
             kind = MeanOfDraws if self._teachers.apart else NextTokens
             self._answers.append(kind(self._teachers, dataset, rules))
-        self._prefetched = (-1, -1)
+        self._is_remote, self._prefetched = cache is not None, (-1, -1)
         manifest = dataset.manifest
         self._vocab_sizes = manifest.student.vocab_size, manifest.teacher.vocab_size
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
-        for shard, error in dataset.find_damage().items():
-            if config.on_damage == "raise":
-                raise error
-            self._reader.give_up(shard, error)
-
-    @property
-    def teachers_rule(self) -> TeachersRule:
-        """What determined the stored losses that rows hold; of no teachers if they hold none."""
-        return self._teachers.rule
+        damaged = dataset.find_damage()
+        if damaged and config.on_damage == "raise":
+            raise next(iter(damaged.values()))
+        self._reader = SampleReader(dataset, table, cache, damaged)
 
     def write_row(
         self, row: NDArray[int32], layout: RowLayout, epoch: int, epoch_position: int
     ) -> None:
-        """Write one row into memory that exists.
+        """Write the row at a place of an epoch into `row`, int32 [layout.num_words].
 
-        Args:
-            row: int32 [layout.num_words].
-            layout: of the run's rows, which may have room for more segments than these need.
-            epoch: of this dataset.
-            epoch_position: the row's place in the epoch.
-
-        Raises:
-            DatasetError: the row's sample or shard is damaged and that is not to be quarantined.
+        The run's layout may have room for more segments than this dataset needs. DatasetError if a
+        sample or shard is damaged and that is not to be quarantined.
         """
         self._prefetch(epoch, epoch_position)
         row_index = self.order.row_index(epoch, epoch_position)
@@ -144,9 +134,10 @@ class DatasetRows:
         document_index, s_start, s_stop, t_start, t_stop, flags = segment
         whole = STARTS | ENDS
         added = self._added[flags & whole]
+        student, teacher, number = at
         stop = (
-            at[STUDENT] + s_stop - s_start + (added[0] >= 0) + (added[1] >= 0),
-            at[TEACHER] + t_stop - t_start + (added[2] >= 0) + (added[3] >= 0),
+            student + s_stop - s_start + (added[0] >= 0) + (added[1] >= 0),
+            teacher + t_stop - t_start + (added[2] >= 0) + (added[3] >= 0),
         )
         num_masked = 0
         try:
@@ -172,14 +163,14 @@ class DatasetRows:
             fill_nothing(row, layout.kernel_starts, at, stop)
             num_masked = s_stop - s_start
         else:
-            places, ends = (at[TEACHER], stop[TEACHER]), bool(flags & ENDS)
+            places, ends = (teacher, stop[1]), bool(flags & ENDS)
             for answers in self._answers:
                 answers.segment(document_index, (t_start, t_stop), places, ends=ends)
-        return (*stop, at[SEGMENT] + 1), num_masked
+        return (*stop, number + 1), num_masked
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:
         """Fetch this group's shards and the next group's when a group is entered."""
-        if not self._reader.is_remote:
+        if not self._is_remote:
             return
         place, group, _ = self.order.locate(epoch, epoch_position)
         if self._prefetched == (epoch, place):

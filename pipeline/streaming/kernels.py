@@ -4,27 +4,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
-from pipeline.streaming.layout import (
-    ADVANCE,
-    CU_SEQLENS,
-    INPUT_IDS,
-    LABELS,
-    LOSS_MASK,
-    NUM_QUARANTINED,
-    PADDING_ID,
-    POSITION_IDS,
-    SEGMENT,
-    STUDENT,
-    STUDENT_IDS,
-    TEACHER,
-    TEACHER_CU_SEQLENS,
-    TEACHER_IDS,
-    TEACHER_INPUT_IDS,
-    TEACHER_POSITION_IDS,
-    TEACHER_SPANS,
-    WIDTH,
-    SampleTensors,
-)
+
+PADDING_ID = 0  # every vocabulary has it; masks keep it out of every loss
+
+INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
+TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
+NUM_QUARANTINED = 9
+"""Places of the fields in `RowLayout.kernel_starts`."""
+
+STUDENT, TEACHER, SEGMENT = range(3)
+"""Places in `at`: the next student place, the next teacher place, the number of segments."""
+
+STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH = range(4)
+"""Places in `SampleTensors`."""
+
+SampleTensors = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Position in the sample and bytes per value of: student ids, teacher ids, advance, width."""
 
 _ONE = int(np.float32(1.0).view(np.int32))
 
@@ -43,16 +38,9 @@ def fill_segment(
 ) -> tuple[int, int]:
     """Write a segment; return how many spans leave it against the rules, and how many ids are none.
 
-    Args:
-        row: int32 [words], the row's buffer.
-        starts: `RowLayout.kernel_starts`.
-        at: the segment's first student place, its first teacher place, its number in the row.
-        sample: uint8, the sample's bytes.
-        tensors: where its tensors lie.
-        tokens: student start, stop, teacher start, stop: the tokens of the document to write.
-        added: ids put before and after the student's and the teacher's tokens, -1 for none.
-        vocab_sizes: the student's and the teacher's.
-        forced: whether spans may leave the segment; they are then empty.
+    The sample's bytes give `tokens` of its document: student start and stop, teacher start and
+    stop. `added` are the ids before and after the student's tokens, and before and after the
+    teacher's, -1 for none. If `forced`, spans may leave the segment; they are then empty.
     """
     student_start, student_stop, teacher_start, teacher_stop = tokens
     text = _fill_tokens(
@@ -97,10 +85,7 @@ def fill_segment(
 
 @compiled
 def fill_nothing(
-    row: NDArray[np.int32],
-    starts: tuple[int, ...],
-    at: tuple[int, int, int],
-    stop: tuple[int, int],
+    row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], stop: tuple[int, int]
 ) -> None:
     """Write a segment without tokens from `at`, as in `fill_segment`, to places `stop`.
 
@@ -211,11 +196,8 @@ def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: 
     """Write labels and loss_mask: each token predicts the next, the last one nothing."""
     if end == at:
         return
-    input_ids, labels, loss_mask = (
-        row[starts[INPUT_IDS] :],
-        row[starts[LABELS] :],
-        row[starts[LOSS_MASK] :],
-    )
+    input_ids, labels = row[starts[INPUT_IDS] :], row[starts[LABELS] :]
+    loss_mask = row[starts[LOSS_MASK] :]
     labels[at : end - 1] = input_ids[at + 1 : end]
     loss_mask[at : end - 1] = _ONE
     labels[end - 1] = PADDING_ID

@@ -2,7 +2,7 @@
 
 A row is one int32 array, so that a batch is one tensor whatever its fields are. `RowLayout` says
 where each field lies; `fill_segment` writes a segment from its sample's bytes without decoding
-anything else of the document. `pipeline.streaming` describes the fields.
+anything else of the document. `Rows` describes the fields.
 """
 
 import math
@@ -13,27 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PADDING_ID = 0  # every vocabulary has it; masks keep it out of every loss
-
-INPUT_IDS, LABELS, LOSS_MASK, POSITION_IDS, TEACHER_SPANS = range(5)
-TEACHER_INPUT_IDS, TEACHER_POSITION_IDS, CU_SEQLENS, TEACHER_CU_SEQLENS = range(5, 9)
-NUM_QUARANTINED = 9
-"""Places of the fields in `RowLayout.kernel_starts`."""
+from pipeline.streaming.kernels import NUM_QUARANTINED
 
 DISTRIBUTION_FIELDS = ("next_token_ids", "next_token_probs", "moved_mass")
 """Fields of labels' distributions, in the order of `LabelEntries`."""
 
 FLOAT_FIELDS = ("loss_mask", "teacher_losses", *DISTRIBUTION_FIELDS[1:])
 """Fields whose words are float32."""
-
-STUDENT, TEACHER, SEGMENT = range(3)
-"""Places in `at`: the next student place, the next teacher place, the number of segments."""
-
-STUDENT_IDS, TEACHER_IDS, ADVANCE, WIDTH = range(4)
-"""Places in `SampleTensors`."""
-
-SampleTensors = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
-"""Position in the sample and bytes per value of: student ids, teacher ids, advance, width."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +72,13 @@ class RowLayout:
     @cached_property
     def words(self) -> dict[str, slice]:
         """Where each field lies in the buffer."""
-        bounds = np.cumsum([0, *(math.prod(shape) for shape in self.shapes.values())]).tolist()
+        bounds = np.cumsum([0, *map(math.prod, self.shapes.values())]).tolist()
         return dict(zip(self.shapes, map(slice, bounds, bounds[1:]), strict=True))
 
     @cached_property
     def num_words(self) -> int:
         """int32 words in a row's buffer."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(map(math.prod, self.shapes.values()))
 
     def field(self, row: NDArray[np.int32], name: str) -> NDArray[Any]:
         """Return a field of a row's buffer, a view."""

@@ -5,8 +5,6 @@ worker and reader, which costs several times what reading the rows does. Here wo
 ring of slots made once, and pass the slot's number; the reader copies the slot.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator
@@ -35,7 +33,7 @@ def load_batches(
     num_samples: int | None = None,
     num_workers: int = 0,
     pin_memory: bool = False,
-) -> RowLoader:
+) -> "RowLoader":
     """Return one replica's micro-batches, from a run's position.
 
     Args:

@@ -1,9 +1,6 @@
 """What stored teachers say in a row: losses, and next tokens over the student's vocabulary."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,34 +17,26 @@ _maps: dict[object, VocabularyMap] = {}
 """The tables of this process by tokenizers and conventions: a mixture's datasets share them."""
 
 
-class RowAnswers(Protocol):
-    """Writes what stored teachers say of a row, segment by segment."""
+class RowAnswers:
+    """Writes what stored teachers say of a row, int32 [layout.num_words], segment by segment."""
 
     def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """Forget the row before.
-
-        Args:
-            row: int32 [layout.num_words], not written yet.
-            layout: of the row.
-        """
+        """Forget the row before; nothing of this one is written yet."""
 
     def segment(
         self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
     ) -> None:
         """Read what is stored of a segment.
 
-        Args:
-            document_index: of the segment's document.
-            tokens: the teacher's tokens of the document that the segment holds.
-            places: of the segment in the row, a context token's included.
-            ends: whether the segment ends its document: what is expected then is stored, too.
+        It holds these teacher tokens of its document at these places of the row, a context token's
+        included. What is expected after a segment that ends its document is stored, too.
         """
 
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
         """Write what needs the row's other fields, which are written now."""
 
 
-class TeacherLosses:
+class TeacherLosses(RowAnswers):
     """The losses of a row's teacher tokens."""
 
     def __init__(self, teachers: StoredTeachers) -> None:
@@ -67,19 +56,12 @@ class TeacherLosses:
         own = slice(places[1] - (tokens[1] - tokens[0]), places[1])
         self._losses[own] = self._teachers.read(document_index, *tokens)
 
-    def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """See `RowAnswers`."""
 
-
-class NextTokens:
+class NextTokens(RowAnswers):
     """What teachers expect at a row's places, and what that means for its labels."""
 
     def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
-        """Make or take the tables of a dataset's tokenizers.
-
-        Raises:
-            ValueError: a tokenizer whose tokens don't spell their text.
-        """
+        """Make or take the tables of a dataset's tokenizers, see `vocabulary_map`."""
         rule = teachers.rule.distributions
         assert rule is not None  # `open_teachers` was asked for some
         self._teachers = teachers
@@ -103,18 +85,17 @@ class NextTokens:
             start, first = start + 1, first + 1
         if start < stop:
             own = slice(first, first + stop - start)
-            self._teachers.read_entries(
-                document_index, start, stop, ids=self._ids[own], log_probs=self._log_probs[own]
-            )
+            ids, log_probs = self._ids[own], self._log_probs[own]
+            self._teachers.read_entries(document_index, start, ids=ids, log_probs=log_probs)
 
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
         """See `RowAnswers`."""
-        fields = {name: layout.field(row, name) for name in RowFields._fields}
+        fields = RowFields(*(layout.field(row, name) for name in RowFields._fields))
         out = LabelEntries(*(layout.field(row, name) for name in DISTRIBUTION_FIELDS))
         map_row(fields, self._ids, self._log_probs, self._map, out, draws=self._draws)
 
 
-class MeanOfDraws:
+class MeanOfDraws(RowAnswers):
     """The mean of teachers with draws, of which each is mapped alone, by its own losses.
 
     Equal entries are added up; draws stay apart, each as heavy as its teacher and its own share.

@@ -6,43 +6,13 @@ dataset's rows per epoch gives epoch and position, and `RowOrder` the row of its
 arithmetic, so that a run resumes exactly from the number of samples it has consumed, with any
 number of replicas and DataLoader workers.
 
-A row holds segments of documents side by side. The text "abcd", student tokens [ab, cd] = [11, 12],
-teacher tokens [a, bc, d] = [21, 22, 23], student with BOS 1 and EOS 2, teacher with context 9, in
-a row of 6 student and 6 teacher tokens:
-
-    place                  0       1       2      3       4       5
-    input_ids              1       11      12     2       0       0
-    labels                 11      12      2      0       0       0
-    loss_mask              1       1       1      0       0       0
-    position_ids           0       1       2      3       0       1
-    teacher_spans          [1,3)   [2,4)   empty  empty   empty   empty
-    teacher_input_ids      9       21      22     23      0       0
-    teacher_position_ids   0       1       2      3       0       1
-    cu_seqlens             0 4 6   teacher_cu_seqlens   0 4 6
-
-- `labels[t] = input_ids[t + 1]` within a segment. The last token of a segment predicts nothing,
-  and no token predicts across documents: `loss_mask` is 0 there and at padding.
-- `teacher_spans[t]` belongs to the label: the half-open range of the row's teacher tokens that
-  cover student token t + 1. The teacher's loss of `labels[t]` is therefore aggregated over
-  `teacher_losses[start:stop]`, where entry l is the loss of teacher token l given those before it
-  in its segment. Place 0 above predicts "ab", which "a" and "bc" cover: teacher places 1 and 2.
-- Unmapped (0, 0): the label is EOS, padding, or a token that no teacher token covers.
-- A teacher token whose position is 0 has no context and no loss; it is the context token, or the
-  text's first token if the convention has none.
-- With `Teaching.stored_losses` a row also holds `teacher_losses`, which `vocag score` has
-  stored: in the row above [NaN, -log P(a | 9), -log P(bc | 9 a), -log P(d | 9 a bc), NaN, NaN].
-- With `StreamConfig.with_distributions` a row also holds `next_token_ids`, `next_token_probs` and
-  `moved_mass`: what the teacher expects in place of `labels[t]`, over the student's vocabulary, as
-  `pipeline.distributions.mapping` says.
-- `cu_seqlens` are segment bounds, the padding last as a segment of its own; the array is filled up
-  with the row's length, which makes empty segments.
+A row holds segments of documents side by side: `Rows` says what its fields mean, and
+docs/concepts/rows.md shows one of them, place by place.
 """
 
 from collections.abc import Sequence
 
 import torch
-from numpy import int32
-from numpy.typing import NDArray
 from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.files import Dataset
@@ -118,17 +88,18 @@ class AlignedRows(TorchDataset[Rows]):
         self.opened.require_no_overlap([rows.plan.segments["document"] for rows in self.datasets])
         _require_one_teacher(mixture, self.datasets)
         self.plan = _plan(mixture, self.datasets, config.global_batch_size)
+        entries = self.teachers_rule.distributions if config.with_distributions else None
         self.layout = RowLayout(
             self.rules.seq_length,
             self.rules.teacher_seq_length,
             max(rows.plan.max_segments for rows in self.datasets),
             with_losses=config.teaching.stored_losses is not None,
-            top_k=max(map(_top_k, self.datasets)) if config.with_distributions else 0,
+            top_k=entries.width if entries else 0,
             sources=mixture.names,
-            draws=max(map(_draws, self.datasets)) if config.with_distributions else 0,
+            draws=entries.draws if entries else 0,
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
-        self._num_rows = whole_batches(num_rows, config.global_batch_size)
+        self._num_rows = _whole_batches(num_rows, config.global_batch_size)
 
     def __len__(self) -> int:
         """Return the rows of the run, whole global batches; 2**62 or so if it has no end."""
@@ -152,7 +123,10 @@ class AlignedRows(TorchDataset[Rows]):
     def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
         """Write a batch into memory that exists: int32 [len(run_positions), layout.num_words]."""
         for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
-            self._write_row(row, run_position)
+            source, epoch, epoch_position = self.locate(run_position)
+            self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
+            if self.layout.sources:
+                row[self.layout.words["source"]] = source
 
     @property
     def dataset(self) -> Dataset:
@@ -239,19 +213,9 @@ class AlignedRows(TorchDataset[Rows]):
         source, position = self.plan.locate(run_position)
         return source, *divmod(position, self.plan.sources[source].num_rows)
 
-    def _write_row(self, row: NDArray[int32], run_position: int) -> None:
-        source, epoch, epoch_position = self.locate(run_position)
-        self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
-        if self.layout.sources:
-            row[self.layout.words["source"]] = source
 
-
-def whole_batches(num_rows: int, global_batch_size: int) -> int:
-    """Return the rows that fill whole global batches.
-
-    Raises:
-        ValueError: not even one.
-    """
+def _whole_batches(num_rows: int, global_batch_size: int) -> int:
+    """Return the rows that fill whole global batches; ValueError if not even one is filled."""
     samples = num_rows // global_batch_size * global_batch_size
     if not samples:
         raise ValueError(
@@ -267,24 +231,13 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows], global_batch_size: 
     sources = [
         Source(
             rows.opened.entry.name,
-            whole_batches(len(rows.plan), whole),
+            _whole_batches(len(rows.plan), whole),
             rows.num_student_tokens,
             rows.opened.entry.max_epochs,
         )
         for rows in datasets
     ]
     return plan_mixture(sources, mixture.stages)
-
-
-def _top_k(rows: DatasetRows) -> int:
-    """Return the entries of a label's distribution."""
-    rule = rows.teachers_rule.distributions
-    return 0 if rule is None else rule.width
-
-
-def _draws(rows: DatasetRows) -> int:
-    rule = rows.teachers_rule.distributions
-    return 0 if rule is None else rule.draws
 
 
 def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> None:

@@ -14,7 +14,7 @@ from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
-from pipeline.streaming.layout import SampleTensors
+from pipeline.streaming.kernels import SampleTensors
 from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION
 from schemas.errors import DamagedSampleError, DamagedShardError, SchemaVersionError
 from schemas.safetensors_view import read_header, vector_place
@@ -30,41 +30,39 @@ class SampleReader:
     """Reads samples by number; holds open shards. Copies for other processes open their own."""
 
     def __init__(
-        self, dataset: Dataset, table: SampleTable, cache: ShardCache | None = None
+        self,
+        dataset: Dataset,
+        table: SampleTable,
+        cache: ShardCache | None,
+        unusable: dict[int, DamagedShardError],
     ) -> None:
-        """Read the samples of `table` through `cache`, or in place if a dataset is local."""
+        """Read the samples of `table` through `cache`, or in place if a dataset is local.
+
+        Every sample of an `unusable` shard, by its number, raises that error.
+        """
         self._dataset = dataset
         self._table = table
         self._cache = cache
         self._shard_starts: list[int] = table.shard_document_starts.tolist()
         self._open: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
-        self._unusable: dict[int, DamagedShardError] = {}
+        self._unusable = unusable
         self._known: OrderedDict[int, SampleTensors] = OrderedDict()
 
     def __getstate__(self) -> dict[str, object]:
         """Leave memory maps behind when a worker process gets a copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
-    def shard_of(self, document_index: int) -> int:
-        """Return the shard that holds a document."""
-        return bisect_right(self._shard_starts, document_index) - 1
-
-    def locate(
-        self, document_index: int, *, keep: bool = False
-    ) -> tuple[NDArray[np.uint8], SampleTensors]:
+    def locate(self, document_index: int, *, keep: bool) -> tuple[NDArray[np.uint8], SampleTensors]:
         """Return a sample's bytes, verified, and where its tensors lie.
 
-        Args:
-            document_index: its number in the dataset.
-            keep: whether to remember it as verified: worth it if a document is read in many
-                segments.
+        `keep` remembers it as verified: worth it if a document is read in many segments.
 
         Raises:
             DamagedShardError: its shard is missing or has another size or hash.
             DamagedSampleError: its CRC-32 differs from the index's, or its header is unusable.
             SchemaVersionError: written by another version of the format.
         """
-        shard_index = self.shard_of(document_index)
+        shard_index = self._shard_of(document_index)
         start = int(self._table.payload_offset[document_index])
         stop = start + int(self._table.payload_bytes[document_index])
         sample = self._shard(shard_index)[start:stop]
@@ -88,29 +86,22 @@ class SampleReader:
                 self._known.popitem(last=False)
         return sample, tensors
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether shards come through a cache."""
-        return self._cache is not None
-
-    def give_up(self, shard_index: int, error: DamagedShardError) -> None:
-        """Never read a shard; every sample of it raises `error`."""
-        self._unusable[shard_index] = error
-
     def contradiction(self, document_index: int, what: str) -> DamagedSampleError:
         """Return the error for a sample whose fields contradict each other or the index."""
         return DamagedSampleError(f"{self._where(document_index)}: {what}; {_REMEDY}")
 
     def describe(self, document_index: int, error: ValueError) -> QuarantinedSample:
         """Return what a list of unusable samples says about one."""
-        shard_name, key, document_id = self._names(document_index)
         num_student_tokens = int(self._table.num_student_tokens[document_index])
-        return QuarantinedSample(shard_name, key, document_id, num_student_tokens, str(error))
+        return QuarantinedSample(*self._names(document_index), num_student_tokens, str(error))
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch remote shards in the background."""
         if self._cache is not None:
             self._cache.prefetch([self._dataset.shard(shard_index) for shard_index in shards])
+
+    def _shard_of(self, document_index: int) -> int:
+        return bisect_right(self._shard_starts, document_index) - 1
 
     def _shard(self, shard_index: int) -> NDArray[np.uint8]:
         opened = self._open.get(shard_index)
@@ -158,11 +149,8 @@ class SampleReader:
         return student_ids, teacher_ids, advance, width
 
     def _names(self, document_index: int) -> tuple[str, str, str]:
-        """Return a document's shard, key and id, for messages; reads the shard's index.
-
-        Key and id are empty if the index can't be read either.
-        """
-        shard_index = self.shard_of(document_index)
+        """Return a document's shard, key and id for messages; the latter empty without an index."""
+        shard_index = self._shard_of(document_index)
         record = self._dataset.manifest.shards[shard_index]
         try:
             index = self._dataset.read_index(shard_index, with_names=True)

@@ -12,8 +12,8 @@ from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide
 from pipeline.guidance import NonFiniteLossError, aggregate_teacher_losses
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.streaming.damage import read_quarantine
 from tests.support.datasets import build_dataset
+from tests.support.streaming_data import read_quarantine
 
 POSITIONS = (4, 5)
 

@@ -44,6 +44,7 @@ class SeededLosses:
     def __init__(self, vocab_size, top_k=5):
         stored = SimpleNamespace(top_k=top_k, width=top_k, draws=0)
         self.rule = SimpleNamespace(rules=(1,), distributions=stored)
+        self.apart = []
         self.vocab_size = vocab_size
 
     def entries(self, document, position):
@@ -58,9 +59,9 @@ class SeededLosses:
         rng = np.random.default_rng([document_index])
         return rng.exponential(1.0, stop).astype(np.float16)[start:]
 
-    def read_entries(self, document_index, start, stop, *, ids, log_probs):
-        for place, position in enumerate(range(start, stop)):
-            own, probs = self.entries(document_index, position)
+    def read_entries(self, document_index, start, *, ids, log_probs):
+        for place in range(len(ids)):
+            own, probs = self.entries(document_index, start + place)
             ids[place] = own
             with np.errstate(divide="ignore"):
                 log_probs[place] = np.log(probs)

@@ -4,6 +4,7 @@ Every token id of a dataset is different, so that a test can tell exactly which 
 """
 
 import io
+import json
 import tarfile
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -14,6 +15,7 @@ import numpy as np
 
 from pipeline.packing.plan import plan_rows
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
+from pipeline.streaming.damage import QuarantinedSample
 from schemas.document import AlignedDocument, Tokens, document_key
 from schemas.index import CUT_STRIDE, ShardIndex, encode_index
 from schemas.manifest import (
@@ -214,3 +216,10 @@ def index_of(num_student, num_teacher, cuts):
         cut_student=flat[:, 0],
         cut_teacher=flat[:, 1],
     )
+
+
+def read_quarantine(file):
+    """Return the samples that a file lists, each once, in the order they were met."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    samples = [QuarantinedSample(**json.loads(line)) for line in lines]
+    return list({(sample.shard, sample.key): sample for sample in samples}.values())

@@ -201,20 +201,20 @@ def test_entries_are_read_by_document(top: Path) -> None:
     assert len(expected) == 40
     for document, (counts, codes) in enumerate(expected):
         ids, log_probs = np.empty((len(counts), 6), np.int32), np.empty((len(counts), 6), "f4")
-        losses.read_entries(document, 0, len(counts), ids=ids, log_probs=log_probs)
+        losses.read_entries(document, 0, ids=ids, log_probs=log_probs)
         assert ((ids >= 0).sum(axis=1) == counts).all()
         np.testing.assert_allclose(
             log_probs[ids >= 0], -20 * (codes.astype(float) / 255) ** 2, atol=1e-5
         )
         part = ids[2:5].copy(), log_probs[2:5].copy()
-        losses.read_entries(document, 2, 5, ids=ids[:3], log_probs=log_probs[:3])
+        losses.read_entries(document, 2, ids=ids[:3], log_probs=log_probs[:3])
         assert (ids[:3] == part[0]).all()
         assert (log_probs[:3] == part[1]).all()
         with pytest.raises(ForeignLossesError, match=rf"has {len(counts)} positions of document"):
-            losses.read_entries(document, 0, len(counts) + 1, ids=ids, log_probs=log_probs)
+            losses.read_entries(document, 1, ids=ids, log_probs=log_probs)
     plain = open_stored_losses("teacher", dataset, plan)
     with pytest.raises(ForeignLossesError, match="holds losses and no distributions"):
-        plain.read_entries(0, 0, 1, ids=ids, log_probs=log_probs)
+        plain.read_entries(0, 0, ids=ids, log_probs=log_probs)
 
 
 def documents_of(shard: ShardLosses) -> Iterator[tuple[Any, Any]]:

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.distributions.draws import give_masses
 from pipeline.distributions.kernels import Entries, RowFields
-from pipeline.distributions.mapping import map_batch
+from pipeline.distributions.mapping import give_masses, map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.distributions import distilled_loss

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dataset.webdataset_documents import decoded_documents
-from pipeline.distributions.kernels import LabelEntries
+from pipeline.distributions.kernels import LabelEntries, RowFields
 from pipeline.distributions.mapping import map_batch, map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.scoring.teaching import Teaching
@@ -102,7 +102,7 @@ def mapped_labels(student, teacher, text, seed, top_k=None, known=1.0):
     row["teacher_losses"] = np.append(np.nan, losses).astype(np.float32)
     out = new_entries(len(row["input_ids"]), ids.shape[1])
     with np.errstate(divide="ignore"):
-        map_row(row, ids, np.log(stored).astype(np.float32), tables, out)
+        map_row(RowFields(**row), ids, np.log(stored).astype(np.float32), tables, out)
     assert (out.ids[-1] == -1).all()
     starts = np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
     s_starts = np.cumsum([0, *(len(student[i]) for i in s_ids)]).tolist()
@@ -207,7 +207,8 @@ def test_a_teacher_that_is_certain_of_the_text_gives_its_mass_to_the_label():
             student_convention=ENDED,
             teacher_convention=ENDED,
         )
-        map_row(row, ids, np.float32([[*np.log([0.9, 0.1]), -np.inf]] * len(ids)), tables, out)
+        log_probs = np.float32([[*np.log([0.9, 0.1]), -np.inf]] * len(ids))
+        map_row(RowFields(**row), ids, log_probs, tables, out)
         assert as_dict(out.ids[0], out.probs[0]) == pytest.approx(expected, rel=1e-5), case
         assert out.moved[0] == pytest.approx(expected[s_ids[0]], rel=1e-5)
 

@@ -39,7 +39,8 @@ class Part:
     def read(self, document, start, stop):
         return self.losses[document, start:stop]
 
-    def read_entries(self, document, start, stop, *, ids, log_probs):
+    def read_entries(self, document, start, *, ids, log_probs):
+        stop = start + len(ids)
         ids.fill(-1)
         log_probs.fill(-np.inf)
         ids[:, : self.ids.shape[1]] = self.ids[start:stop]
@@ -54,7 +55,7 @@ def parts():
 
 def read_all(losses, document=0):
     ids, log_probs = np.empty((LENGTH + 1, 5), np.int32), np.empty((LENGTH + 1, 5), np.float32)
-    losses.read_entries(document, 0, LENGTH + 1, ids=ids, log_probs=log_probs)
+    losses.read_entries(document, 0, ids=ids, log_probs=log_probs)
     return ids, np.exp(log_probs)
 
 

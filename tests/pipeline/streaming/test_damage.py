@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
-from pipeline.streaming.damage import DamageLog, read_quarantine
+from pipeline.streaming.damage import DamageLog
 from schemas.document import document_key
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError, SchemaVersionError
 from schemas.index import decode_index
 from schemas.manifest import encode_manifest
 from tests.support.datasets import edit_sample, flip, record_shard
 from tests.support.sample_encoder import encode_document
-from tests.support.streaming_data import FIRST_ID, make_documents, write_dataset
+from tests.support.streaming_data import (
+    FIRST_ID,
+    make_documents,
+    read_quarantine,
+    write_dataset,
+)
 
 SIZES = (8, 6, 6)
 

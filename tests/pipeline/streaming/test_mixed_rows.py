@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pipeline.streaming import AlignedRows, Reading, StreamMismatchError, StreamState
-from pipeline.streaming.damage import read_quarantine
 from schemas.errors import DamagedSampleError, DatasetError, ForeignTokenizerError
 from schemas.manifest import ConventionRecord, encode_manifest
 from tests.support.streaming_data import (
     GLOBAL_BATCH_SIZE,
     make_documents,
+    read_quarantine,
     read_run,
     small_rows,
     write_dataset,
