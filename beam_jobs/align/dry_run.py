@@ -16,8 +16,8 @@ from beam_jobs.align.inputs.parts import InputFile, InputPart, count_buckets
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.sampling import SampledPart, sample_input
+from beam_jobs.align.job import choose_shuffle, estimate_memory
 from beam_jobs.align.opened import OpenedInput
-from beam_jobs.align.resources import choose_shuffle, estimate_memory
 from beam_jobs.errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room

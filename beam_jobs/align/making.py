@@ -22,8 +22,7 @@ from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
-from beam_jobs.align.job import Job
-from beam_jobs.align.resources import choose_shuffle, estimate_disk
+from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
 from beam_jobs.align.steps import build_pipeline
 from beam_jobs.errors import InputError, TooManyDeadLettersError
 from beam_jobs.generations import keep_manifest, read_newest

@@ -29,8 +29,7 @@ from beam_jobs.running.clusters import require_tried_runner
 from beam_jobs.running.exits import RESUME
 from beam_jobs.running.progress import Stage, reset_progress, run_with_bar
 from beam_jobs.running.run_options import HERE, RunOptions
-from beam_jobs.running.supervision import run_supervised
-from beam_jobs.running.workers import WorkerDiedError, Workers
+from beam_jobs.running.workers import WorkerDiedError, Workers, run_supervised
 from beam_jobs.shortages import explain_shortage
 from pipeline.command_line.failures import hinted
 

@@ -31,7 +31,7 @@ from beam_jobs.score.steps import (
     complete_document_scores,
     write_scores,
 )
-from beam_jobs.score.summary import estimate_disk, summarise
+from beam_jobs.score.summary import describe_trial, estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from pipeline.command_line.options import option_names
@@ -140,8 +140,6 @@ def _score_dataset(
     documents = opened.documents
     shards = _count_scored(documents)
     if options.dry_run:
-        from beam_jobs.score.trial import describe_trial
-
         print(describe_trial(ReadyTeacher(job, documents), shards))
         return None
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
