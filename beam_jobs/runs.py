@@ -49,9 +49,7 @@ def find_finished(
 ) -> Manifest | None:
     """Return the dataset in `output` where the same configuration has already made it.
 
-    Raises:
-        OptionsError: the folder holds a dataset, or a run, of another configuration; or the
-            dataset has lost files.
+    OptionsError if another's dataset or run is there, or the dataset has lost files.
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:

@@ -42,11 +42,7 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
     if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
         storage.write_atomically(path, tokenizer.file_bytes, scratch=scratch)
     stored = StoredTokenizer(
-        path,
-        tokenizer.sha256,
-        tokenizer.special_strings,
-        tokenizer.fast,
-        library_versions(),
+        path, tokenizer.sha256, tokenizer.special_strings, tokenizer.fast, library_versions()
     )
     with _lock:
         _keep(stored, tokenizer)

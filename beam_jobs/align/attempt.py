@@ -59,8 +59,7 @@ class Attempt:
     def find_made(self) -> Manifest | None:
         """Return what the same input and options have made: a dataset, or its newest generation.
 
-        Raises:
-            OptionsError: the folder holds a dataset, or a run, of another configuration.
+        Errors as `find_finished`.
         """
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
@@ -71,10 +70,7 @@ class Attempt:
 def configure(opened: OpenedInput) -> dict[str, Any]:
     """Return everything that determines the dataset, and nothing else.
 
-    Raises:
-        OptionsError: --append, and there is no dataset, or one that lost files or was made with
-            other options.
-        DatasetError: its manifest is damaged.
+    With --append OptionsError if there is none, or one that lost files or has other options.
     """
     options, dataset = opened.options, opened.dataset
     size: dict[str, Any] = {

@@ -62,11 +62,8 @@ class Volume:
 def describe_job(opened: OpenedInput) -> tuple[str, str]:
     """Return what the job would read, write, take and leave out, in lines, and what is too much.
 
-    The second text says why the job would end with status 3, "" if it wouldn't.
-
-    Raises:
-        InputError: no document has the fields asked for.
-        TooManyDeadLettersError: none of the sampled documents can be used.
+    The second text says why the job would end with status 3, "" if it wouldn't. InputError if no
+    document has the fields asked for, TooManyDeadLettersError if no sampled one can be used.
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)

@@ -49,11 +49,8 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 def make_dataset(attempt: Attempt) -> Manifest:
     """Make the dataset, or what an attempt that died last has left to do; return its manifest.
 
-    Raises:
-        InputError: the input holds nothing that can be used.
-        JobError: the Beam job failed.
-        TooManyDeadLettersError: too much of the input is left out, or some can't be read; a dataset
-            is written all the same, unless that is every document.
+    Errors as `align`; if too much is left out, a dataset is written all the same, unless that is
+    every document.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest, began = attempt.find_made(), attempt.started

@@ -218,12 +218,7 @@ class AlignOptions:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
-    """Return the options of a command line; what is not ours goes to Beam.
-
-    Raises:
-        ValueError: a value breaks a rule, or an option is given twice that must not be.
-        SystemExit: argparse's own errors, and --help.
-    """
+    """Return the options of a command line; what is not ours goes to Beam."""
     return options.parse_options(
         AlignOptions, arguments, prog="vocag align", epilog=_EXAMPLES, groups=_GROUPS
     )

@@ -22,12 +22,9 @@ _FIELDS = ("document_id", "id")
 def read_ids(path: str) -> list[str]:
     """Return the ids that a file lists, each once, in its order.
 
-    Args:
-        path: one id a line; of a name that ends in .jsonl or .ndjson, one JSON object a line with
-            `document_id` or `id`, as dead letters have, or one JSON string.
-
-    Raises:
-        OptionsError: no such file, no id in it, or a line without one.
+    It has one id a line; if its name ends in .jsonl or .ndjson, one JSON object a line with
+    `document_id` or `id`, as dead letters have, or one JSON string. OptionsError if there is no
+    such file, no id in it, or a line without one.
     """
     try:
         lines = storage.read_bytes(path).splitlines()

@@ -45,9 +45,8 @@ def make_beam_options(
 ) -> PipelineOptions:
     """Return Beam's options from a command's arguments that are not its own.
 
-    Raises:
-        OptionsError: an argument that Beam does not know either, or a value that it can't read; a
-            runner that is unknown or does not run these jobs, or one that --workers is not for.
+    OptionsError for what Beam does not know or can't read either, and for a runner that is unknown,
+    does not run these jobs, or is not for --workers.
     """
     with _one_refusal(command):
         options = PipelineOptions([*arguments, *run.beam_arguments()])
@@ -68,9 +67,7 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
 
     Since Beam 2.65 `DirectRunner` first tries Prism, a program that it downloads and that ignores
     --direct_num_workers, and takes `FnApiRunner` if that fails. Ours is that runner at once.
-
-    Raises:
-        OptionsError: no such runner.
+    OptionsError if there is no such runner.
     """
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) in _DIRECT_RUNNERS:

@@ -132,12 +132,7 @@ class ScoreOptions:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
-    """Return the options of a command line; what is not ours goes to Beam.
-
-    Raises:
-        OptionsError: a value breaks a rule.
-        SystemExit: argparse's own errors, and --help.
-    """
+    """Return the options of a command line; what is not ours goes to Beam."""
     return options.parse_options(
         ScoreOptions, arguments, prog="vocag score", epilog=_EXAMPLES, groups=_GROUPS
     )

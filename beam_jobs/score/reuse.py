@@ -32,8 +32,7 @@ def find_reusable(
 ) -> list[ScoredShard]:
     """Return the shards of other datasets that the same teacher has scored, whatever the contexts.
 
-    Raises:
-        DatasetError: a dataset or a score manifest is missing or damaged.
+    DatasetError if a dataset or a score manifest is missing or damaged.
     """
     found = []
     for location in locations:
@@ -59,8 +58,7 @@ def find_reusable(
 def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOptions) -> None:
     """Write the digests of all documents of some shards to a run's folder, unless they are there.
 
-    Raises:
-        DatasetError: a shard or a sidecar is missing or damaged.
+    DatasetError if a shard or a sidecar is missing or damaged.
     """
     files = [asdict(shard.sidecar) for shard in shards]
     body, path = json.dumps(files).encode(), storage.join(run_folder, _LIST)

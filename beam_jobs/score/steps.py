@@ -128,12 +128,7 @@ class ReadyTeacher:
 
     @property
     def engine(self) -> Engine:
-        """The teacher.
-
-        Raises:
-            ChangedError: its weights changed since the job started.
-            UntrainedTeacherError: the weights did not load.
-        """
+        """The teacher; ChangedError if its weights aren't those of the job's start."""
         with self._lock:
             if self._engine is None:
                 self._engine = self._load()
@@ -204,11 +199,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
 
 
 def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
-    """Write the run's summary and, last, the score manifest of all shards; return its path.
-
-    Raises:
-        EngineError: servers gave some shards losses far from the rest's.
-    """
+    """Write the run's summary and, last, the score manifest of all shards; return its path."""
     shards = {one.shard: one for one in (read_record(text, ShardScored) for text in scored[1])}
     records = tuple(shards[number].record for number in sorted(shards))
     if isinstance(job.settings, ServedSettings):
@@ -224,9 +215,7 @@ def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     """Score a shard and write its sidecar, unless an earlier run has.
 
-    Raises:
-        DatasetError: the shard is damaged.
-        NonFiniteLossError: the teacher gave NaN or infinity.
+    DatasetError if the shard is damaged, NonFiniteLossError if the teacher gave NaN or infinity.
     """
     job, shard = teacher.job, teacher.shard(number)
     fingerprint, progress = job.rule.fingerprint, worker_progress(job.run_folder)
@@ -288,11 +277,7 @@ def write_document_scores(
 def complete_document_scores(
     job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> int:
-    """Write the tables that finished scores lack; return how many, no teacher is loaded.
-
-    Raises:
-        DatasetError: a sidecar, or a shard's index, is damaged.
-    """
+    """Write the tables that finished scores lack; return how many, no teacher is loaded."""
     there = storage.list_folder(job.dataset)
     context, number = ContextRule.from_json(job.rule.context), 0
     records = list(scores.sidecars)

@@ -53,9 +53,7 @@ class JobTeacher:
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
     """Return the teacher that a job is asked for, checked as far as it can be before it runs.
 
-    Raises:
-        ValueError: no such teacher, or not the dataset's.
-        EngineError: servers that can't be asked.
+    ValueError if there is none, or not the dataset's; EngineError if servers can't be asked.
     """
     digest = ""
     if options.teacher:

@@ -115,8 +115,7 @@ class InputDataset:
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
     """Return the folder of the dataset that the input names, None if it names files.
 
-    Raises:
-        InputError: a mixture, a dataset among other input, or no dataset when one is asked for.
+    InputError for a mixture, a dataset among other input, or none when one is asked for.
     """
     for pattern in patterns:
         if pattern.endswith(_MIXTURE) and not os.path.isdir(pattern):
@@ -142,10 +141,7 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 def open_dataset_as_input(location: str, where: str) -> InputDataset:
     """Return the newest generation of a dataset, and which of its documents are read.
 
-    Raises:
-        WhereError: no condition, or no document matches it.
-        OptionsError: the dataset has lost files.
-        DatasetError: it is damaged.
+    WhereError if that is no condition or none matches; OptionsError if the dataset has lost files.
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -179,9 +175,8 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     """Yield a part's documents in the order of their shard.
 
-    Raises:
-        InputChangedError: the dataset was made anew since the job was planned.
-        DatasetError: the shard or its index is not the manifest's.
+    InputChangedError if the dataset was made anew since the job was planned, DatasetError if the
+    shard or its index is not the manifest's.
     """
     source = part.file.source
     location = part.file.path.removesuffix(source).rstrip("/")

@@ -53,10 +53,8 @@ class FoundFile(NamedTuple):
 def list_files(pattern: str) -> Iterator[FoundFile]:
     """Yield the files that a path or glob names.
 
-    A folder that the `datasets` library wrote (`save_to_disk`) means its Arrow files.
-
-    Raises:
-        InputError: nothing matches, or something that matches isn't a readable file.
+    A folder that the `datasets` library wrote (`save_to_disk`) means its Arrow files. InputError if
+    nothing matches, or something that isn't a readable file.
     """
     if not storage.is_local(pattern):
         yield from _match_remote(pattern)

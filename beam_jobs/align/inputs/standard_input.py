@@ -29,10 +29,8 @@ def spool_standard_input(
 ) -> Iterator[tuple[str, ...]]:
     """Put the path of a copy in the place of `-`; the copy goes when the job has ended.
 
-    It lies in the dataset's folder. Without a format its first bytes say what it is.
-
-    Raises:
-        InputError: standard input is a terminal, empty, or named twice.
+    It lies in the dataset's folder. Without a format its first bytes say what it is. InputError if
+    standard input is a terminal, empty, or named twice.
     """
     if STANDARD_INPUT not in patterns:
         yield patterns
