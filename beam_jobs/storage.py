@@ -242,7 +242,6 @@ class _S3Writer(io.BufferedWriter):
     """
 
     def __init__(self, file: Any) -> None:
-        """Take the place of Beam's own buffered writer."""
         stream: Any = file.detach()
         self._upload = stream._uploader
         super().__init__(stream, _BUFFER_BYTES)

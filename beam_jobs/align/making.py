@@ -13,7 +13,6 @@ from beam_jobs.align.attempt import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
 from beam_jobs.align.inputs.lost_texts import (
-    LostTextsError,
     count_lost_texts,
     describe_lost_texts,
     read_lost_texts,
@@ -124,7 +123,7 @@ def _count_lost_texts(
         assert lost is not None
     if lost.count > options.max_dead_letters * dataset.num_documents:
         storage.remove_folder(run_folder)
-        raise LostTextsError(describe_lost_texts(lost, dataset))
+        raise InputError(describe_lost_texts(lost, dataset))
     if lost.count:
         options.run.say(f"note: {describe_lost_texts(lost, dataset)}")
 

@@ -23,7 +23,6 @@ Shuffle = Literal["files", "runner"]
 """How texts travel to their buckets: in files that all workers see, or through the runner."""
 
 MIN_SHARD_BYTES = 1 << 14
-MAX_DOCUMENT_BYTES = 1 << 30
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """The job of `vocag remove`: a generation that leaves documents out, and no shard rewritten."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from shlex import quote
@@ -16,6 +16,7 @@ from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.remove.ids import find_documents, read_ids
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.report.summary import write_card
+from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line.options import option_names
 from pipeline.dataset.files import Dataset
@@ -41,16 +42,12 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
-
-    def say(text: str) -> None:
-        if not options.quiet:
-            print(text)
-
-    with output_here(options.dataset, say, uploads=not options.dry_run) as location:
-        return _remove(replace(options, dataset=location))
+    say, uploads = RunOptions(quiet=options.quiet).say, not options.dry_run
+    with output_here(options.dataset, say, uploads=uploads) as location:
+        return _remove(replace(options, dataset=location), say)
 
 
-def _remove(options: RemoveOptions) -> Manifest:
+def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
     own = option_names(RemoveOptions)
     beam_options = make_beam_options(options.beam_arguments, command="remove", own=own)
     FileSystems.set_options(beam_options)
@@ -65,16 +62,15 @@ def _remove(options: RemoveOptions) -> Manifest:
         before = _removed_before(location, manifest)
         removed = _union(before, wanted)
         num_new = len(removed) - len(before)
-        _say(options, wanted, unknown, num_new)
+        say(_describe(options, wanted, unknown, num_new))
         if options.dry_run:
             return manifest
         if num_new:
             manifest = _write(location, manifest, removed)
         _tidy(location, manifest)
-    if not options.quiet:
-        print(f"{location} is at generation {manifest.generation}")
-        if manifest.removed:
-            print(_OTHER_READERS.format(quote(location), quote(f"{location}-clean")))
+    say(f"{location} is at generation {manifest.generation}")
+    if manifest.removed:
+        say(_OTHER_READERS.format(quote(location), quote(f"{location}-clean")))
     return manifest
 
 
@@ -122,15 +118,13 @@ def _union(first: RemovedDocuments, second: RemovedDocuments) -> RemovedDocument
     return RemovedDocuments(union >> 32, union & 0xFFFFFFFF)
 
 
-def _say(
+def _describe(
     options: RemoveOptions, wanted: RemovedDocuments, unknown: Sequence[str], num_new: int
-) -> None:
-    if options.quiet:
-        return
+) -> str:
     removed = "would be removed" if options.dry_run else "removed"
     told = [f"{format_plural(num_new, 'document')} {removed}"]
     if len(wanted) > num_new:
         told.append(f"{format_count(len(wanted) - num_new)} of the list were removed before")
     if unknown:
         told.append(f"{format_plural(len(unknown), 'id')} of no document")
-    print("; ".join(told))
+    return "; ".join(told)

@@ -99,7 +99,7 @@ def run_pipeline(
     if isinstance(pipeline.runner, fn_runner.FnApiRunner):
         workers = Workers(verbose=run.verbose)
         pipeline.runner = _direct_runner(pipeline.options, workers)
-        supervised = partial(run_supervised, work, workers, verbose=run.verbose)
+        supervised = partial(run_supervised, work, workers)
     try:
         if storage.is_local(run_folder):
             run_with_bar(run_folder, supervised, stage=stage, quiet=run.quiet)

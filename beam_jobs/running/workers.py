@@ -35,6 +35,9 @@ _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 _LOG_BYTES = 64 << 10
 _LOOK_SECONDS, _END_SECONDS, _PATIENCE_SECONDS = 1.0, 1.0, 5.0
 
+type _Outcomes = SimpleQueue[BaseException | None]
+"""What has ended a job, None for nothing but its work."""
+
 
 class WorkerDiedError(RuntimeError):
     """A worker process ended before the job did; `log` is the end of what it printed."""
@@ -54,14 +57,14 @@ class Workers:
     def __init__(self, *, verbose: bool) -> None:
         """Start none yet."""
         self._folder = TemporaryDirectory(prefix="vocag-workers-")
-        self._verbose = verbose
+        self.verbose = verbose
 
     @property
     def environment(self) -> SubprocessSDKEnvironment:
         """How Beam starts one: deaf to Ctrl-C, which is for the launcher; `$$` is its number."""
         arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid())]
         log = f"{shlex.quote(self._folder.name)}/$$"
-        output = "" if self._verbose else f">{log} 2>&1"
+        output = "" if self.verbose else f">{log} 2>&1"
         command = f"trap '' INT; : >{log}; exec {shlex.join(arguments)} </dev/null {output}"
         return SubprocessSDKEnvironment.from_command_string(command)
 
@@ -99,14 +102,14 @@ class Workers:
         return sorted(Path(self._folder.name).iterdir(), key=lambda log: int(log.name))
 
 
-def run_supervised(work: Callable[[], object], workers: Workers, *, verbose: bool = False) -> None:
+def run_supervised(work: Callable[[], object], workers: Workers) -> None:
     """Run a local job's `work` in a thread until it ends, a worker dies, or a signal arrives.
 
     Raise what ended it: what `work` raised, WorkerDiedError, or KeyboardInterrupt and Terminated as
     they arrived. Beam can't cancel a local job, so a thread that goes on for more than a moment is
     left behind, and the command's `leave` ends the process without waiting for it.
     """
-    outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+    outcomes: _Outcomes = SimpleQueue()
 
     def run() -> None:
         try:
@@ -117,7 +120,7 @@ def run_supervised(work: Callable[[], object], workers: Workers, *, verbose: boo
             outcomes.put(None)
 
     thread = threading.Thread(target=run, name="job", daemon=True)
-    with closing(workers), _listen_to_threads(workers, outcomes, verbose):
+    with closing(workers), _listen_to_threads(workers, outcomes):
         thread.start()
         try:
             outcome = outcomes.get()
@@ -147,9 +150,7 @@ def _end_with(launcher: int) -> None:
     os._exit(1)
 
 
-def _cause(
-    outcome: BaseException, outcomes: "SimpleQueue[BaseException | None]", workers: Workers
-) -> BaseException:
+def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> BaseException:
     """Return a worker's death, the news of which may follow what Beam complains of it."""
     if isinstance(outcome, WorkerDiedError) or not workers.have_started:
         return outcome
@@ -160,9 +161,7 @@ def _cause(
 
 
 @contextmanager
-def _listen_to_threads(
-    workers: Workers, outcomes: "SimpleQueue[BaseException | None]", verbose: bool
-) -> Iterator[None]:
+def _listen_to_threads(workers: Workers, outcomes: _Outcomes) -> Iterator[None]:
     """Hear of a worker's death, and let Beam's threads end without a traceback each after it."""
     before = threading.excepthook
 
@@ -170,7 +169,7 @@ def _listen_to_threads(
         death = workers.explain(failure.exc_value)
         if death is not None:
             outcomes.put(death)
-        elif verbose or not issubclass(failure.exc_type, grpc.RpcError):
+        elif workers.verbose or not issubclass(failure.exc_type, grpc.RpcError):
             before(failure)
 
     threading.excepthook = report

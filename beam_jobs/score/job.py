@@ -43,7 +43,7 @@ from pipeline.scoring.contexts import ContextRule
 from schemas.document_scores import document_scores_name
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
-from schemas.sidecar import ScoreManifest, score_manifest_name
+from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name
 
 
 def score(options: ScoreOptions) -> list[ScoreManifest]:
@@ -102,8 +102,13 @@ def make_job(
 ) -> ScoreJob:
     """Return what workers need to know to score one dataset of a run."""
     dataset = opened.dataset
-    rule = replace(
-        teacher.rule(dataset, context, opened.documents.where),
+    rule = TeacherRule(
+        weights_sha256=teacher.weights_sha256,
+        dtype=teacher.dtype,
+        tokenizer_sha256=dataset.manifest.teacher.sha256,
+        context=context.to_json(),
+        engine=teacher.engine,
+        where=opened.documents.where,
         distributions=options.top.rule(dataset.manifest.teacher.vocab_size),
     )
     folder = storage.absolute(dataset.location)

@@ -7,8 +7,6 @@ the engine's. Each step can run twice, or on two workers at once, without harm: 
 sidecar is replaced whole by an equal one, and the score manifest comes last.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +89,7 @@ class WorkDone:
     num_resumed_shards: int = 0
     work: Work = field(default_factory=Work)
 
-    def __add__(self, other: WorkDone) -> WorkDone:
+    def __add__(self, other: "WorkDone") -> "WorkDone":
         names = [entry.name for entry in fields(self)]
         return WorkDone(*(getattr(self, name) + getattr(other, name) for name in names))
 

@@ -38,17 +38,6 @@ class JobTeacher:
     engine: EngineRecord | None = None
     handshake: Handshake | None = None
 
-    def rule(self, dataset: Dataset, context: ContextRule, where: str) -> TeacherRule:
-        """Return what determines its losses on a dataset."""
-        return TeacherRule(
-            weights_sha256=self.weights_sha256,
-            dtype=self.dtype,
-            tokenizer_sha256=dataset.manifest.teacher.sha256,
-            context=context.to_json(),
-            engine=self.engine,
-            where=where,
-        )
-
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
     """Return the teacher that a job is asked for, checked as far as it can be before it runs.

@@ -17,7 +17,13 @@ import numpy as np
 from beam_jobs import storage
 from beam_jobs.align.inputs.documents import DeadLetter, Outcome, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import InputChangedError
-from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart, buckets_for, sample_bytes
+from beam_jobs.align.inputs.parts import (
+    DATASET,
+    SAMPLE_BYTES_PER_TEXT_BYTE,
+    InputFile,
+    InputPart,
+    buckets_for,
+)
 from beam_jobs.align.inputs.records import place_text
 from beam_jobs.errors import InputError
 from beam_jobs.generations import read_kept, read_newest
@@ -99,7 +105,7 @@ class InputDataset:
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
         made, taken_for = manifest.configuration, total
         if "num_buckets" in made and manifest.newest_shards == manifest.shards:
-            factor = sample_bytes(keep_text=bool(made.get("keep_text")))
+            factor = SAMPLE_BYTES_PER_TEXT_BYTE + bool(made.get("keep_text"))
             most, least = (
                 count * made["shard_bytes"] // factor
                 for count in (made["num_buckets"], made["num_buckets"] - 1)

@@ -15,7 +15,6 @@ from beam_jobs.align.inputs.datasets import InputDataset
 from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
-from beam_jobs.errors import InputError
 from beam_jobs.running.transforms import Gather, Spread, worker_step
 from beam_jobs.runs import read_commit
 from pipeline.drawing.formatting import format_count, format_share
@@ -25,10 +24,6 @@ LOST_TEXTS_FILE = "lost_texts.json"
 """In the run's folder: the count of all tasks."""
 
 _MOST_NAMED = 5
-
-
-class LostTextsError(InputError):
-    """More documents than may be left out have no text."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ SPOOL_PREFIX = ".vocag-stdin-"
 _CHUNK_BYTES = 1 << 20
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
 _FORMAT_MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow"}
-_SUFFIXES = {"text": ".txt"}
 
 
 @contextmanager
@@ -71,7 +70,7 @@ def _copy(stream: BinaryIO, folder: str, format: str | None) -> str:
     suffix = next((s for magic, s in _MAGIC.items() if head.startswith(magic)), "")
     kind = next((s for magic, s in _FORMAT_MAGIC.items() if head.startswith(magic)), ".jsonl")
     if format is not None:
-        kind = _SUFFIXES.get(format, f".{format}")
+        kind = ".txt" if format == "text" else f".{format}"
     path = storage.join(folder, f"stdin{kind}{suffix}")
     with storage.open_to_write(path) as file:
         while head:
