@@ -57,10 +57,7 @@ class Attempt:
         return run_folder_of(self.output, self.configuration)
 
     def find_made(self) -> Manifest | None:
-        """Return what the same input and options have made: a dataset, or its newest generation.
-
-        Errors as `find_finished`.
-        """
+        """Return what the same input and options have made: a dataset, or its newest generation."""
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)
@@ -68,10 +65,7 @@ class Attempt:
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:
-    """Return everything that determines the dataset, and nothing else.
-
-    With --append OptionsError if there is none, or one that lost files or has other options.
-    """
+    """Return everything that determines the dataset; OptionsError if --append can't add to one."""
     options, dataset = opened.options, opened.dataset
     size: dict[str, Any] = {
         "shard_bytes": options.shard_bytes,

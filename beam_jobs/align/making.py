@@ -12,17 +12,17 @@ from beam_jobs import storage
 from beam_jobs.align.attempt import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
-from beam_jobs.align.inputs.lost_texts import (
-    count_lost_texts,
-    describe_lost_texts,
-    read_lost_texts,
-)
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
-from beam_jobs.align.steps import build_pipeline
+from beam_jobs.align.steps import (
+    build_pipeline,
+    count_lost_texts,
+    describe_lost_texts,
+    read_lost_texts,
+)
 from beam_jobs.errors import InputError, TooManyDeadLettersError
 from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (

@@ -1,15 +1,16 @@
-"""The steps of the job that turn buckets into a dataset.
+"""The job that makes a dataset, and the one before it that counts what texts are lost.
 
-Each can run twice, or on two workers at once, without harm: temporary files have random names, a
-bucket's commit record is replaced whole by an equal one, a final name is given by an atomic rename,
-and nothing is removed: a runner that starts the job again, even for a loss in its last step, takes
-over all that was finished. The launcher cleans up once the job has ended.
+Each step can run twice, or on two workers at once, without harm: temporary files have random names,
+a bucket's commit record is replaced whole by an equal one, a final name is given by an atomic
+rename, and nothing is removed: a runner that starts the job again, even for a loss in its last
+step, takes over all that was finished. The launcher cleans up once the job has ended.
 """
 
 import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
 from itertools import accumulate
@@ -21,6 +22,8 @@ import orjson
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
 from beam_jobs.align.buckets import align_bucket
+from beam_jobs.align.inputs.datasets import InputDataset
+from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.metadata import columns_of
 from beam_jobs.align.inputs.parts import InputPart, decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
@@ -29,8 +32,9 @@ from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
 from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.running.transforms import Gather, Spread, worker_step
-from beam_jobs.runs import SUMMARY_FILE
+from beam_jobs.runs import SUMMARY_FILE, read_commit
 from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import (
     MANIFEST_FILE,
     DeadLetterRecord,
@@ -38,9 +42,19 @@ from schemas.manifest import (
     encode_manifest,
     next_generation,
 )
-from schemas.records import read_record, write_record
+from schemas.records import Count, read_record, write_record
 
 _LINES_PREFIX = "lines-"
+_LOST_TEXTS_FILE = "lost_texts.json"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class LostTexts:
+    """How many documents' texts can't be had, and the first of their ids, in order."""
+
+    count: Count
+    first: tuple[str, ...]
 
 
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
@@ -63,6 +77,44 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
         | "PublishShards" >> beam.Map(_publish, job).with_output_types(str)
         | "GatherShards" >> Gather()
         | "WriteManifest" >> beam.Map(_write_manifest, job).with_output_types(str)
+    )
+
+
+def count_lost_texts(
+    pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
+) -> None:
+    """Describe the job that reads all documents once and counts those whose texts can't be had.
+
+    A dataset need not keep texts, and not every tokenizer's tokens spell them (WordPiece, or one
+    whose normaliser changed the text): what is lost must be known before hours of work.
+    """
+    count = partial(_count, rules=rules, run_folder=run_folder)
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "SpreadTasks" >> Spread()
+        | "CountTask" >> worker_step(count, run_folder, str)
+        | "GatherCounts" >> Gather()
+        | "WriteCount" >> beam.Map(_write_sum, run_folder).with_output_types(str)
+    )
+
+
+def read_lost_texts(run_folder: str) -> LostTexts | None:
+    """Return what the job has counted, None before it has."""
+    return read_commit(storage.join(run_folder, _LOST_TEXTS_FILE), LostTexts)
+
+
+def describe_lost_texts(lost: LostTexts, dataset: InputDataset) -> str:
+    """Return how many documents have no text, the first of them, and the remedy."""
+    named = ", ".join(f'"{name}"' for name in lost.first)
+    more = ", …" if lost.count > len(lost.first) else ""
+    share = format_share(lost.count, dataset.num_documents)
+    return (
+        f"{format_count(lost.count)} of {format_count(dataset.num_documents)} documents ({share}) "
+        f"of {dataset.dataset.location} can't be aligned again: it keeps no text of them, and "
+        "neither the student's nor the teacher's tokens spell it (SHA-256 compared). They are "
+        f"{named}{more}. Align the files that it was made of, with --keep-text if this is to be "
+        "possible later, or leave these documents out with a larger --max-dead-letters"
     )
 
 
@@ -103,6 +155,27 @@ def _publish(record: str, job: Job) -> str:
             made, named = storage.join(job.run_folder, temporary), storage.join(job.output, final)
             storage.publish(made, named, num_bytes, scratch=job.run_folder)
     return record
+
+
+def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
+    """Yield the `LostTexts` of a task, as JSON."""
+    outcomes = (o for part in decode_task(task) for o in read_part(part, rules))
+    lost = [
+        str(outcome.document_id)
+        for outcome in show_progress(outcomes, run_folder)
+        if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST
+    ]
+    yield write_record(LostTexts(len(lost), tuple(sorted(lost)[:_MOST_NAMED])))
+
+
+def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
+    """Write the sum of what tasks lack, which the launcher reads; return its path."""
+    parts = [read_record(part, LostTexts) for part in counts[1]]
+    first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
+    whole = LostTexts(sum(part.count for part in parts), tuple(first))
+    path = storage.join(run_folder, _LOST_TEXTS_FILE)
+    storage.write_atomically(path, write_record(whole).encode(), scratch=run_folder)
+    return path
 
 
 def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:

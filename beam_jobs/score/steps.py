@@ -261,10 +261,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
 def write_document_scores(
     job: ScoreJob, shard: ShardToScore, sidecar: bytes, record: SidecarRecord
 ) -> SidecarRecord:
-    """Write the table of what a sidecar's losses say of each document; an equal one is replaced.
-
-    The record that is returned names it.
-    """
+    """Write the table of what a sidecar says of each document; return a record that names it."""
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, at=name)
     table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())

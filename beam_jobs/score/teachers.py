@@ -40,10 +40,7 @@ class JobTeacher:
 
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
-    """Return the teacher that a job is asked for, checked as far as it can be before it runs.
-
-    ValueError if there is none, or not the dataset's; EngineError if servers can't be asked.
-    """
+    """Return the teacher that a job is asked for, checked as far as it can be before it runs."""
     digest = ""
     if options.teacher:
         digest = find_fitting(options.teacher, dataset, side="teacher").sha256

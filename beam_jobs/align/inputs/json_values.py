@@ -71,10 +71,7 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what JSON holds; NaN, Infinity and 1e400, which others write, are JSON here.
-
-    UnusableError if it is none, or holds half a character.
-    """
+    """Return what JSON holds, NaN and 1e400 too; UnusableError for none, or half a character."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
