@@ -12,7 +12,7 @@ import msgspec
 from beam_jobs.align.blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
-from beam_jobs.align.inputs.parts import InputFile, InputPart, count_buckets
+from beam_jobs.align.inputs.parts import InputFile, InputPart
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.sampling import SampledPart, sample_input
@@ -105,8 +105,7 @@ def estimate_volume(
 
     Return the whole input, bytes of text that this rests on, and bytes of tars with indices.
     """
-    options, tokenizers = opened.options, opened.tokenizers
-    keep_text = bool(options.keep_text)
+    tokenizers, keep_text = opened.tokenizers, bool(opened.options.keep_text)
     documents = [document for part in sample for document in part.documents]
     _align(_starts(documents[:8]), tokenizers)  # loads kernels
     for tokenizer in tokenizers:
@@ -123,8 +122,7 @@ def estimate_volume(
             whole = replace(whole, num_documents=whole.num_documents + num_documents)
     index = len(encode_index(writer.close().index))
     empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
-    buckets = count_buckets(opened.files, shard_bytes=options.shard_bytes, keep_text=keep_text)
-    shards = min(float(buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
+    shards = min(float(opened.num_buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
     of_tars = 1 + (index - empty) / max(1, sampled.num_tar_bytes)
     return whole, sampled.num_text_bytes, shards + whole.num_tar_bytes * of_tars
 
@@ -199,10 +197,7 @@ def _describe_needs(opened: OpenedInput, whole: Volume, shards: float) -> list[s
         )
         for longest in (0, options.max_document_bytes)
     )
-    buckets = count_buckets(
-        opened.files, shard_bytes=options.shard_bytes, keep_text=bool(options.keep_text)
-    )
-    num_shards = max(1, round(min(buckets, whole.num_documents)))
+    num_shards = max(1, round(min(opened.num_buckets, whole.num_documents)))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         f"  dataset         about {format_bytes(shards)} in {format_plural(num_shards, 'shard')}, "

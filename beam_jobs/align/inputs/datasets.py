@@ -17,13 +17,7 @@ import numpy as np
 from beam_jobs import storage
 from beam_jobs.align.inputs.documents import DeadLetter, Outcome, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import InputChangedError
-from beam_jobs.align.inputs.parts import (
-    DATASET,
-    SAMPLE_BYTES_PER_TEXT_BYTE,
-    InputFile,
-    InputPart,
-    buckets_for,
-)
+from beam_jobs.align.inputs.parts import DATASET, SAMPLE_BYTES_PER_TEXT_BYTE, InputFile, InputPart
 from beam_jobs.align.inputs.records import place_text
 from beam_jobs.errors import InputError
 from beam_jobs.generations import read_kept, read_newest
@@ -95,8 +89,9 @@ class InputDataset:
             **({"input_scores": self.scores} if self.scores else {}),
         }
 
-    def count_buckets(self, *, shard_bytes: int, keep_text: bool) -> int:
-        """Return into how many buckets its documents are hashed.
+    @property
+    def assumed_text_bytes(self) -> int:
+        """How much text its documents are taken for, which says into how many buckets they go.
 
         They are as many as the same documents' own files would be hashed into, as far as the
         dataset records the size of these; of one that has grown only the texts are counted.
@@ -113,9 +108,7 @@ class InputDataset:
             listed = made.get("input_bytes", total)
             taken_for = listed if least < listed <= most else total
             taken_for = min(max(taken_for, least + 1), most)
-        return buckets_for(
-            taken_for * text_bytes // total, shard_bytes=shard_bytes, keep_text=keep_text
-        )
+        return taken_for * text_bytes // total
 
 
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:

@@ -86,14 +86,8 @@ class InputPart:
         return not self.start and self.end is None
 
 
-def count_buckets(files: Sequence[InputFile], *, shard_bytes: int, keep_text: bool) -> int:
-    """Return into how many buckets the corpus is hashed, so that each fills about one shard."""
-    text_bytes = sum(file.estimated_text_bytes for file in files)
-    return buckets_for(text_bytes, shard_bytes=shard_bytes, keep_text=keep_text)
-
-
-def buckets_for(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
-    """Return how many buckets some bytes of text fill."""
+def count_buckets(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
+    """Return into how many buckets texts are hashed, so that each fills about one shard."""
     sample_bytes = text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return max(1, math.ceil(sample_bytes / shard_bytes))
 
