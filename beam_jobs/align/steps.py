@@ -248,7 +248,7 @@ def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
 
     A reader counts lines from the start of its part, so the last step adds those before the part.
     """
-    if not part.is_whole:
+    if part.start or part.end is not None:
         path = storage.join(run_folder, f"{_stem(part.file.source)}{part.start:015d}.json")
         storage.write_atomically(path, json.dumps(num_lines).encode(), scratch=run_folder)
 

@@ -48,8 +48,9 @@ def make_beam_options(
     OptionsError for what Beam does not know or can't read either, and for a runner that is unknown,
     does not run these jobs, or is not for --workers.
     """
+    workers = [f"--direct_num_workers={run.workers}"] if run.workers > 1 else []
     with _one_refusal(command):
-        options = PipelineOptions([*arguments, *run.beam_arguments()])
+        options = PipelineOptions([*arguments, *workers])
         require_tried_runner(options.view_as(StandardOptions).runner)
         make_runner(options)  # importing a runner's module makes its options known
         _require_known(arguments, command, own)

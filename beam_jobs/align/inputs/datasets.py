@@ -100,7 +100,7 @@ class InputDataset:
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
         made, taken_for = manifest.configuration, total
         if "num_buckets" in made and manifest.newest_shards == manifest.shards:
-            factor = SAMPLE_BYTES_PER_TEXT_BYTE + bool(made.get("keep_text"))
+            factor = SAMPLE_BYTES_PER_TEXT_BYTE + self.keeps_text
             most, least = (
                 count * made["shard_bytes"] // factor
                 for count in (made["num_buckets"], made["num_buckets"] - 1)

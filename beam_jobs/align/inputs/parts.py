@@ -80,11 +80,6 @@ class InputPart:
     start: int = 0
     end: int | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the whole file."""
-        return not self.start and self.end is None
-
 
 def count_buckets(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
     """Return into how many buckets texts are hashed, so that each fills about one shard."""
