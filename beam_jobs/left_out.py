@@ -14,7 +14,6 @@ from schemas.manifest import Manifest, totals_of
 DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
-
 UNREAD = "unreadable_input"
 """The reason of what was lost without knowing how many documents it held."""
 

@@ -22,7 +22,6 @@ from schemas.records import RecordError, read_record
 BLOCKS_PREFIX = "blocks-"
 """How the files begin that blocks wait in."""
 
-
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
 LOCK_FILE = "lock"

@@ -90,7 +90,6 @@ documents are left out than --max-dead-letters allows, or some of the input can'
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
-
 _GROUPS = {
     "input": "documents in, shards out",
     "format": "what counts as a document",

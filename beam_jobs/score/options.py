@@ -51,7 +51,6 @@ teacher-FINGERPRINT.json.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
-
 IN_PROCESS, NO_SERVERS, LOSSES_ONLY = TransformersSettings(), ServedSettings(), TopSettings()
 
 _GROUPS = {

@@ -24,9 +24,7 @@ _LOOKED_AT = 1024
 _DATASET_STATE = "state.json"
 _DATASET_SPLITS = "dataset_dict.json"
 
-
 logger = logging.getLogger(__name__)
-
 
 FORMATS = {
     ".jsonl": "jsonl",
