@@ -19,11 +19,10 @@ from beam_jobs.running.progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, run_pipeline
 from beam_jobs.running.transforms import Gather, Spread
-from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
+from beam_jobs.runs import LOCK_FILE, SUMMARY_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.reuse import find_reusable, save_reusable
 from beam_jobs.score.steps import (
-    SUMMARY_FILE,
     ReadyTeacher,
     ScoreJob,
     TeacherHandler,

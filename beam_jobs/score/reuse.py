@@ -53,7 +53,7 @@ def find_reusable(
 
 
 def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOptions) -> None:
-    """Write the digests of all documents of some shards to the run's folder, unless there."""
+    """Write the digests of some shards' documents to a run's folder, unless they are there."""
     files = [asdict(shard.sidecar) for shard in shards]
     body, path = json.dumps(files).encode(), storage.join(run_folder, _LIST)
     if storage.num_bytes_of(path) is not None and storage.read_bytes(path) == body:

@@ -19,6 +19,7 @@ from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
 from beam_jobs.running.progress import worker_progress
+from beam_jobs.runs import SUMMARY_FILE
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
 from beam_jobs.score.teachers import api_key
@@ -45,7 +46,6 @@ from schemas.sidecar import (
     sidecar_name,
 )
 
-SUMMARY_FILE = "summary.json"
 NOTHING_KNOWN = KnownLosses(KnownDocuments(), ())
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,9 @@ _TYPE_OF: Mapping[frozenset[type], MetadataType] = {
 
 
 def parse_metadata(text: str) -> tuple[MetadataField, ...]:
-    """Return the fields that an option names; ValueError for no name, no type, or one twice.
+    """Return the fields that an option names.
+
+    ValueError for an empty name, an unknown type, or a field that is named twice.
 
     Example:
         >>> parse_metadata("source,meta.score:float64")[1]
