@@ -27,7 +27,7 @@ def read_newest(output: str) -> Manifest:
 
 def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
     """Keep the newest manifest, byte for byte, under its generation's name."""
-    kept = path_of_kept(output, manifest.generation)
+    kept = _path_of_kept(output, manifest.generation)
     storage.make_folder(kept.rpartition("/")[0])
     data = storage.read_bytes(storage.join(output, MANIFEST_FILE))
     storage.write_atomically(kept, data, scratch=scratch)
@@ -35,12 +35,11 @@ def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
 
 def read_kept(output: str, generation: int) -> Manifest:
     """Return the manifest that `keep_manifest` has kept."""
-    path = path_of_kept(output, generation)
+    path = _path_of_kept(output, generation)
     return decode_manifest(storage.read_bytes(path), at=path)
 
 
-def path_of_kept(output: str, generation: int) -> str:
-    """Return where a generation's manifest is kept."""
+def _path_of_kept(output: str, generation: int) -> str:
     return storage.join(output, *kept_manifest_file(generation).split("/"))
 
 

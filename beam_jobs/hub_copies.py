@@ -44,11 +44,8 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
     """Yield the folder in which a job works; one on the hub is copied, and uploaded at the end.
 
     The copy stays in the user's cache: a job that was killed resumes there. `say` is told what was
-    uploaded; without `uploads` nothing is.
-
-    Raises:
-        OptionsError: there is no such repository, it can't be read or written, or somebody else has
-            changed it since it was copied.
+    uploaded; without `uploads` nothing is. OptionsError if the repository can't be used, or
+    somebody else has changed it since it was copied.
     """
     if not url.startswith(HUB):
         yield url

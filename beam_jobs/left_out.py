@@ -14,7 +14,6 @@ from schemas.manifest import Manifest, totals_of
 DUPLICATE_OF = "the id was first used at "
 """How the detail of a duplicate begins; its first use's place follows."""
 
-
 UNREAD = "unreadable_input"
 """The reason of what was lost without knowing how many documents it held."""
 
@@ -63,11 +62,9 @@ def find_unread(path: str) -> list[str]:
 
 
 def require_all_read(path: str, *, max_share: float) -> None:
-    """Check that all input could be read; how many documents are lost otherwise, nobody knows.
+    """Raise TooManyDeadLettersError if dead letters say that some of the input can't be read.
 
-    Raises:
-        TooManyDeadLettersError: a file of dead letters says that some could not, and less than
-            everything may be lost.
+    How many documents that loses, nobody knows; where everything may be lost, it passes.
     """
     unread = find_unread(path)
     if unread and max_share < 1:
@@ -80,11 +77,9 @@ def require_all_read(path: str, *, max_share: float) -> None:
 
 
 def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -> None:
-    """Check that no larger share of the input is lost than allowed; what is expected is not lost.
+    """Raise TooManyDeadLettersError if more of the input is lost than allowed, or can't be read.
 
-    Raises:
-        TooManyDeadLettersError: with the reasons, their first places, and the likely remedy; or,
-            whatever its share, a part of the input could not be read.
+    It names the reasons, their first places and the likely remedy. What is expected is not lost.
     """
     letters = storage.join(output, manifest.dead_letters.file)
     if UNREAD in manifest.dead_letters.by_reason:

@@ -22,7 +22,6 @@ from schemas.records import RecordError, read_record
 BLOCKS_PREFIX = "blocks-"
 """How the files begin that blocks wait in."""
 
-
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
 LOCK_FILE = "lock"
@@ -49,9 +48,7 @@ def find_finished(
 ) -> Manifest | None:
     """Return the dataset in `output` where the same configuration has already made it.
 
-    Raises:
-        OptionsError: the folder holds a dataset, or a run, of another configuration; or the
-            dataset has lost files.
+    OptionsError if another's dataset or run is there, or the dataset has lost files.
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:

@@ -42,10 +42,7 @@ def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
     """Check that a local folder's disk has room for what a job will write; a store always has.
 
     `earlier` is the folder of what an earlier attempt has written of it. What an estimate may
-    have wrong is a warning.
-
-    Raises:
-        OptionsError: less than half is free: no estimate is that wrong.
+    have wrong is a warning; OptionsError if less than half is free: none is that wrong.
     """
     if not storage.is_local(folder):
         return

@@ -68,11 +68,9 @@ def require_answer(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Create a local folder; object stores have none.
+    """Create a local folder, object stores have none.
 
-    Raises:
-        NotADirectoryError: a file is in the way.
-        PermissionError: the system refuses.
+    NotADirectoryError if a file is in the way, PermissionError if the system refuses.
     """
     if is_local(path):
         try:
@@ -122,12 +120,7 @@ def open_shard_to_write(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return a whole file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        PointerError: it is a Git LFS pointer.
-    """
+    """Return a whole file; FileNotFoundError if there is none, PointerError if it is Git LFS's."""
     with open_to_read(path) as file:
         data = file.read()
     refuse_pointer(path, data)
@@ -160,10 +153,7 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
 
     The temporary stays until the run's folder is removed, so this can be repeated, and two workers
     that publish the same file at once both succeed: at no moment is `final` missing again or cut.
-
-    Raises:
-        FileNotFoundError: neither the temporary nor a complete final file exists.
-        OSError: the store refused to copy it.
+    FileNotFoundError if there is neither.
     """
     if num_bytes_of(temporary) != num_bytes:
         if num_bytes_of(final) != num_bytes:
@@ -252,7 +242,6 @@ class _S3Writer(io.BufferedWriter):
     """
 
     def __init__(self, file: Any) -> None:
-        """Take the place of Beam's own buffered writer."""
         stream: Any = file.detach()
         self._upload = stream._uploader
         super().__init__(stream, _BUFFER_BYTES)

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from beam_jobs import storage
 from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
@@ -42,11 +43,7 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
     if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
         storage.write_atomically(path, tokenizer.file_bytes, scratch=scratch)
     stored = StoredTokenizer(
-        path,
-        tokenizer.sha256,
-        tokenizer.special_strings,
-        tokenizer.fast,
-        library_versions(),
+        path, tokenizer.sha256, tokenizer.special_strings, tokenizer.fast, library_versions()
     )
     with _lock:
         _keep(stored, tokenizer)
@@ -80,11 +77,10 @@ def _load(stored: StoredTokenizer) -> Tokenizer:
             "it was replaced while the job ran; run the same command again"
         )
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, os.path.basename(stored.path))
-        with open(path, "wb") as file:
-            file.write(data)
+        path = Path(folder, os.path.basename(stored.path))
+        path.write_bytes(data)
         return load_tokenizer(
-            path,
+            str(path),
             special_strings=stored.special_strings,
             fast=stored.fast,
             proven=stored.versions == library_versions(),

@@ -137,7 +137,7 @@ LOADS_NO = {
     " schemas.document schemas.manifest": _FRAMEWORKS,
     "beam_jobs.align.steps": "beam_jobs.align.command torch",
     "beam_jobs.align.command": "torch transformers megatron",
-    "beam_jobs.score.job beam_jobs.score.trial": "httpx2 tenacity duckdb matplotlib",
+    "beam_jobs.score.job beam_jobs.score.summary": "httpx2 tenacity duckdb matplotlib",
     # Only what draws needs the extra `figures`.
     "beam_jobs.report.page pipeline.figures.command": "matplotlib",
     "pipeline.streaming": _TOKENIZERS,

@@ -9,7 +9,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.align.differences import describe_configurations
 from beam_jobs.align.inputs.files import describe_inputs
-from beam_jobs.align.inputs.parts import count_buckets
 from beam_jobs.align.opened import OpenedInput
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import OptionsError
@@ -57,11 +56,7 @@ class Attempt:
         return run_folder_of(self.output, self.configuration)
 
     def find_made(self) -> Manifest | None:
-        """Return what the same input and options have made: a dataset, or its newest generation.
-
-        Raises:
-            OptionsError: the folder holds a dataset, or a run, of another configuration.
-        """
+        """Return what the same input and options have made: a dataset, or its newest generation."""
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)
@@ -69,24 +64,14 @@ class Attempt:
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:
-    """Return everything that determines the dataset, and nothing else.
-
-    Raises:
-        OptionsError: --append, and there is no dataset, or one that lost files or was made with
-            other options.
-        DatasetError: its manifest is damaged.
-    """
+    """Return everything that determines the dataset; OptionsError if --append can't add to one."""
     options, dataset = opened.options, opened.dataset
-    size: dict[str, Any] = {
-        "shard_bytes": options.shard_bytes,
-        "keep_text": bool(options.keep_text),
-    }
-    count = partial(count_buckets, opened.files) if dataset is None else dataset.count_buckets
     configuration = {
         "schema_version": SCHEMA_VERSION,
         "name": options.name,
-        "num_buckets": count(**size),
-        **size,
+        "num_buckets": opened.num_buckets,
+        "shard_bytes": options.shard_bytes,
+        "keep_text": bool(options.keep_text),
         "special_strings": options.special_strings,
         "format": options.format,
         "student_sha256": opened.tokenizers[0].sha256,

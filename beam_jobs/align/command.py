@@ -72,13 +72,7 @@ def _align(options: AlignOptions, started: float) -> Manifest:
 
 
 def describe(options: AlignOptions) -> tuple[str, str]:
-    """Return what `align` would do, and what would be too much of it, see `describe_job`.
-
-    Nothing is written.
-
-    Raises:
-        ValueError: the input, a tokenizer, an option or the output folder can't be used.
-    """
+    """Return what `align` would do and what would be too much of it, see `describe_job`."""
     if STANDARD_INPUT in options.input:
         raise InputError(
             "--dry-run reads a sample, and standard input can't be read again: save it"

@@ -12,12 +12,12 @@ import msgspec
 from beam_jobs.align.blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
-from beam_jobs.align.inputs.parts import InputFile, InputPart, count_buckets
+from beam_jobs.align.inputs.parts import InputFile, InputPart
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.sampling import SampledPart, sample_input
+from beam_jobs.align.job import choose_shuffle, estimate_memory
 from beam_jobs.align.opened import OpenedInput
-from beam_jobs.align.resources import choose_shuffle, estimate_memory
 from beam_jobs.errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room
@@ -62,11 +62,8 @@ class Volume:
 def describe_job(opened: OpenedInput) -> tuple[str, str]:
     """Return what the job would read, write, take and leave out, in lines, and what is too much.
 
-    The second text says why the job would end with status 3, "" if it wouldn't.
-
-    Raises:
-        InputError: no document has the fields asked for.
-        TooManyDeadLettersError: none of the sampled documents can be used.
+    The second text says why the job would end with status 3, "" if it wouldn't. InputError if no
+    document has the fields asked for, TooManyDeadLettersError if no sampled one can be used.
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)
@@ -108,8 +105,7 @@ def estimate_volume(
 
     Return the whole input, bytes of text that this rests on, and bytes of tars with indices.
     """
-    options, tokenizers = opened.options, opened.tokenizers
-    keep_text = bool(options.keep_text)
+    tokenizers, keep_text = opened.tokenizers, bool(opened.options.keep_text)
     documents = [document for part in sample for document in part.documents]
     _align(_starts(documents[:8]), tokenizers)  # loads kernels
     for tokenizer in tokenizers:
@@ -126,8 +122,7 @@ def estimate_volume(
             whole = replace(whole, num_documents=whole.num_documents + num_documents)
     index = len(encode_index(writer.close().index))
     empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
-    buckets = count_buckets(opened.files, shard_bytes=options.shard_bytes, keep_text=keep_text)
-    shards = min(float(buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
+    shards = min(float(opened.num_buckets), whole.num_documents) * (len(END_OF_TAR) + empty)
     of_tars = 1 + (index - empty) / max(1, sampled.num_tar_bytes)
     return whole, sampled.num_text_bytes, shards + whole.num_tar_bytes * of_tars
 
@@ -202,10 +197,7 @@ def _describe_needs(opened: OpenedInput, whole: Volume, shards: float) -> list[s
         )
         for longest in (0, options.max_document_bytes)
     )
-    buckets = count_buckets(
-        opened.files, shard_bytes=options.shard_bytes, keep_text=bool(options.keep_text)
-    )
-    num_shards = max(1, round(min(buckets, whole.num_documents)))
+    num_shards = max(1, round(min(opened.num_buckets, whole.num_documents)))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return [
         f"  dataset         about {format_bytes(shards)} in {format_plural(num_shards, 'shard')}, "

@@ -12,19 +12,17 @@ from beam_jobs import storage
 from beam_jobs.align.attempt import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
-from beam_jobs.align.inputs.lost_texts import (
-    LostTextsError,
-    count_lost_texts,
-    describe_lost_texts,
-    read_lost_texts,
-)
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
-from beam_jobs.align.job import Job
-from beam_jobs.align.resources import choose_shuffle, estimate_disk
-from beam_jobs.align.steps import build_pipeline
+from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
+from beam_jobs.align.steps import (
+    build_pipeline,
+    count_lost_texts,
+    describe_lost_texts,
+    read_lost_texts,
+)
 from beam_jobs.errors import InputError, TooManyDeadLettersError
 from beam_jobs.generations import keep_manifest, read_newest
 from beam_jobs.left_out import (
@@ -50,11 +48,8 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 def make_dataset(attempt: Attempt) -> Manifest:
     """Make the dataset, or what an attempt that died last has left to do; return its manifest.
 
-    Raises:
-        InputError: the input holds nothing that can be used.
-        JobError: the Beam job failed.
-        TooManyDeadLettersError: too much of the input is left out, or some can't be read; a dataset
-            is written all the same, unless that is every document.
+    Errors as `align`; if too much is left out, a dataset is written all the same, unless that is
+    every document.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest, began = attempt.find_made(), attempt.started
@@ -128,7 +123,7 @@ def _count_lost_texts(
         assert lost is not None
     if lost.count > options.max_dead_letters * dataset.num_documents:
         storage.remove_folder(run_folder)
-        raise LostTextsError(describe_lost_texts(lost, dataset))
+        raise InputError(describe_lost_texts(lost, dataset))
     if lost.count:
         options.run.say(f"note: {describe_lost_texts(lost, dataset)}")
 

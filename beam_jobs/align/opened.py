@@ -17,7 +17,7 @@ from beam_jobs.align.inputs.datasets import (
 from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.files import find_inputs
 from beam_jobs.align.inputs.metadata import parse_metadata
-from beam_jobs.align.inputs.parts import DATASET, InputFile
+from beam_jobs.align.inputs.parts import DATASET, InputFile, count_buckets
 from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.align.inputs.templates import parse_template
 from beam_jobs.align.options import AlignOptions
@@ -52,6 +52,15 @@ class OpenedInput:
     def text_bytes(self) -> int:
         """Roughly how much text the input holds."""
         return round(sum(file.estimated_text_bytes for file in self.files))
+
+    @property
+    def num_buckets(self) -> int:
+        """Into how many buckets the documents are hashed, so that each fills about one shard."""
+        options, dataset = self.options, self.dataset
+        of_files = sum(file.estimated_text_bytes for file in self.files)
+        text_bytes = of_files if dataset is None else dataset.assumed_text_bytes
+        keep_text = bool(options.keep_text)
+        return count_buckets(text_bytes, shard_bytes=options.shard_bytes, keep_text=keep_text)
 
 
 def open_input(options: AlignOptions) -> OpenedInput:

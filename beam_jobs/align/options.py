@@ -23,7 +23,6 @@ Shuffle = Literal["files", "runner"]
 """How texts travel to their buckets: in files that all workers see, or through the runner."""
 
 MIN_SHARD_BYTES = 1 << 14
-MAX_DOCUMENT_BYTES = 1 << 30
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
@@ -90,7 +89,6 @@ exit status: 0 done; 1 the job failed, run it again to resume; 2 wrong usage; 3 
 documents are left out than --max-dead-letters allows, or some of the input can't be read.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
-
 
 _GROUPS = {
     "input": "documents in, shards out",
@@ -218,12 +216,7 @@ class AlignOptions:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
-    """Return the options of a command line; what is not ours goes to Beam.
-
-    Raises:
-        ValueError: a value breaks a rule, or an option is given twice that must not be.
-        SystemExit: argparse's own errors, and --help.
-    """
+    """Return the options of a command line; what is not ours goes to Beam."""
     return options.parse_options(
         AlignOptions, arguments, prog="vocag align", epilog=_EXAMPLES, groups=_GROUPS
     )

@@ -1,16 +1,19 @@
-"""The steps of the job that turn buckets into a dataset.
+"""The job that makes a dataset, and the one before it that counts what texts are lost.
 
-Each can run twice, or on two workers at once, without harm: temporary files have random names, a
-bucket's commit record is replaced whole by an equal one, a final name is given by an atomic rename,
-and nothing is removed: a runner that starts the job again, even for a loss in its last step, takes
-over all that was finished. The launcher cleans up once the job has ended.
+Each step can run twice, or on two workers at once, without harm: temporary files have random names,
+a bucket's commit record is replaced whole by an equal one, a final name is given by an atomic
+rename, and nothing is removed: a runner that starts the job again, even for a loss in its last
+step, takes over all that was finished. The launcher cleans up once the job has ended.
 """
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from hashlib import sha256
+from itertools import accumulate
 from typing import Any
 
 import apache_beam as beam
@@ -19,16 +22,19 @@ import orjson
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
 from beam_jobs.align.buckets import align_bucket
-from beam_jobs.align.inputs.lines import keep_line_count, name_lines
+from beam_jobs.align.inputs.datasets import InputDataset
+from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.metadata import columns_of
-from beam_jobs.align.inputs.parts import decode_task
+from beam_jobs.align.inputs.parts import InputPart, decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
+from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.running.transforms import Gather, Spread, worker_step
-from beam_jobs.runs import SUMMARY_FILE
+from beam_jobs.runs import SUMMARY_FILE, read_commit
 from pipeline.alignment.quality import AlignmentStatistics
+from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import (
     MANIFEST_FILE,
     DeadLetterRecord,
@@ -36,7 +42,19 @@ from schemas.manifest import (
     encode_manifest,
     next_generation,
 )
-from schemas.records import read_record, write_record
+from schemas.records import Count, read_record, write_record
+
+_LINES_PREFIX = "lines-"
+_LOST_TEXTS_FILE = "lost_texts.json"
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class LostTexts:
+    """How many documents' texts can't be had, and the first of their ids, in order."""
+
+    count: Count
+    first: tuple[str, ...]
 
 
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
@@ -59,6 +77,44 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
         | "PublishShards" >> beam.Map(_publish, job).with_output_types(str)
         | "GatherShards" >> Gather()
         | "WriteManifest" >> beam.Map(_write_manifest, job).with_output_types(str)
+    )
+
+
+def count_lost_texts(
+    pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
+) -> None:
+    """Describe the job that reads all documents once and counts those whose texts can't be had.
+
+    A dataset need not keep texts, and not every tokenizer's tokens spell them (WordPiece, or one
+    whose normaliser changed the text): what is lost must be known before hours of work.
+    """
+    count = partial(_count, rules=rules, run_folder=run_folder)
+    _ = (
+        pipeline
+        | "Tasks" >> beam.Create(tasks)
+        | "SpreadTasks" >> Spread()
+        | "CountTask" >> worker_step(count, run_folder, str)
+        | "GatherCounts" >> Gather()
+        | "WriteCount" >> beam.Map(_write_sum, run_folder).with_output_types(str)
+    )
+
+
+def read_lost_texts(run_folder: str) -> LostTexts | None:
+    """Return what the job has counted, None before it has."""
+    return read_commit(storage.join(run_folder, _LOST_TEXTS_FILE), LostTexts)
+
+
+def describe_lost_texts(lost: LostTexts, dataset: InputDataset) -> str:
+    """Return how many documents have no text, the first of them, and the remedy."""
+    named = ", ".join(f'"{name}"' for name in lost.first)
+    more = ", …" if lost.count > len(lost.first) else ""
+    share = format_share(lost.count, dataset.num_documents)
+    return (
+        f"{format_count(lost.count)} of {format_count(dataset.num_documents)} documents ({share}) "
+        f"of {dataset.dataset.location} can't be aligned again: it keeps no text of them, and "
+        "neither the student's nor the teacher's tokens spell it (SHA-256 compared). They are "
+        f"{named}{more}. Align the files that it was made of, with --keep-text if this is to be "
+        "possible later, or leave these documents out with a larger --max-dead-letters"
     )
 
 
@@ -99,6 +155,27 @@ def _publish(record: str, job: Job) -> str:
             made, named = storage.join(job.run_folder, temporary), storage.join(job.output, final)
             storage.publish(made, named, num_bytes, scratch=job.run_folder)
     return record
+
+
+def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
+    """Yield the `LostTexts` of a task, as JSON."""
+    outcomes = (o for part in decode_task(task) for o in read_part(part, rules))
+    lost = [
+        str(outcome.document_id)
+        for outcome in show_progress(outcomes, run_folder)
+        if isinstance(outcome, DeadLetter) and outcome.reason == Reason.TEXT_LOST
+    ]
+    yield write_record(LostTexts(len(lost), tuple(sorted(lost)[:_MOST_NAMED])))
+
+
+def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
+    """Write the sum of what tasks lack, which the launcher reads; return its path."""
+    parts = [read_record(part, LostTexts) for part in counts[1]]
+    first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
+    whole = LostTexts(sum(part.count for part in parts), tuple(first))
+    path = storage.join(run_folder, _LOST_TEXTS_FILE)
+    storage.write_atomically(path, write_record(whole).encode(), scratch=run_folder)
+    return path
 
 
 def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
@@ -164,3 +241,51 @@ def make_manifest(
     student, teacher = job.tokenizer_records
     metadata = columns_of(job.rules.metadata)
     return Manifest(job.name, student, teacher, shards=shards, metadata=metadata, **made)
+
+
+def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
+    """Leave a part's number of lines in the run's folder; a whole file needs none.
+
+    A reader counts lines from the start of its part, so the last step adds those before the part.
+    """
+    if part.start or part.end is not None:
+        path = storage.join(run_folder, f"{_stem(part.file.source)}{part.start:015d}.json")
+        storage.write_atomically(path, json.dumps(num_lines).encode(), scratch=run_folder)
+
+
+def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
+    """Return dead letters as the dataset lists them: lines counted from the start of files."""
+    stems: dict[str, list[str]] = {}
+    for name in sorted(storage.list_folder(run_folder)):
+        stems.setdefault(name.rpartition("-")[0] + "-", []).append(name)
+
+    @cache
+    def parts(source: str) -> tuple[list[int], list[int]]:
+        """Return where a cut file's parts start, and how many lines are before each."""
+        names = stems.get(_stem(source), [])
+        starts = [int(name.rpartition("-")[2].removesuffix(".json")) for name in names]
+        counts = (storage.read_bytes(storage.join(run_folder, name)) for name in names)
+        return starts, [0, *accumulate(map(json.loads, counts))]
+
+    def in_file(source: str, position: int, line: int | None) -> int | None:
+        if line is None:
+            return None
+        starts, before = parts(source)
+        return line + before[max(0, bisect_right(starts, position) - 1)]
+
+    def name_line(letter: dict[str, Any]) -> dict[str, Any]:
+        source, position, detail = letter["source"], letter["position"], letter["detail"]
+        line = in_file(source, position, letter.get("line"))
+        if letter.get("first_line") is not None:
+            first, _, first_position = detail.removeprefix(DUPLICATE_OF).rpartition("#")
+            first_line = in_file(first, int(first_position), letter["first_line"])
+            detail = f"{DUPLICATE_OF}{first} line {first_line}"
+        rest = {name: letter[name] for name in ("document_id", "reason")}
+        return {"source": source, "position": position, "line": line, **rest, "detail": detail}
+
+    return list(map(name_line, letters))
+
+
+def _stem(source: str) -> str:
+    """A source may hold anything, a file's name in the run's folder may not."""
+    return f"{_LINES_PREFIX}{sha256(source.encode(errors='surrogateescape')).hexdigest()[:32]}-"

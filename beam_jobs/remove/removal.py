@@ -1,22 +1,29 @@
 """The job of `vocag remove`: a generation that leaves documents out, and no shard rewritten."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from shlex import quote
+from typing import Any
 
 import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 from apache_beam.io.filesystems import FileSystems
+from numpy.typing import NDArray
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
 from beam_jobs.hub_copies import output_here
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
-from beam_jobs.remove.ids import find_documents, read_ids
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.report.summary import write_card
+from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options
+from pipeline.command_line.failures import hinted
+from pipeline.command_line.nearest import look_near
 from pipeline.command_line.options import option_names
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
@@ -25,6 +32,8 @@ from schemas.removed import RemovedDocuments, decode_removed, encode_removed
 
 _MAX_NAMED = 5
 _SCRATCH = ".vocag-remove"
+_JSON_LINES = (".jsonl", ".ndjson")
+_FIELDS = ("document_id", "id")
 _OTHER_READERS = """\
 note: the shards still hold removed documents, and readers other than vocag deliver them
 next: vocag align --input {} --output {}  # writes a dataset without them"""
@@ -41,16 +50,54 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
-
-    def say(text: str) -> None:
-        if not options.quiet:
-            print(text)
-
-    with output_here(options.dataset, say, uploads=not options.dry_run) as location:
-        return _remove(replace(options, dataset=location))
+    say, uploads = RunOptions(quiet=options.quiet).say, not options.dry_run
+    with output_here(options.dataset, say, uploads=uploads) as location:
+        return _remove(replace(options, dataset=location), say)
 
 
-def _remove(options: RemoveOptions) -> Manifest:
+def read_ids(path: str) -> list[str]:
+    """Return the ids that a file lists, each once, in its order.
+
+    It has one id a line; if its name ends in .jsonl or .ndjson, one JSON object a line with
+    `document_id` or `id`, as dead letters have, or one JSON string. OptionsError if there is no
+    such file, no id in it, or a line without one.
+    """
+    try:
+        lines = storage.read_bytes(path).splitlines()
+    except FileNotFoundError as error:
+        missing = OptionsError(f"--ids {path} is not there; name a file of ids, one a line")
+        raise (hinted(missing, look_near(path)) if storage.is_local(path) else missing) from error
+    read = _read_json if path.endswith(_JSON_LINES) else bytes.decode
+    ids = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                ids.append(read(line))
+            except (ValueError, TypeError) as error:
+                raise OptionsError(f"--ids {path}: line {number} holds no id ({error})") from error
+    if not ids:
+        raise OptionsError(f"--ids {path} lists no id; write one a line")
+    return list(dict.fromkeys(ids))
+
+
+def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, list[str]]:
+    """Return where some ids' documents are, and the unknown ids; errors as `Dataset.read_ids`."""
+    wanted = pa.array(ids, pa.string())
+
+    def match(shard_index: int) -> tuple[NDArray[np.int64], pa.Array]:
+        names = dataset.read_ids(shard_index)
+        places = np.flatnonzero(pc.is_in(names, value_set=wanted).to_numpy())
+        return places, pa.array(names.take(places).to_pylist(), pa.string())
+
+    matches = list(dataset.map_shards(match))
+    places = [np.empty(0, np.int64), *(own for own, _ in matches)]
+    shards = np.repeat(np.arange(len(places)) - 1, [len(own) for own in places])
+    found = pa.concat_arrays([pa.array([], pa.string()), *(names for _, names in matches)])
+    unknown = wanted.filter(pc.invert(pc.is_in(wanted, value_set=found)))
+    return RemovedDocuments(shards, np.concatenate(places)), unknown.to_pylist()
+
+
+def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
     own = option_names(RemoveOptions)
     beam_options = make_beam_options(options.beam_arguments, command="remove", own=own)
     FileSystems.set_options(beam_options)
@@ -65,16 +112,15 @@ def _remove(options: RemoveOptions) -> Manifest:
         before = _removed_before(location, manifest)
         removed = _union(before, wanted)
         num_new = len(removed) - len(before)
-        _say(options, wanted, unknown, num_new)
+        say(_describe(options, wanted, unknown, num_new))
         if options.dry_run:
             return manifest
         if num_new:
             manifest = _write(location, manifest, removed)
         _tidy(location, manifest)
-    if not options.quiet:
-        print(f"{location} is at generation {manifest.generation}")
-        if manifest.removed:
-            print(_OTHER_READERS.format(quote(location), quote(f"{location}-clean")))
+    say(f"{location} is at generation {manifest.generation}")
+    if manifest.removed:
+        say(_OTHER_READERS.format(quote(location), quote(f"{location}-clean")))
     return manifest
 
 
@@ -122,15 +168,24 @@ def _union(first: RemovedDocuments, second: RemovedDocuments) -> RemovedDocument
     return RemovedDocuments(union >> 32, union & 0xFFFFFFFF)
 
 
-def _say(
+def _describe(
     options: RemoveOptions, wanted: RemovedDocuments, unknown: Sequence[str], num_new: int
-) -> None:
-    if options.quiet:
-        return
+) -> str:
     removed = "would be removed" if options.dry_run else "removed"
     told = [f"{format_plural(num_new, 'document')} {removed}"]
     if len(wanted) > num_new:
         told.append(f"{format_count(len(wanted) - num_new)} of the list were removed before")
     if unknown:
         told.append(f"{format_plural(len(unknown), 'id')} of no document")
-    print("; ".join(told))
+    return "; ".join(told)
+
+
+def _read_json(line: bytes) -> str:
+    value: Any = orjson.loads(line)
+    if isinstance(value, dict):
+        value = next((value[name] for name in _FIELDS if value.get(name) is not None), None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError("write a string, or an object with document_id or id")
+    return value

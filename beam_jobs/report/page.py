@@ -83,11 +83,7 @@ class RunSummary:
 def render_report(
     manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
 ) -> str:
-    """Return the page, which opens with documents: HTML without scripts or requests.
-
-    Raises:
-        ValueError: the manifest holds no statistics.
-    """
+    """Return the page, which opens with documents: HTML without scripts or requests."""
     statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
     return render_page(
         f"{manifest.name}: aligned dataset",
@@ -167,10 +163,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
             f"{format_count(teacher)}, {format_ratio(teacher, student)} a student token",
         ),
         "Byte IoU": (f"{statistics.byte_iou:.3f}", f"IoS {statistics.byte_ios:.3f}"),
-        "Unmapped": (
-            format_share(unmapped, student),
-            f"{format_count(unmapped)} student tokens",
-        ),
+        "Unmapped": (format_share(unmapped, student), f"{format_count(unmapped)} student tokens"),
         "Text": (format_bytes(text), f"{format_count(text)} bytes of UTF-8"),
         "On disk": (format_bytes(stored), f"{format_ratio(stored, student)} B / student token"),
         "Throughput": (f"{format_short(speed)}/s", "student tokens, after start-up"),

@@ -40,10 +40,7 @@ def library_versions() -> dict[str, str]:
 
 
 def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: str) -> str:
-    """Write `report.html` and the dataset card into the dataset; return the report's path.
-
-    A `README.md` that a person wrote stays as it is.
-    """
+    """Write `report.html` and the dataset card into the dataset; return the report's path."""
     path = storage.join(output, REPORT_FILE)
     dataset = Dataset(output, manifest)
     shown = load_previews(dataset, num_documents=1, document_id=None, max_tokens=_SHOWN_TOKENS)

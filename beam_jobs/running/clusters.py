@@ -43,10 +43,8 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
     """Check what can be known of a cluster before a job is sent there.
 
     Places are what the job reads and writes, as given, by the name of the option that says so.
-
-    Raises:
-        OptionsError: the runner lacks a server, an answer or an environment for its workers, or
-            its workers could not find a place.
+    OptionsError if a server, an answer or an environment for workers is missing, or they could not
+    find a place.
     """
     name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
     if name == "PortableRunner":

@@ -41,12 +41,7 @@ class WorkerProgress:
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to this process's counts.
-
-        Args:
-            counts: such as read_bytes (of text), read_documents, aligned_documents, student_tokens,
-                scored_tokens, scored_documents, reused_tokens (of losses that were there already).
-        """
+        """Add to this process's counts, which are those that the stages below read."""
         with self._lock:
             self._counts.update(counts)
             if time.monotonic() >= self._next_write:

@@ -25,10 +25,6 @@ class RunOptions:
         if self.workers < 1:
             raise OptionsError(f"--workers {self.workers} is below 1 process")
 
-    def beam_arguments(self) -> list[str]:
-        """Return Beam's options for the number of workers."""
-        return [] if self.workers == 1 else [f"--direct_num_workers={self.workers}"]
-
     def say(self, text: str) -> None:
         """Print what isn't an error."""
         if not self.quiet:

@@ -29,8 +29,7 @@ from beam_jobs.running.clusters import require_tried_runner
 from beam_jobs.running.exits import RESUME
 from beam_jobs.running.progress import Stage, reset_progress, run_with_bar
 from beam_jobs.running.run_options import HERE, RunOptions
-from beam_jobs.running.supervision import run_supervised
-from beam_jobs.running.workers import WorkerDiedError, Workers
+from beam_jobs.running.workers import WorkerDiedError, Workers, run_supervised
 from beam_jobs.shortages import explain_shortage
 from pipeline.command_line.failures import hinted
 
@@ -46,12 +45,12 @@ def make_beam_options(
 ) -> PipelineOptions:
     """Return Beam's options from a command's arguments that are not its own.
 
-    Raises:
-        OptionsError: an argument that Beam does not know either, or a value that it can't read; a
-            runner that is unknown or does not run these jobs, or one that --workers is not for.
+    OptionsError for what Beam does not know or can't read either, and for a runner that is unknown,
+    does not run these jobs, or is not for --workers.
     """
+    workers = [f"--direct_num_workers={run.workers}"] if run.workers > 1 else []
     with _one_refusal(command):
-        options = PipelineOptions([*arguments, *run.beam_arguments()])
+        options = PipelineOptions([*arguments, *workers])
         require_tried_runner(options.view_as(StandardOptions).runner)
         make_runner(options)  # importing a runner's module makes its options known
         _require_known(arguments, command, own)
@@ -69,9 +68,7 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
 
     Since Beam 2.65 `DirectRunner` first tries Prism, a program that it downloads and that ignores
     --direct_num_workers, and takes `FnApiRunner` if that fails. Ours is that runner at once.
-
-    Raises:
-        OptionsError: no such runner.
+    OptionsError if there is no such runner.
     """
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) in _DIRECT_RUNNERS:
@@ -103,7 +100,7 @@ def run_pipeline(
     if isinstance(pipeline.runner, fn_runner.FnApiRunner):
         workers = Workers(verbose=run.verbose)
         pipeline.runner = _direct_runner(pipeline.options, workers)
-        supervised = partial(run_supervised, work, workers, verbose=run.verbose)
+        supervised = partial(run_supervised, work, workers)
     try:
         if storage.is_local(run_folder):
             run_with_bar(run_folder, supervised, stage=stage, quiet=run.quiet)

@@ -12,21 +12,31 @@ import shlex
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 
+import grpc
+from apache_beam.runners.worker import sdk_worker_main
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+from beam_jobs.running.exits import skip_last_collection
+from pipeline.command_line.failures import left_behind
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from beam_jobs.running.worker_process import main; main(int(sys.argv[2]))"
+    "from beam_jobs.running.workers import main; main(int(sys.argv[2]))"
 )
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 """What Beam (2.77) raises in a worker's thread, which it calls `run_worker`."""
 
 _LOG_BYTES = 64 << 10
-_PATIENCE_SECONDS = 5.0
+_LOOK_SECONDS, _END_SECONDS, _PATIENCE_SECONDS = 1.0, 1.0, 5.0
+
+type _Outcomes = SimpleQueue[BaseException | None]
+"""What has ended a job, None for nothing but its work."""
 
 
 class WorkerDiedError(RuntimeError):
@@ -47,14 +57,14 @@ class Workers:
     def __init__(self, *, verbose: bool) -> None:
         """Start none yet."""
         self._folder = TemporaryDirectory(prefix="vocag-workers-")
-        self._verbose = verbose
+        self.verbose = verbose
 
     @property
     def environment(self) -> SubprocessSDKEnvironment:
         """How Beam starts one: deaf to Ctrl-C, which is for the launcher; `$$` is its number."""
         arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid())]
         log = f"{shlex.quote(self._folder.name)}/$$"
-        output = "" if self._verbose else f">{log} 2>&1"
+        output = "" if self.verbose else f">{log} 2>&1"
         command = f"trap '' INT; : >{log}; exec {shlex.join(arguments)} </dev/null {output}"
         return SubprocessSDKEnvironment.from_command_string(command)
 
@@ -90,6 +100,83 @@ class Workers:
 
     def _logs(self) -> list[Path]:
         return sorted(Path(self._folder.name).iterdir(), key=lambda log: int(log.name))
+
+
+def run_supervised(work: Callable[[], object], workers: Workers) -> None:
+    """Run a local job's `work` in a thread until it ends, a worker dies, or a signal arrives.
+
+    Raise what ended it: what `work` raised, WorkerDiedError, or KeyboardInterrupt and Terminated as
+    they arrived. Beam can't cancel a local job, so a thread that goes on for more than a moment is
+    left behind, and the command's `leave` ends the process without waiting for it.
+    """
+    outcomes: _Outcomes = SimpleQueue()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # handed to the thread that waits
+            outcomes.put(error)
+        else:
+            outcomes.put(None)
+
+    thread = threading.Thread(target=run, name="job", daemon=True)
+    with closing(workers), _listen_to_threads(workers, outcomes):
+        thread.start()
+        try:
+            outcome = outcomes.get()
+            if outcome is not None:
+                raise _cause(outcome, outcomes, workers)
+        except BaseException:
+            workers.kill()
+            thread.join(_END_SECONDS)
+            if thread.is_alive():
+                left_behind.append(thread)
+            raise
+    thread.join()
+
+
+def main(launcher: int) -> None:
+    """In a worker process: serve the runner until it says that all is done, or is gone."""
+    skip_last_collection()
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    del os.environ["LOGGING_API_SERVICE_DESCRIPTOR"]  # what it logs is for its own file
+    sdk_worker_main.main([])
+
+
+def _end_with(launcher: int) -> None:
+    """End this process once the launcher is gone, however it went."""
+    while os.getppid() == launcher:
+        threading.Event().wait(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> BaseException:
+    """Return a worker's death, the news of which may follow what Beam complains of it."""
+    if isinstance(outcome, WorkerDiedError) or not workers.have_started:
+        return outcome
+    try:
+        return outcomes.get(timeout=_END_SECONDS) or outcome
+    except Empty:
+        return outcome
+
+
+@contextmanager
+def _listen_to_threads(workers: Workers, outcomes: _Outcomes) -> Iterator[None]:
+    """Hear of a worker's death, and let Beam's threads end without a traceback each after it."""
+    before = threading.excepthook
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        death = workers.explain(failure.exc_value)
+        if death is not None:
+            outcomes.put(death)
+        elif workers.verbose or not issubclass(failure.exc_type, grpc.RpcError):
+            before(failure)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _explain(status: int, log: str) -> str:

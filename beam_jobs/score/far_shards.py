@@ -55,14 +55,11 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
 def refuse_far_shards(
     records: Sequence[SidecarRecord], *, dataset: str, run_folder: str, started: float
 ) -> None:
-    """Remove the sidecars of shards that are far from the rest, and end the job.
+    """Remove the sidecars of shards that are far from the rest, and end the job by an EngineError.
 
     A shard that comes out the same when a later run scores it again is accepted: then it is its
     text that is unlike the rest. What was removed is noted in the run's folder for that, with
     when the command was `started`: a step that Beam runs twice isn't a later run.
-
-    Raises:
-        EngineError: some shards are, by name.
     """
     path = storage.join(run_folder, FAR_SHARDS_FILE)
     noted: dict[str, dict[str, float]] = {}

@@ -19,11 +19,10 @@ from beam_jobs.running.progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, run_pipeline
 from beam_jobs.running.transforms import Gather, Spread
-from beam_jobs.runs import LOCK_FILE, run_folder_of, start_run
+from beam_jobs.runs import LOCK_FILE, SUMMARY_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.reuse import find_reusable, save_reusable
 from beam_jobs.score.steps import (
-    SUMMARY_FILE,
     ReadyTeacher,
     ScoreJob,
     TeacherHandler,
@@ -31,7 +30,7 @@ from beam_jobs.score.steps import (
     complete_document_scores,
     write_scores,
 )
-from beam_jobs.score.summary import estimate_disk, summarise
+from beam_jobs.score.summary import describe_trial, estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from pipeline.command_line.options import option_names
@@ -43,7 +42,7 @@ from pipeline.scoring.contexts import ContextRule
 from schemas.document_scores import document_scores_name
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
-from schemas.sidecar import ScoreManifest, score_manifest_name
+from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name
 
 
 def score(options: ScoreOptions) -> list[ScoreManifest]:
@@ -102,8 +101,13 @@ def make_job(
 ) -> ScoreJob:
     """Return what workers need to know to score one dataset of a run."""
     dataset = opened.dataset
-    rule = replace(
-        teacher.rule(dataset, context, opened.documents.where),
+    rule = TeacherRule(
+        weights_sha256=teacher.weights_sha256,
+        dtype=teacher.dtype,
+        tokenizer_sha256=dataset.manifest.teacher.sha256,
+        context=context.to_json(),
+        engine=teacher.engine,
+        where=opened.documents.where,
         distributions=options.top.rule(dataset.manifest.teacher.vocab_size),
     )
     folder = storage.absolute(dataset.location)
@@ -140,8 +144,6 @@ def _score_dataset(
     documents = opened.documents
     shards = _count_scored(documents)
     if options.dry_run:
-        from beam_jobs.score.trial import describe_trial
-
         print(describe_trial(ReadyTeacher(job, documents), shards))
         return None
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)

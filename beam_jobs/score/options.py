@@ -51,7 +51,6 @@ teacher-FINGERPRINT.json.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
-
 IN_PROCESS, NO_SERVERS, LOSSES_ONLY = TransformersSettings(), ServedSettings(), TopSettings()
 
 _GROUPS = {
@@ -134,12 +133,7 @@ class ScoreOptions:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
-    """Return the options of a command line; what is not ours goes to Beam.
-
-    Raises:
-        OptionsError: a value breaks a rule.
-        SystemExit: argparse's own errors, and --help.
-    """
+    """Return the options of a command line; what is not ours goes to Beam."""
     return options.parse_options(
         ScoreOptions, arguments, prog="vocag score", epilog=_EXAMPLES, groups=_GROUPS
     )

@@ -30,11 +30,7 @@ _CACHE_BYTES = 256 << 30
 def find_reusable(
     locations: Sequence[str], rule: TeacherRule, run: RunOptions
 ) -> list[ScoredShard]:
-    """Return the shards of other datasets that the same teacher has scored, whatever the contexts.
-
-    Raises:
-        DatasetError: a dataset or a score manifest is missing or damaged.
-    """
+    """Return the shards of other datasets that the same teacher has scored in any context."""
     found = []
     for location in locations:
         dataset, own, reasons = open_dataset(location), [], []
@@ -57,11 +53,7 @@ def find_reusable(
 
 
 def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOptions) -> None:
-    """Write the digests of all documents of some shards to a run's folder, unless they are there.
-
-    Raises:
-        DatasetError: a shard or a sidecar is missing or damaged.
-    """
+    """Write the digests of some shards' documents to a run's folder, unless they are there."""
     files = [asdict(shard.sidecar) for shard in shards]
     body, path = json.dumps(files).encode(), storage.join(run_folder, _LIST)
     if storage.num_bytes_of(path) is not None and storage.read_bytes(path) == body:

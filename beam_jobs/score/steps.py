@@ -7,8 +7,6 @@ the engine's. Each step can run twice, or on two workers at once, without harm: 
 sidecar is replaced whole by an equal one, and the score manifest comes last.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +19,7 @@ from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
 from beam_jobs.running.progress import worker_progress
+from beam_jobs.runs import SUMMARY_FILE
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
 from beam_jobs.score.teachers import api_key
@@ -47,7 +46,6 @@ from schemas.sidecar import (
     sidecar_name,
 )
 
-SUMMARY_FILE = "summary.json"
 NOTHING_KNOWN = KnownLosses(KnownDocuments(), ())
 
 logger = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ class WorkDone:
     num_resumed_shards: int = 0
     work: Work = field(default_factory=Work)
 
-    def __add__(self, other: WorkDone) -> WorkDone:
+    def __add__(self, other: "WorkDone") -> "WorkDone":
         names = [entry.name for entry in fields(self)]
         return WorkDone(*(getattr(self, name) + getattr(other, name) for name in names))
 
@@ -128,12 +126,7 @@ class ReadyTeacher:
 
     @property
     def engine(self) -> Engine:
-        """The teacher.
-
-        Raises:
-            ChangedError: its weights changed since the job started.
-            UntrainedTeacherError: the weights did not load.
-        """
+        """The teacher; ChangedError if its weights aren't those of the job's start."""
         with self._lock:
             if self._engine is None:
                 self._engine = self._load()
@@ -204,11 +197,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
 
 
 def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
-    """Write the run's summary and, last, the score manifest of all shards; return its path.
-
-    Raises:
-        EngineError: servers gave some shards losses far from the rest's.
-    """
+    """Write the run's summary and, last, the score manifest of all shards; return its path."""
     shards = {one.shard: one for one in (read_record(text, ShardScored) for text in scored[1])}
     records = tuple(shards[number].record for number in sorted(shards))
     if isinstance(job.settings, ServedSettings):
@@ -224,9 +213,7 @@ def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     """Score a shard and write its sidecar, unless an earlier run has.
 
-    Raises:
-        DatasetError: the shard is damaged.
-        NonFiniteLossError: the teacher gave NaN or infinity.
+    DatasetError if the shard is damaged, NonFiniteLossError if the teacher gave NaN or infinity.
     """
     job, shard = teacher.job, teacher.shard(number)
     fingerprint, progress = job.rule.fingerprint, worker_progress(job.run_folder)
@@ -274,10 +261,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
 def write_document_scores(
     job: ScoreJob, shard: ShardToScore, sidecar: bytes, record: SidecarRecord
 ) -> SidecarRecord:
-    """Write the table of what a sidecar's losses say of each document; an equal one is replaced.
-
-    The record that is returned names it.
-    """
+    """Write the table of what a sidecar says of each document; return a record that names it."""
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, at=name)
     table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())
@@ -288,11 +272,7 @@ def write_document_scores(
 def complete_document_scores(
     job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> int:
-    """Write the tables that finished scores lack; return how many, no teacher is loaded.
-
-    Raises:
-        DatasetError: a sidecar, or a shard's index, is damaged.
-    """
+    """Write the tables that finished scores lack; return how many, no teacher is loaded."""
     there = storage.list_folder(job.dataset)
     context, number = ContextRule.from_json(job.rule.context), 0
     records = list(scores.sidecars)

@@ -38,25 +38,9 @@ class JobTeacher:
     engine: EngineRecord | None = None
     handshake: Handshake | None = None
 
-    def rule(self, dataset: Dataset, context: ContextRule, where: str) -> TeacherRule:
-        """Return what determines its losses on a dataset."""
-        return TeacherRule(
-            weights_sha256=self.weights_sha256,
-            dtype=self.dtype,
-            tokenizer_sha256=dataset.manifest.teacher.sha256,
-            context=context.to_json(),
-            engine=self.engine,
-            where=where,
-        )
-
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
-    """Return the teacher that a job is asked for, checked as far as it can be before it runs.
-
-    Raises:
-        ValueError: no such teacher, or not the dataset's.
-        EngineError: servers that can't be asked.
-    """
+    """Return the teacher that a job is asked for, checked as far as it can be before it runs."""
     digest = ""
     if options.teacher:
         digest = find_fitting(options.teacher, dataset, side="teacher").sha256

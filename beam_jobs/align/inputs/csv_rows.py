@@ -34,9 +34,7 @@ def read_csv(data: BinaryIO, *, max_cell: int, head: bytes | None = None) -> Ite
 
     Cells and lines have `max_cell` characters at most. `head` is the start of a TSV file, None for
     CSV. If more than half of its cells that begin with a quote are not closed, quotes are text.
-
-    Raises:
-        DamageError: the file can't be read on.
+    DamageError if the file can't be read on.
     """
     require_utf8(data)
     csv.field_size_limit(max_cell)

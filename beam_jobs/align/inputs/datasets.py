@@ -17,7 +17,7 @@ import numpy as np
 from beam_jobs import storage
 from beam_jobs.align.inputs.documents import DeadLetter, Outcome, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import InputChangedError
-from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart, buckets_for, sample_bytes
+from beam_jobs.align.inputs.parts import DATASET, SAMPLE_BYTES_PER_TEXT_BYTE, InputFile, InputPart
 from beam_jobs.align.inputs.records import place_text
 from beam_jobs.errors import InputError
 from beam_jobs.generations import read_kept, read_newest
@@ -89,8 +89,9 @@ class InputDataset:
             **({"input_scores": self.scores} if self.scores else {}),
         }
 
-    def count_buckets(self, *, shard_bytes: int, keep_text: bool) -> int:
-        """Return into how many buckets its documents are hashed.
+    @property
+    def assumed_text_bytes(self) -> int:
+        """How much text its documents are taken for, which says into how many buckets they go.
 
         They are as many as the same documents' own files would be hashed into, as far as the
         dataset records the size of these; of one that has grown only the texts are counted.
@@ -99,7 +100,7 @@ class InputDataset:
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
         made, taken_for = manifest.configuration, total
         if "num_buckets" in made and manifest.newest_shards == manifest.shards:
-            factor = sample_bytes(keep_text=bool(made.get("keep_text")))
+            factor = SAMPLE_BYTES_PER_TEXT_BYTE + self.keeps_text
             most, least = (
                 count * made["shard_bytes"] // factor
                 for count in (made["num_buckets"], made["num_buckets"] - 1)
@@ -107,16 +108,13 @@ class InputDataset:
             listed = made.get("input_bytes", total)
             taken_for = listed if least < listed <= most else total
             taken_for = min(max(taken_for, least + 1), most)
-        return buckets_for(
-            taken_for * text_bytes // total, shard_bytes=shard_bytes, keep_text=keep_text
-        )
+        return taken_for * text_bytes // total
 
 
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
     """Return the folder of the dataset that the input names, None if it names files.
 
-    Raises:
-        InputError: a mixture, a dataset among other input, or no dataset when one is asked for.
+    InputError for a mixture, a dataset among other input, or none when one is asked for.
     """
     for pattern in patterns:
         if pattern.endswith(_MIXTURE) and not os.path.isdir(pattern):
@@ -142,10 +140,7 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 def open_dataset_as_input(location: str, where: str) -> InputDataset:
     """Return the newest generation of a dataset, and which of its documents are read.
 
-    Raises:
-        WhereError: no condition, or no document matches it.
-        OptionsError: the dataset has lost files.
-        DatasetError: it is damaged.
+    WhereError if that is no condition or none matches; OptionsError if the dataset has lost files.
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -179,9 +174,8 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     """Yield a part's documents in the order of their shard.
 
-    Raises:
-        InputChangedError: the dataset was made anew since the job was planned.
-        DatasetError: the shard or its index is not the manifest's.
+    InputChangedError if the dataset was made anew since the job was planned, DatasetError if the
+    shard or its index is not the manifest's.
     """
     source = part.file.source
     location = part.file.path.removesuffix(source).rstrip("/")

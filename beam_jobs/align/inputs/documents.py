@@ -44,15 +44,8 @@ class Reason(StrEnum):
 class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     """A document, or an unread part of a damaged file, that can't be used. Never holds text.
 
-    Attributes:
-        source: the input file.
-        position: where in it.
-        document_id: its id, None if it is unknown.
-        reason: a code.
-        detail: for people.
-        line: the line of JSON where it begins, counted from 1 at the start of its part; None in
-            files that don't consist of lines.
-        first_line: the same of the document whose id this one repeats.
+    Its line of JSON is counted from 1 at the start of its part; None in files that don't consist of
+    lines. `first_line` is the same of the document whose id this one repeats.
     """
 
     source: str
@@ -115,13 +108,9 @@ class MetadataField:
 class ReadingRules:
     """What counts as a document.
 
-    Attributes:
-        text_field: where the text is in a JSON object or a table's row; dots lead into nested ones.
-        id_field: where its id is, "" to name every document by its place.
-        max_document_bytes: longest text in UTF-8 bytes.
-        text_template: how the text is joined from several fields, see
-            `beam_jobs.align.inputs.templates`; "" to take `text_field` as it is.
-        metadata: further fields that travel with the document.
+    Fields are those of a JSON object or a table's row; dots lead into nested ones. Without an id
+    field every document is named by its place, without a template (see `parse_template`) the text
+    field is taken as it is. The longest text is in UTF-8 bytes.
     """
 
     text_field: str = "text"

@@ -29,16 +29,10 @@ def find_inputs(
 ) -> list[InputFile]:
     """Return the files that the patterns name, in the order of their sources.
 
-    Args:
-        patterns: paths, globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system, or
-            folders of Hugging Face `datasets`.
-        fields: the columns that tables must have.
-        format: of every file, whatever its name; None goes by names.
-
-    Raises:
-        InputError: a pattern matches nothing, a file is of an unknown kind or can't be opened, two
-            files would have the same source, or a table lacks a column.
-        PointerError: a file is a Git LFS pointer.
+    Patterns are paths, globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system, or
+    folders of Hugging Face `datasets`. Tables must have `fields` as columns. The format is that of
+    every file, whatever its name; None goes by names. InputError if a pattern matches nothing, a
+    file can't be used, or two would have the same source; PointerError for a Git LFS pointer.
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:

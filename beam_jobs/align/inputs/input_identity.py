@@ -62,13 +62,10 @@ def content_of(path: str, num_bytes: int) -> str:
 
 
 def require_unchanged(file: InputFile) -> None:
-    """Check, at the end of reading, that a file is what it was when the job was planned.
+    """Raise InputChangedError if a file, at the end of reading, isn't as the job's plan has it.
 
     Locally its size and time are compared. In an object store it is the checksum, if there is
     one: stores give times to the millisecond or to the second, depending on the request.
-
-    Raises:
-        InputChangedError: it was cut, written to or removed.
     """
     change = _find_change(file)
     if change:
@@ -81,11 +78,7 @@ def require_unchanged(file: InputFile) -> None:
 def encode_inputs(files: Sequence[InputFile]) -> bytes:
     """Return what `inputs.json` holds: the input's files by source."""
     listing = {
-        file.source: {
-            "num_bytes": file.num_bytes,
-            "modified": file.modified,
-            "content": file.content,
-        }
+        file.source: {name: getattr(file, name) for name in ("num_bytes", "modified", "content")}
         for file in files
     }
     return (json.dumps(listing, indent=1, sort_keys=True) + "\n").encode()
@@ -100,11 +93,7 @@ def publish_inputs(run_folder: str, output: str) -> None:
 
 
 def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
-    """Check that a finished dataset was made from these files; return a remark if times differ.
-
-    Raises:
-        InputError: files have changed since, at the same names and sizes.
-    """
+    """Raise InputError if a dataset's files have changed since; return a remark if times differ."""
     path = storage.join(output, INPUTS_FILE)
     if storage.num_bytes_of(path) is None:
         return ""  # made before this was kept

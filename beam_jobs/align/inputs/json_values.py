@@ -71,11 +71,7 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what JSON holds; NaN, Infinity and 1e400, which others write, are JSON here.
-
-    Raises:
-        UnusableError: it is none, or holds half a character.
-    """
+    """Return what JSON holds, also NaN or 1e400; UnusableError for none, or half a character."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -105,10 +101,7 @@ def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
 
 
 def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
-    """Yield the values of a JSON file in order.
-
-    Raises:
-        DamageError: the file ends within a value or its array, or isn't JSON from some byte on.
+    """Yield the values of a JSON file in order; DamageError if it is cut or stops being JSON.
 
     Example:
         >>> [value.record for value in split_values(io.BytesIO(b'[{"a": 1}, {"a": 2}]'), 100)]

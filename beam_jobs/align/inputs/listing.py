@@ -24,9 +24,7 @@ _LOOKED_AT = 1024
 _DATASET_STATE = "state.json"
 _DATASET_SPLITS = "dataset_dict.json"
 
-
 logger = logging.getLogger(__name__)
-
 
 FORMATS = {
     ".jsonl": "jsonl",
@@ -53,10 +51,8 @@ class FoundFile(NamedTuple):
 def list_files(pattern: str) -> Iterator[FoundFile]:
     """Yield the files that a path or glob names.
 
-    A folder that the `datasets` library wrote (`save_to_disk`) means its Arrow files.
-
-    Raises:
-        InputError: nothing matches, or something that matches isn't a readable file.
+    A folder that the `datasets` library wrote (`save_to_disk`) means its Arrow files. InputError if
+    nothing matches, or something that isn't a readable file.
     """
     if not storage.is_local(pattern):
         yield from _match_remote(pattern)

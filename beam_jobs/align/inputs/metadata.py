@@ -31,8 +31,7 @@ _TYPE_OF: Mapping[frozenset[type], MetadataType] = {
 def parse_metadata(text: str) -> tuple[MetadataField, ...]:
     """Return the fields that an option names.
 
-    Raises:
-        ValueError: an empty name, an unknown type, or a field that is named twice.
+    ValueError for an empty name, an unknown type, or a field that is named twice.
 
     Example:
         >>> parse_metadata("source,meta.score:float64")[1]
@@ -51,9 +50,7 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
 
     None and NaN, which is how pandas writes a missing number, are missing. Files that know only
     text, as CSV does, are read as what the column holds, and an empty cell is missing.
-
-    Raises:
-        UnusableError: it does not fit.
+    UnusableError if it does not fit.
 
     Example:
         >>> fit_value(MetadataField("score", "float64"), 3, is_text=False)
@@ -76,8 +73,7 @@ def settle_columns(
 ) -> tuple[MetadataField, ...]:
     """Return the fields with their types, those unsaid as the first documents' values have them.
 
-    Raises:
-        InputError: a field without a value among them, or with values of several types.
+    InputError for a field without a value among them, or with values of several types.
 
     Example:
         >>> settle_columns([MetadataField("score")], [(1,), (0.5,), (None,)])

@@ -40,8 +40,7 @@ class InputFile:
         source: its name in ids and dead letters, relative to the fixed part of its glob, and so
             the same on every machine.
         num_bytes: its size; of a dataset's shard, the UTF-8 bytes of the texts that are read.
-        format: "jsonl", "json" (values, not lines), "text", "csv", "tsv", "parquet", "arrow" or
-            "dataset", which is one of a dataset's shards.
+        format: see `Format`; "json" means values, not lines, "dataset" one of a dataset's shards.
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
         modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
         content: digest of samples of its bytes, or an object store's checksum; "" if unknown. Of
@@ -81,26 +80,11 @@ class InputPart:
     start: int = 0
     end: int | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the whole file."""
-        return not self.start and self.end is None
 
-
-def count_buckets(files: Sequence[InputFile], *, shard_bytes: int, keep_text: bool) -> int:
-    """Return into how many buckets the corpus is hashed, so that each fills about one shard."""
-    text_bytes = sum(file.estimated_text_bytes for file in files)
-    return buckets_for(text_bytes, shard_bytes=shard_bytes, keep_text=keep_text)
-
-
-def buckets_for(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
-    """Return how many buckets some bytes of text fill."""
-    return max(1, math.ceil(text_bytes * sample_bytes(keep_text=keep_text) / shard_bytes))
-
-
-def sample_bytes(*, keep_text: bool) -> int:
-    """Return how many bytes of a tar a byte of text is taken for."""
-    return SAMPLE_BYTES_PER_TEXT_BYTE + (1 if keep_text else 0)
+def count_buckets(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
+    """Return into how many buckets texts are hashed, so that each fills about one shard."""
+    sample_bytes = text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
+    return max(1, math.ceil(sample_bytes / shard_bytes))
 
 
 def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> list[str]:

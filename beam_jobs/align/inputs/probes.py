@@ -16,11 +16,7 @@ LONGEST_PROBE = 64 << 10
 
 
 def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
-    """Check that some of the first documents have the fields that hold text and id.
-
-    Raises:
-        InputError: none of them has the text field, or the id field that was asked for.
-    """
+    """Raise InputError if none of the first documents has the text's field, or the id's."""
     outcomes = [outcome for sampled in sample for outcome in sampled.outcomes]
     missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
     if missing and len(missing) == len(outcomes):
@@ -42,11 +38,7 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
 
 
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:
-    """Return the rules with a type for each column of metadata.
-
-    Raises:
-        InputError: the documents' values don't determine a type that the options don't name.
-    """
+    """Return the rules with a type for each column of metadata; errors as `settle_columns`."""
     documents = [document.metadata for sampled in sample for document in sampled.documents]
     return replace(rules, metadata=settle_columns(rules.metadata, documents))
 

@@ -47,11 +47,8 @@ def read_part(
     Damage to the file becomes a dead letter at the place where reading stopped, which says how much
     can't be read; what came before it is kept, and so are a table's later row groups. Failures of
     the storage itself (a lost connection, a missing file) are raised, so that the runner tries
-    again, and so is a file that was cut or written to since the job was planned.
+    again. InputChangedError comes at the end: what was read of a changing file is of no use.
     `count_lines` is told in the end how many lines begin in a part of JSON lines.
-
-    Raises:
-        InputChangedError: at the end, for what was read of a changing file is of no use.
     """
     file = part.file
     if file.format == DATASET:

@@ -20,7 +20,6 @@ SPOOL_PREFIX = ".vocag-stdin-"
 _CHUNK_BYTES = 1 << 20
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
 _FORMAT_MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow"}
-_SUFFIXES = {"text": ".txt"}
 
 
 @contextmanager
@@ -29,10 +28,8 @@ def spool_standard_input(
 ) -> Iterator[tuple[str, ...]]:
     """Put the path of a copy in the place of `-`; the copy goes when the job has ended.
 
-    It lies in the dataset's folder. Without a format its first bytes say what it is.
-
-    Raises:
-        InputError: standard input is a terminal, empty, or named twice.
+    It lies in the dataset's folder. Without a format its first bytes say what it is. InputError if
+    standard input is a terminal, empty, or named twice.
     """
     if STANDARD_INPUT not in patterns:
         yield patterns
@@ -73,7 +70,7 @@ def _copy(stream: BinaryIO, folder: str, format: str | None) -> str:
     suffix = next((s for magic, s in _MAGIC.items() if head.startswith(magic)), "")
     kind = next((s for magic, s in _FORMAT_MAGIC.items() if head.startswith(magic)), ".jsonl")
     if format is not None:
-        kind = _SUFFIXES.get(format, f".{format}")
+        kind = ".txt" if format == "text" else f".{format}"
     path = storage.join(folder, f"stdin{kind}{suffix}")
     with storage.open_to_write(path) as file:
         while head:

@@ -19,7 +19,7 @@ type Row = dict[str, Any] | UnusableError
 """A row, or why it can't be used."""
 
 type Shape = tuple[list[str], tuple[int, ...]]
-"""Columns, and the uncompressed bytes of row groups, if there are some."""
+"""Columns, and the uncompressed bytes of a parquet file's row groups."""
 
 _ROWS_PER_BATCH = 256
 _COUNTED_BYTES = 16 << 20
@@ -32,10 +32,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
-    """Return a table's columns, and the uncompressed bytes of a parquet file's row groups.
-
-    None if it is damaged, which reading it will report.
-    """
+    """Return a table's `Shape`; None if it is damaged, which reading it will report."""
     try:
         with _as_damage():
             return TABLES[file.format].shape(opened, file)

@@ -20,10 +20,7 @@ def parse_template(template: str) -> tuple[TemplatePart, ...]:
     r"""Return the parts of a template.
 
     `\n`, `\t` and `\\` are what they are in most languages, for a shell passes them on as typed;
-    `{{` and `}}` are braces.
-
-    Raises:
-        ValueError: a brace without its partner, another escape, or no field at all.
+    `{{` and `}}` are braces. ValueError for a brace alone, another escape, or no field at all.
 
     Example:
         >>> parse_template(r"Q: {question}\n")

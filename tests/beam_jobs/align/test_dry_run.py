@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import json
+import math
 import random
 import re
 from collections.abc import Callable
@@ -71,6 +72,18 @@ def test_a_dry_run_tells_what_the_job_then_does(
         assert re.search(pattern, said), pattern
     slow = [*command_line(align_options(corpus, output)), "--no-fast-path"]
     assert "student         reference path (" in shown(capsys, slow)
+
+
+def test_a_dry_run_of_a_dataset_foretells_the_shards_that_the_job_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, reference = reference_dataset()
+    said = shown(capsys, [f"--input={reference}", f"--output={tmp_path / 'again'}"])
+    found = re.search(r"dataset +about [\d.]+ MB in (\d+) shards, ", said)
+    assert found
+    made = read_manifest(str(reference))
+    texts = 3 * made.totals["num_text_bytes"] / made.configuration["shard_bytes"]
+    assert int(found[1]) == made.configuration["num_buckets"] != math.ceil(texts)
 
 
 def test_documents_that_take_the_reference_are_counted(

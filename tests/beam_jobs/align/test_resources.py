@@ -10,7 +10,7 @@ import pytest
 from beam_jobs import shortages
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
-from beam_jobs.align.resources import estimate_disk, estimate_memory
+from beam_jobs.align.job import estimate_disk, estimate_memory
 from beam_jobs.errors import OptionsError
 from beam_jobs.shortages import explain_shortage, require_disk
 from tests.support.corpus import align_options, command_line, digests, reference_dataset

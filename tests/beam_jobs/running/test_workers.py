@@ -21,7 +21,7 @@ from tests.support.corpus import align_options, command_line, digests, reference
 
 IN_A_WORKER = """
 import sys
-if "worker_process" in " ".join(sys.orig_argv):
+if "beam_jobs.running.workers" in " ".join(sys.orig_argv):
     import os, signal, threading
 """
 IN_THE_LAUNCHER = """

@@ -15,7 +15,7 @@ from safetensors.numpy import load
 
 from beam_jobs import shortages
 from beam_jobs.errors import OptionsError
-from beam_jobs.score import trial
+from beam_jobs.score import summary
 from beam_jobs.score.command import main
 from beam_jobs.score.options import parse_options
 from beam_jobs.score.summary import estimate_disk
@@ -120,7 +120,7 @@ def test_a_few_documents_say_what_all_would_take(
     world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted(path.name for path in (world / "data").iterdir())
-    monkeypatch.setattr(trial, "TRIED_DOCUMENTS", 15)
+    monkeypatch.setattr(summary, "TRIED_DOCUMENTS", 15)
     run_score(world, "--dry-run")
     shown = capsys.readouterr().out
     told = re.findall(r"tried +15 documents, .*, mean loss ([\d.]+) nats", shown)
