@@ -222,6 +222,8 @@ def damage(trial: Trial, data: bytes, spans: list[Span]) -> tuple[bytes, set[int
             untouched.clear()  # a header, or a mark at the start
         untouched -= {n for n, (a, b) in enumerate(spans) if start < b + 1 and stop > a - 1}
     quoted = {n for n, (a, b) in enumerate(spans) if b'"' in original[a:b]}
+    if '"' in trial.inserted:
+        quoted |= set(range(len(spans))) - untouched
     if trial.kind == "tsv" and len(quoted) <= 2 and not quoted <= untouched:
         untouched.clear()  # where one of two is damaged, the other doesn't say what quotes are
     return compress(data), untouched
