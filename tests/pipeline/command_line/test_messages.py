@@ -4,6 +4,7 @@ import argparse
 import ast
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,8 @@ def test_an_option_of_a_command_is_one(known: dict[str, set[str]]) -> None:
 
 def test_an_option_that_is_named_is_one(known: dict[str, set[str]]) -> None:
     pytest.importorskip("megatron.training", reason="needs vocag[megatron]")
+    if sys.version_info >= (3, 14):
+        pytest.skip("Python 3.14's argparse refuses options of Megatron-Core 0.19")
     own = {*OTHERS, *_beams_options(), *_megatrons_options()}.union(*known.values())
     assert [(o, at) for text, at in TEXTS for o in _OPTION.findall(text) if o not in own] == []
 
