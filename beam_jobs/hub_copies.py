@@ -65,10 +65,10 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
     try:
         yield str(folder)
     except Exception:
-        say(f"nothing is uploaded to {url}: the same command goes on in {folder}")
+        say(f"nothing is uploaded to {url}; run the same command again to continue in {folder}")
         raise
     mark.write_text(f"{commit} {_SENDING}")
-    with _explained(url, f"; what was made is in {folder}, and the same command sends it"):
+    with _explained(url, f"; {folder} has what was made: run the same command again to upload it"):
         for manifests in (_MANIFESTS, []):
             sent = _send(place, folder, mark.read_text().split()[0], manifests)
             mark.write_text(f"{sent.oid} {_SENDING}")
@@ -87,7 +87,7 @@ def _copy(place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) ->
         made = "what that job has made"
         if left == _SENDING:
             folder = top / place.path_in_repo
-            made += f"; `hf upload` sends it from {folder}, over the change"
+            made += f"; `hf upload` sends it from {folder} and overwrites the change"
         raise hinted(refusal, f"rm -r {quote(str(top))}  # and {made}")
     if not left and of != commit:
         shutil.rmtree(top, ignore_errors=True)

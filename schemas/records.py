@@ -58,7 +58,7 @@ class _Envelope:
 
 
 def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
-    """Return the record that a JSON text holds; RecordError if it holds no such.
+    """Return the record that a JSON text holds; RecordError if it holds something else.
 
     Example:
         >>> read_record('{"schema": 1}', _Envelope)

@@ -7,13 +7,11 @@ step, takes over all that was finished. The launcher cleans up once the job has 
 """
 
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
-from itertools import accumulate
 from typing import Any
 
 import apache_beam as beam
@@ -24,13 +22,13 @@ from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.inputs.datasets import InputDataset
 from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
+from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.metadata import columns_of
-from beam_jobs.align.inputs.parts import InputPart, decode_task
+from beam_jobs.align.inputs.parts import decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
-from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.running.transforms import Gather, Spread, worker_step
 from beam_jobs.runs import SUMMARY_FILE, read_commit
 from pipeline.alignment.quality import AlignmentStatistics
@@ -44,7 +42,6 @@ from schemas.manifest import (
 )
 from schemas.records import Count, read_record, write_record
 
-_LINES_PREFIX = "lines-"
 _LOST_TEXTS_FILE = "lost_texts.json"
 _MOST_NAMED = 5
 
@@ -241,51 +238,3 @@ def make_manifest(
     student, teacher = job.tokenizer_records
     metadata = columns_of(job.rules.metadata)
     return Manifest(job.name, student, teacher, shards=shards, metadata=metadata, **made)
-
-
-def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
-    """Leave a part's number of lines in the run's folder; a whole file needs none.
-
-    A reader counts lines from the start of its part, so the last step adds those before the part.
-    """
-    if part.start or part.end is not None:
-        path = storage.join(run_folder, f"{_stem(part.file.source)}{part.start:015d}.json")
-        storage.write_atomically(path, json.dumps(num_lines).encode(), scratch=run_folder)
-
-
-def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return dead letters as the dataset lists them: lines counted from the start of files."""
-    stems: dict[str, list[str]] = {}
-    for name in sorted(storage.list_folder(run_folder)):
-        stems.setdefault(name.rpartition("-")[0] + "-", []).append(name)
-
-    @cache
-    def parts(source: str) -> tuple[list[int], list[int]]:
-        """Return where a cut file's parts start, and how many lines are before each."""
-        names = stems.get(_stem(source), [])
-        starts = [int(name.rpartition("-")[2].removesuffix(".json")) for name in names]
-        counts = (storage.read_bytes(storage.join(run_folder, name)) for name in names)
-        return starts, [0, *accumulate(map(json.loads, counts))]
-
-    def in_file(source: str, position: int, line: int | None) -> int | None:
-        if line is None:
-            return None
-        starts, before = parts(source)
-        return line + before[max(0, bisect_right(starts, position) - 1)]
-
-    def name_line(letter: dict[str, Any]) -> dict[str, Any]:
-        source, position, detail = letter["source"], letter["position"], letter["detail"]
-        line = in_file(source, position, letter.get("line"))
-        if letter.get("first_line") is not None:
-            first, _, first_position = detail.removeprefix(DUPLICATE_OF).rpartition("#")
-            first_line = in_file(first, int(first_position), letter["first_line"])
-            detail = f"{DUPLICATE_OF}{first} line {first_line}"
-        rest = {name: letter[name] for name in ("document_id", "reason")}
-        return {"source": source, "position": position, "line": line, **rest, "detail": detail}
-
-    return list(map(name_line, letters))
-
-
-def _stem(source: str) -> str:
-    """A source may hold anything, a file's name in the run's folder may not."""
-    return f"{_LINES_PREFIX}{sha256(source.encode(errors='surrogateescape')).hexdigest()[:32]}-"

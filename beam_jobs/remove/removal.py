@@ -50,8 +50,8 @@ def remove(options: RemoveOptions) -> Manifest:
         >>> remove(RemoveOptions("aligned", "takedowns.txt")).removed.count  # doctest: +SKIP
         2
     """
-    say, uploads = RunOptions(quiet=options.quiet).say, not options.dry_run
-    with output_here(options.dataset, say, uploads=uploads) as location:
+    say = RunOptions(quiet=options.quiet).say
+    with output_here(options.dataset, say, uploads=not options.dry_run) as location:
         return _remove(replace(options, dataset=location), say)
 
 

@@ -19,7 +19,6 @@ from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 
 import grpc
-from apache_beam.runners.worker import sdk_worker_main
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from beam_jobs.running.exits import skip_last_collection
@@ -137,6 +136,8 @@ def run_supervised(work: Callable[[], object], workers: Workers) -> None:
 
 def main(launcher: int) -> None:
     """In a worker process: serve the runner until it says that all is done, or is gone."""
+    from apache_beam.runners.worker import sdk_worker_main  # the launcher needs none of it
+
     skip_last_collection()
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     del os.environ["LOGGING_API_SERVICE_DESCRIPTOR"]  # what it logs is for its own file

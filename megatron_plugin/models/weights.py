@@ -107,7 +107,7 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
 
     The folder is a run's `--save` folder (its newest iteration), or one iteration's. WeightsError
-    if it is no such checkpoint, or its model isn't known.
+    if it isn't such a checkpoint, or its model isn't known.
     """
     folder = newest_iteration(folder)
     require_whole(folder)

@@ -50,7 +50,8 @@ class Guide:
         """
         if self.vocabulary_map is None or not self.width:
             return answer.losses
-        host, tables = TeacherAnswer(answer.values.cpu()), self.vocabulary_map()
+        host = TeacherAnswer(answer.values.cpu())
+        tables = self.vocabulary_map()
         sizes = [len(batch.tokens) for batch in batches]
         told = host.next_ids.int(), host.next_log_probs, host.losses
         asked = zip(batches, *(each.split(sizes) for each in told), strict=True)

@@ -53,9 +53,12 @@ class Teacher:
         of the output layer, and with draws of the rest, as `vocag score --draws` stores them by its
         default seed.
         """
-        self.seq_length, self.micro_batch_size = seq_length, micro_batch_size
-        self._next_tokens, self._draws = (top_k, num_ids), draws
-        self._device, self._share = device, own_share()
+        self.seq_length = seq_length
+        self.micro_batch_size = micro_batch_size
+        self._next_tokens = top_k, num_ids
+        self._draws = draws
+        self._device = device
+        self._share = own_share()
         # Ranks that share rows cut them into equal parts; what fills them up has no losses.
         parts = 2 * self._share.size if self._share.size > 1 else 1
         if weights.shape.experts is not None:  # sequence-parallel, see `build`
@@ -165,7 +168,7 @@ def num_expert_ranks() -> int:
 def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
     """Return what this expert-parallel rank scores of a replica's rows, whole micro-batches.
 
-    Every rank gets as many: the last rows stand in for missing ones.
+    Every rank gets as many: the last row is repeated for missing ones.
     """
     ranks = num_expert_ranks()
     if ranks == 1:

@@ -91,7 +91,8 @@ def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
     """Return the documents where one side's tokens cover no byte and the other's some."""
     bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)
-    return list(np.flatnonzero(bare).tolist())
+    documents: list[int] = np.flatnonzero(bare).tolist()
+    return documents
 
 
 def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:

@@ -122,7 +122,8 @@ class ConditionQuery:
         return values.filled(False).astype(np.bool_), null
 
     def _ask(self, query: str, value: str) -> list[Any]:
-        return list(self._connection.execute(query, [value]).fetchall())
+        rows: list[Any] = self._connection.execute(query, [value]).fetchall()
+        return rows
 
     def _require_stable(self, where: str) -> frozenset[str]:
         """Check every part of a condition, macros' included; return the columns that it names."""

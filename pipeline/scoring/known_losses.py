@@ -106,7 +106,7 @@ class KnownLosses:
     documents: KnownDocuments
     sidecars: Sequence[ListedFile]
     cache: ShardCache | None = None
-    _open: dict[int, ShardLosses] = field(default_factory=dict)
+    _open: dict[int, ShardLosses] = field(default_factory=dict, init=False)
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
         """Return which documents are known, int64 [N]: numbers for `read`, -1 for the others."""

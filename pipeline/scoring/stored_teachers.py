@@ -39,8 +39,8 @@ class TeachersRule:
     def distributions(self) -> DistributionRule | None:
         """The rule of the teacher that has the most entries.
 
-        In a mean with draws it has room for all that all say: without some of it, the mean would be
-        right on average no more.
+        In a mean with draws it has room for all entries of all teachers: without some of them the
+        mean would not be right on average.
         """
         found = [rule.distributions for rule in self.rules if rule.distributions is not None]
         most = max(found, key=lambda rule: rule.top_k, default=None)

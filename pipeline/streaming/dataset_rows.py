@@ -76,7 +76,8 @@ class DatasetRows:
         if config.with_distributions:
             kind = MeanOfDraws if self._teachers.apart else NextTokens
             self._answers.append(kind(self._teachers, dataset, rules))
-        self._is_remote, self._prefetched = cache is not None, (-1, -1)
+        self._is_remote = cache is not None
+        self._prefetched = (-1, -1)
         manifest = dataset.manifest
         self._vocab_sizes = manifest.student.vocab_size, manifest.teacher.vocab_size
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]

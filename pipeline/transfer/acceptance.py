@@ -99,7 +99,8 @@ class Side:
         whole = cast(Any, self.model).generate(
             given, attention_mask=torch.ones_like(given), generation_config=how
         )
-        return list(whole[0, len(ids) :].tolist())
+        written: list[int] = whole[0, len(ids) :].tolist()
+        return written
 
     @torch.inference_mode()
     def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:

@@ -290,7 +290,8 @@ def test_a_job_with_too_many_dead_letters_says_where_its_dataset_is(
     ]
     call(*arguments, "--max-dead-letters", 0, status=3)
     (place,) = re.findall(
-        f"nothing is uploaded to {url}: the same command goes on in (.+)", capfd.readouterr().out
+        f"nothing is uploaded to {url}; run the same command again to continue in (.+)",
+        capfd.readouterr().out,
     )
     assert (Path(place) / "manifest.json").is_file()
     assert hub.files("team/dead") == {}
@@ -321,7 +322,7 @@ def test_what_can_t_be_used_says_what_to_do(
     call(*align_arguments(inputs, url), status=2)
     said = capfd.readouterr().err
     assert f"{url} can't be used (HfHubHTTPError: Client error '412" in said
-    assert "and the same command sends it" in said
+    assert "run the same command again to upload it" in said
     assert TOKEN not in said
     call(*align_arguments(inputs, url))
     shown = capfd.readouterr().out

@@ -27,9 +27,7 @@ from prove.compare import (
     bits_per_byte,
     bootstrap,
     compare,
-    overview,
     paired,
-    read_records,
 )
 from prove.counted import count_only
 from prove.filter import ranks
@@ -43,14 +41,7 @@ from vocag import AlignedRows, Reading, Rows, StreamConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
-RECORDS = PAGES / "records"
 MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, code)
-
-
-def _page(name: str) -> str:
-    """Return an experiment's page, with its whole record if that is apart."""
-    pages = [PAGES / f"{name}.md"] + [RECORDS / "first" / "README.md"] * (name == "tokens")
-    return "\n".join(page.read_text("utf-8") for page in pages)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -375,21 +366,6 @@ def test_what_thresholds_keep_is_counted_by_kind() -> None:
         assert cells[4:] == [f"{100 * len(kept) / 40:.0f} %" for kept in (below, narrow, both)]
 
 
-def test_the_pages_table_of_noise_is_of_the_stored_scores() -> None:
-    rows = [json.loads(line) for line in (RECORDS / "kinds.jsonl").read_text("utf-8").splitlines()]
-    page = (PAGES.parent / "docs" / "guides" / "filter.md").read_text("utf-8")
-    assert kinds.overview(rows) in page
-    kept = {
-        kind: np.mean([row["bits_per_byte"] < 1.5 for row in rows if row["kind"] == kind])
-        for kind in kinds.KINDS
-    }
-    whole = ("keyword spam", "40 % of numbers wrong", "last number wrong")
-    assert all(kept[kind] == 1 for kind in whole)
-    said = ("lines of code between sentences", "mojibake", "HTML remnants")
-    assert [f"{100 * kept[kind]:.0f} %" for kind in said] == ["95 %", "75 %", "55 %"]
-    assert "95 % of the mixed code, 75 % of the mojibake and 55 % of the HTML" in page
-
-
 def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
     _write_benchmarks(tmp_path / "data")
     made = list(kinds.documents(tmp_path / "data"))
@@ -501,165 +477,6 @@ def test_selections_are_judged_by_the_rules_that_were_added(
     }
     said = filtering.selections(records)
     assert all(rule in line for rule, line in zip(rules, said.splitlines(), strict=False)), said
-
-
-def test_the_pages_intervals_are_those_of_the_kept_table() -> None:
-    """Student's t over three seeds, from the standard errors that the first experiment kept."""
-    arms = json.loads((RECORDS / "first" / "table.json").read_text("utf-8"))["arms"]
-    checked = 0
-    for row in _page("tokens").splitlines():
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        found = re.match(r"`(\w+)`(?:, k = ([\d.]+))?$", cells[0])
-        shown = [re.search(r"\(([+-][\d.]+) ± ([\d.]+)\)", cell) for cell in cells[2:5]]
-        if found is None or cells[1:2] != ["3"] or not all(shown):
-            continue
-        name = "-".join(filter(None, found.groups()))
-        bits = [
-            [own[name]["last"][of]["bits_per_byte"] for of in ("gsm8k", "math", "docstrings")]
-            for own in arms.values()
-            if name in own
-        ]
-        values = [[(b["difference"], 4.302653 * b["error"]) for b in own] for own in bits]
-        pairs = [tuple(map(float, match.groups())) for match in shown if match]
-        assert any(
-            all(p == pytest.approx(v, abs=6e-4) for p, v in zip(pairs, own, strict=True))
-            for own in values
-        ), row
-        checked += 1
-    assert checked == 8
-
-
-def test_the_short_pages_numbers_are_in_the_whole_record() -> None:
-    page = (PAGES / "tokens.md").read_text("utf-8")
-    record = (RECORDS / "first" / "README.md").read_text("utf-8")
-    shown = re.findall(r"\d\.\d{3} \([^)]+\)|[+-]\d\.\d{3} ± [^|]+\]", page)
-    assert len(shown) == 29
-    assert [number for number in shown if number not in record] == []
-
-
-@pytest.mark.parametrize(
-    ("module", "runs"),
-    [*((module, "") for module in MODULES if module is not code), (filtering, "-once")],
-)
-def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> None:
-    name = module.__name__.rpartition(".")[2]
-    page = _page(name)
-    judged = module.judge(RECORDS / f"{name}{runs}")
-    if "Not finished" in judged:
-        assert "## Results\n\nNot yet" in page
-        return
-    rows = [line for line in judged.splitlines() if line.startswith("| ")]
-    assert len(rows) > len(module.ARMS)
-    assert [row for row in rows if row not in page] == []
-    (rule,) = re.findall(r"By the rules: \*\*([^*]+)\*\*", judged)
-    assert f"by the rules: {rule}" in page.lower()
-
-
-def test_the_page_says_what_the_rules_say_of_selections() -> None:
-    page, records = _page("filter"), read_records(RECORDS / "filter-selections")
-    said = page[page.index("## Results of selections") : page.index("## Results of one pass")]
-    table = overview(records, filtering.SETS, "all", "last", "at the end")
-    assert [row for row in table.splitlines() if row.startswith("| ") and row not in said] == []
-    told = filtering.selections(records)
-    rules = re.findall(r"\*\*([^*]+)\*\*", told)
-    assert len(rules) == 2
-    assert [rule for rule in rules if f"**{rule}**" not in said.lower()] == []
-    numbers = re.findall(r"[+-]\d\.\d{3} ± [^\]]+\]", told)
-    assert len(numbers) == 6
-    assert [number for number in numbers if number not in said] == []
-
-
-def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
-    page = _page("filter")
-    said = page[page.index("## Results of one pass") : page.index("## Results of the small scale")]
-    records = read_records(RECORDS / "filter-once")
-    for other in ("zlib", "oracle", "difference"):
-        for name in filtering.DECIDING:
-            less = compare(records, "teacher", other, name, "last")
-            assert str(less) in said
-    for name in filtering.DECIDING:
-        own, most = (compare(records, arm, "all", name, "last") for arm in ("teacher", "oracle"))
-        assert f"{own.mean / most.mean:.2f}" in said
-    ahead, behind = (
-        [records[arm][seed]["development"][unit] for seed in range(3)]
-        for arm, unit in (("teacher", 2), ("all", 3))
-    )
-    assert all(few_steps < all_steps for few_steps, all_steps in zip(ahead, behind, strict=True))
-    shown = [", ".join(f"{value:.3f}" for value in values) for values in (ahead, behind)]
-    assert " against ".join(shown) in said
-
-
-@pytest.mark.parametrize(
-    ("runs", "own", "other", "sets", "at"),
-    [
-        ("few", "distill", "full-decay-3", ("gsm8k", "math", "docstrings"), "best"),
-        ("few", "distill", "full-dropout", ("gsm8k", "math", "docstrings"), "last"),
-        ("filter-once", "teacher", "all", filtering.DECIDING, "last"),
-        ("filter", "teacher", "all", filtering.DECIDING, "last"),
-        ("tokens", "teacher-0.4", "full", ("gsm8k",), "after-56"),
-        ("distributions", "drawn-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
-        ("distributions", "binned-plain", "plain", ("elsewhere",), "last"),
-    ],
-)
-def test_which_method_has_the_records_intervals(
-    runs: str, own: str, other: str, sets: tuple[str, ...], at: str
-) -> None:
-    pages = (PAGES.parent / "docs" / "evidence.md", PAGES / "README.md")
-    said = "".join(page.read_text("utf-8") for page in pages).replace("−", "-")
-    records = read_records(RECORDS / runs)
-    for name in sets:
-        if runs == "distributions":
-            of = transfer.ELSEWHERE if name == "elsewhere" else (name,)
-            found = transfer.compare_shares(records, own, other, of, at)
-        else:
-            found = compare(records, own, other, name, at)
-        assert str(found) in said
-
-
-def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
-    """Its brackets are the lower of both lower ends, the higher of both higher ones."""
-    said = (EXAMPLES.parent / "README.md").read_text("utf-8")
-
-    def hull(found: Difference, places: int, factor: int = 1) -> str:
-        ends = (
-            min(found.low, found.mean - found.half_width),
-            max(found.high, found.mean + found.half_width),
-        )
-        low, high = sorted(abs(factor * end) for end in ends)
-        return f"[{low:.{places}f}, {high:.{places}f}]"
-
-    back = read_records(RECORDS / "distributions")
-    gain = transfer.compare_shares(back, "drawn-plain", "plain", transfer.ELSEWHERE)
-    assert f"{100 * gain.mean:.1f} points {hull(gain, 1, 100)}" in said
-    for runs, own, other, name in (
-        ("few", "distill", "full-dropout", "math"),
-        ("filter-once", "teacher", "all", "gsm8k"),
-    ):
-        found = compare(read_records(RECORDS / runs), own, other, name, "last")
-        assert f"{-found.mean:.2f} {hull(found, 2)}" in said
-
-
-def test_the_pages_acceptance_is_what_the_command_printed() -> None:
-    page = _page("transfer")
-    drafts = [("as it is cut", "–", "start")]
-    for words, name in (("plain training", "plain"), ("`distill` and plain", "distill-plain")):
-        drafts += [(words, str(seed), f"{name}-{seed}") for seed in range(3)]
-    greedy = dict[tuple[str, str], float]()
-    for words, seed, name in drafts:
-        cells = [words, seed]
-        for held_out in ("gsm8k", "docstrings"):
-            printed = (RECORDS / "transfer" / "acceptance" / f"{name}-{held_out}.txt").read_text()
-            cells += re.findall(r"\((\d+ of \d+) proposed", printed)
-            accepted, proposed = map(int, cells[-2].split(" of "))
-            greedy[name, held_out] = accepted / proposed
-        assert f"| {' | '.join(cells)} |" in page
-    for held_out in ("gsm8k", "docstrings"):
-        gains = [
-            100 * (greedy[f"distill-plain-{seed}", held_out] - greedy[f"plain-{seed}", held_out])
-            for seed in range(3)
-        ]
-        mean, half = paired(gains)
-        assert f"{mean:+.1f} ± {half:.1f}" in page
 
 
 def _write_benchmarks(folder: Path) -> None:

@@ -43,7 +43,7 @@ ESTIMATE = SampleSize(24, 2000, 4 << 20)
 
 @dataclass(frozen=True)
 class SampledPart:
-    """What became of the first documents of a part, which stands for `weight` of its size.
+    """What became of the first documents of a part, which represents `weight` times its size.
 
     They are `num_passed` of it, in its unit; None: all of it.
     """

@@ -26,10 +26,10 @@ from beam_jobs.align.inputs.documents import (
     Reason,
 )
 from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.parts import InputFile, InputPart, decode_task, plan_tasks
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.taken_ids import TakenId
-from beam_jobs.align.steps import keep_line_count, name_lines
 from beam_jobs.errors import InputError
 from beam_jobs.left_out import DUPLICATE_OF
 from pipeline.command_line.failures import hints_of

@@ -168,7 +168,7 @@ class CountingHandler(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """Serve a dataset over HTTP; return its URL, the dataset and the list of requests."""
-    monkeypatch.setattr(first_contact, "FIRST_ANSWER_SECONDS", 60)  # a busy machine is no silence
+    monkeypatch.setattr(first_contact, "FIRST_ANSWER_SECONDS", 60)  # a busy machine answers late
     documents = make_documents([40 + 3 * number for number in range(24)])
     dataset = write_dataset(tmp_path / "data", documents, shard_sizes=[4] * 6)
     CountingHandler.requests = []
