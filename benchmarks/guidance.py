@@ -222,7 +222,7 @@ def overhead(options: argparse.Namespace, report: Report) -> None:
     rows, length = 2, 1024
     student = small_student(32_000, 192, options.device)
     head = student.embed_tokens.weight
-    optimizer = torch.optim.AdamW(student.parameters())
+    optimizer = torch.optim.AdamW(student.parameters(), fused=True)  # as vocag train's
     input_ids = torch.randint(32_000, (rows, length), device=options.device)
     teacher = torch.rand(rows, length, device=options.device)
     starts = torch.arange(length, device=options.device).expand(rows, -1)
@@ -266,7 +266,7 @@ def distill(options: argparse.Namespace, report: Report) -> None:
     length, device = options.tokens, options.device
     student = small_student(options.vocab_size, options.student_size, device)
     head = student.embed_tokens.weight
-    optimizer = torch.optim.AdamW(student.parameters())
+    optimizer = torch.optim.AdamW(student.parameters(), fused=True)  # as vocag train's
     input_ids = torch.randint(options.vocab_size, (1, length), device=device)
     entry_ids = torch.randint(options.vocab_size, (1, length, TOP_K), device=device)
     probs = 0.9 * torch.rand(length, TOP_K, device=device).softmax(-1)

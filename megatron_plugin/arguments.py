@@ -14,7 +14,7 @@ from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
 from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
-from pipeline.scoring.teaching import NOBODY, ONLINE_TOP_K, Teaching
+from pipeline.scoring.teaching import NOBODY, Teaching
 
 _PREFIX = "vocag_"
 _GROUPS = {
@@ -137,19 +137,13 @@ class VocagOptions:
     @property
     def served(self) -> Served:
         """How the run gets what the method needs of a teacher."""
-        return self.kind.serve(self.teaching)
-
-    @property
-    def online_top_k(self) -> int:
-        """Next tokens that a running teacher answers with; 0: none are wanted."""
-        wanted = self.served == Served("running", with_distributions=True)
-        return (self.teaching.top_k or ONLINE_TOP_K) if wanted else 0
+        return self.kind.serve(self.chosen_method, self.teaching)
 
     @property
     def online_width(self) -> int:
         """Next tokens of a place in its answer: with draws also the text's own, and the draws."""
-        draws = self.teaching.draws
-        return self.online_top_k + (draws and draws + 1)
+        served = self.served
+        return served.top_k + (served.draws and served.draws + 1)
 
     @property
     def guidance(self) -> dict[str, Any]:
@@ -160,9 +154,9 @@ class VocagOptions:
         if "weight" in own:
             own["weight"] = kind.weight_of(method)
         if kind.needs == "distributions":
-            own |= {"top_k": self.online_top_k}
-        if self.teaching.draws:  # not named in runs that began when there were none
-            own |= {"draws": self.teaching.draws}
+            own |= {"top_k": self.served.top_k}
+        if draws := self.served.draws:  # not named in runs that began when there were none
+            own |= {"draws": draws}
         both = {"aggregation": method.aggregation, "expectation": method.expectation}
         return both | own | asdict(kind.rule(method))
 
@@ -171,7 +165,6 @@ class VocagOptions:
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
         if not self.teaching.teacher:
             self._require_no_teacher_options()
-        self.chosen_method.check_draws(self.teaching.draws)
         if not self.teacher.world_size and self.teacher.ranks_of_replica > 1:
             error = ArgumentError(
                 "--vocag-teacher-world-size 0 puts the teacher on the student's ranks, with the "

@@ -75,7 +75,8 @@ class Chain:
         """Yield every task, in the order in which they are wanted."""
         experiment, text = self.experiment, self.own / "text" / "bytes.json"
         yield from self._make_student(text)
-        yield task("text", [text], self._write_texts, [self.output / "text" / "bytes.json"])
+        texts = [text, *(text.with_name(f"{name}.jsonl") for name in experiment.aligned)]
+        yield task("text", texts, self._write_texts, [self.output / "text" / "bytes.json"])
         ready = [self.start / "config.json"]
         for name in experiment.aligned:
             ready.append(self.own / name / "manifest.json")

@@ -37,7 +37,7 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
-        draws = options.teaching.draws
+        draws = options.served.draws
         self.guide = Guide(
             self._leave_out, options.online_width, lambda: self._vocabulary_map, draws
         )

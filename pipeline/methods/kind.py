@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pipeline.command_line.failures import hinted
 from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
-from pipeline.scoring.teaching import Teaching
+from pipeline.scoring.teaching import ONLINE_TOP_K, Teaching
 from pipeline.selection_rule import PAPER_RULE, SelectionRule, Selector
 
 if TYPE_CHECKING:
@@ -20,10 +20,15 @@ Needs = Literal["nothing", "losses", "distributions", "model"]
 
 
 class Served(NamedTuple):
-    """How a run gets what its method needs of a teacher: stored, by one that runs, or nothing."""
+    """How a run gets what its method needs of a teacher: stored, by one that runs, or nothing.
+
+    Of one that runs, distributions are its `top_k` likeliest next tokens and so many draws.
+    """
 
     by: Literal["nothing", "stored", "running"]
     with_distributions: bool = False
+    top_k: int = 0
+    draws: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,17 @@ class MethodKind:
         """Return the λ that holds."""
         return self.weight if method.weight is None else method.weight
 
-    def serve(self, teaching: Teaching, data: Reading | None = None) -> Served:
+    def serve(self, method: Method, teaching: Teaching, data: Reading | None = None) -> Served:
         """Return how a run by this method gets what it needs of a teacher.
 
         Args:
+            method: the options that hold.
             teaching: who may teach.
             data: what is read, to name its own scores in a hint; None: they can't be looked at.
 
         Raises:
-            ValueError: what the method needs is missing, or it doesn't read what is given.
+            ValueError: what the method needs is missing, or it doesn't read what is given, or its
+                options can't learn from it.
         """
         stored, running = teaching.stored_losses is not None, bool(teaching.teacher)
         if stored and self.needs in ("nothing", "model"):
@@ -91,7 +98,10 @@ class MethodKind:
             return Served("nothing")
         if not (stored or running):
             raise self._without_teacher(data)
-        return Served("stored" if stored else "running", self.needs == "distributions")
+        if stored or self.needs != "distributions":
+            return Served("stored" if stored else "running", self.needs == "distributions")
+        top_k = teaching.top_k or ONLINE_TOP_K
+        return Served("running", True, top_k, method.draws_of(teaching.draws, top_k))
 
     def require_context(self, student: ConventionRecord) -> None:
         """Check that every student token is a label if the method needs whole chunks of text.

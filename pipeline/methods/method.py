@@ -14,6 +14,7 @@ from pipeline.selection_rule import (
     UnmappedStrategy,
     check_choice,
 )
+from schemas.distribution_rule import DRAWS, MOST_ENTRIES
 
 DistillTokens = Literal["all", "kept", "dropped"]
 DistillBy = Literal["teacher", "student_entropy", "teacher_entropy", "random"]
@@ -75,15 +76,30 @@ class Method:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
+    def draws_of(self, given: int | None, top_k: int) -> int:
+        """Return how many draws a running teacher is asked for next to `top_k` entries.
+
+        ValueError if these options can't learn from those that are given.
+        """
+        if given is None:
+            return DRAWS if self._is_linear and top_k + DRAWS < MOST_ENTRIES else 0
+        self.check_draws(given)
+        return given
+
     def check_draws(self, draws: int) -> None:
         """Raise ValueError if these options can't learn from draws, so many a label."""
-        if draws and (self.temperature != 1 or self.reverse_kl):
+        if draws and not self._is_linear:
             name = "reverse_kl" if self.reverse_kl else f"temperature={self.temperature}"
             raise ValueError(
                 f"{name} needs a teacher without draws: draws are right on average, and what isn't "
                 "linear in the teacher's probabilities has another mean; leave it out, or use "
-                "distributions without draws (vocag score --draws 0)"
+                "distributions without draws (--draws 0)"
             )
+
+    @property
+    def _is_linear(self) -> bool:
+        """Whether the loss is linear in the teacher's probabilities."""
+        return self.temperature == 1 and not self.reverse_kl
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
         """Return the rule by which tokens are chosen; the share is a default."""

@@ -30,7 +30,8 @@ class Teaching:
         top_k: number of likeliest tokens that a running teacher gives, for methods that learn them
             (default: 16; stored distributions have as many as were stored).
         draws: tokens that a running teacher also draws from what its top_k leave out; distill then
-            follows its whole distribution on average.
+            follows its whole distribution on average (default: 4; none with a temperature or the
+            reverse divergence).
 
     Example:
         >>> Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(1, 3)).shares
@@ -42,7 +43,7 @@ class Teaching:
     teacher_weights: tuple[float, ...] = ()
     teacher_choice: TeacherChoice = "mean"
     top_k: int | None = None
-    draws: int = 0
+    draws: int | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without a method; errors name option, value and remedy."""

@@ -67,7 +67,7 @@ def load_checkpoint(
     if not path.exists():
         return 0
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    then = checkpoint["run"]
+    then = {"draws": 0, **checkpoint["run"]}  # not named in runs that began when there were none
     for name, now in _identity(config).items():
         if now != then.get(name):
             error = ValueError(
@@ -87,6 +87,5 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
     method, teaching = values.pop("method"), values.pop("teaching")
     method["top_k"] = teaching.pop("top_k")  # where it was when runs began that still go on
-    if not teaching["draws"]:
-        del teaching["draws"]  # as in runs that began when there were none
+    teaching["draws"] = config.served.draws
     return {**values, **teaching, **{f"method.{name}": value for name, value in method.items()}}

@@ -90,7 +90,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data; errors name option, value and remedy."""
-        self.kind.serve(self.teaching, self.data)
+        self.kind.serve(self.method, self.teaching, self.data)
         require_known("--schedule ", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
             if getattr(self, name) < 1:
@@ -130,7 +130,7 @@ class TrainConfig:
     @property
     def served(self) -> Served:
         """How the run gets what the method needs of a teacher."""
-        return self.kind.serve(self.teaching)
+        return self.kind.serve(self.method, self.teaching)
 
     @property
     def stream(self) -> "StreamConfig":

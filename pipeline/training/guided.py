@@ -16,7 +16,6 @@ from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import LossResult
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import StudentPass, student_states
-from pipeline.methods.kind import Served
 from pipeline.methods.method import Method
 from pipeline.scoring.teaching import ONLINE_TOP_K
 from pipeline.streaming import AlignedRows, Rows
@@ -36,7 +35,7 @@ class GuidedStudent(nn.Module):
             have rows.
         vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
         top_k: next tokens that such a teacher is asked for.
-        draws: draws of the rest that it is asked for.
+        draws: draws of the rest that it is asked for (default: 4 if the method learns from them).
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class GuidedStudent(nn.Module):
         vocab_size: int | None = None,
         vocabulary_map: VocabularyMap | None = None,
         top_k: int = ONLINE_TOP_K,
-        draws: int = 0,
+        draws: int | None = None,
     ) -> None:
         """Wrap a student.
 
@@ -63,7 +62,7 @@ class GuidedStudent(nn.Module):
         self.vocab_size = vocab_size
         self.vocabulary_map = vocabulary_map
         self.top_k = top_k
-        self.draws = draws
+        self.draws = self.method.draws_of(draws, top_k)
         kind_of(self.method)
         language_model(model)
 
@@ -80,16 +79,16 @@ class GuidedStudent(nn.Module):
         Raises:
             ValueError: options that can't learn from draws, and distributions with draws.
         """
-        config.method.check_draws(rows.layout.draws or config.teaching.draws)
-        online = config.served == Served("running", with_distributions=True)
+        config.method.check_draws(rows.layout.draws)
+        served = config.served
         return cls(
             model,
             config.method,
             group=group,
             vocab_size=rows.manifest.student.vocab_size,
-            vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if online else None,
-            top_k=config.teaching.top_k or ONLINE_TOP_K,
-            draws=config.teaching.draws,
+            vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if served.top_k else None,
+            top_k=served.top_k,
+            draws=served.draws,
         )
 
     def forward(

@@ -122,8 +122,8 @@ def test_a_checkpoint_of_before_goes_on():
     learned = {"distill_tokens": "all", "temperature": 1.0, "reverse_kl": False, "top_k": 16}
     learned |= {"name": "distill", "weight": 0.8}
     distill = (*TEACHER, "--vocag-method", "distill")
-    assert options(*distill).guidance == plain | learned
-    assert options(*distill, "--vocag-draws", "4").guidance == plain | learned | {"draws": 4}
+    assert options(*distill, "--vocag-draws", "0").guidance == plain | learned
+    assert options(*distill).guidance == plain | learned | {"draws": 4}
 
 
 def test_help_lists_both_megatrons_arguments_and_ours(capsys):

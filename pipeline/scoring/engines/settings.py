@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pipeline.command_line.options import Option
-from schemas.distribution_rule import MOST_ENTRIES, DistributionRule
-
-_DRAWS = 4  # taught better than a bin of the rest: evidence/distributions.md
+from schemas.distribution_rule import DRAWS, MOST_ENTRIES, DistributionRule
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ class TopSettings:
         mass = 1.0 if self.top_mass is None else self.top_mass
         draws = self.draws
         if draws is None:
-            room = min(vocab_size, MOST_ENTRIES) - self.top_k > _DRAWS
-            draws = _DRAWS if room and self.top_mass is None else 0
+            room = min(vocab_size, MOST_ENTRIES) - self.top_k > DRAWS
+            draws = DRAWS if room and self.top_mass is None else 0
         drawn = draws, self.draws_seed, self.entropy_above
         rule = DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs, *drawn)
         if rule.draws and rule.width > vocab_size:

@@ -57,7 +57,7 @@ def test_a_running_teacher_teaches_what_was_stored_of_it(taught: Path, tokens: A
     one = result_of(method, taught, stored.__getitems__(places))
     batch = online.__getitems__(places)
     tables = vocabulary_map(online.dataset, online.rules)
-    two = result_of(method, taught, batch, vocabulary_map=tables, top_k=TOP_K)
+    two = result_of(method, taught, batch, vocabulary_map=tables, top_k=TOP_K, draws=0)
     found, expected = metric_values(one.metrics), metric_values(two.metrics)
     # A label at the threshold may change sides.
     assert found == pytest.approx(expected, rel=5e-3 if tokens == "all" else 3e-2, abs=1e-4)
@@ -329,6 +329,10 @@ def test_draws_train_and_what_they_can_t_do_is_refused(
     train(config(drawn, tmp_path / "online", num_steps=2, draws=3, **online))
     again = (tmp_path / "online" / "log.jsonl").read_text("utf-8").splitlines()[0]
     assert json.loads(again)["loss"] == pytest.approx(line["loss"], rel=1e-4)
+    for draws, found in ((None, 4), (0, 0)):
+        other = config(drawn, tmp_path / "online", num_steps=2, draws=draws, **online)
+        with pytest.raises(ValueError, match=f"made with draws 3, this run has {found}"):
+            train(other)
     for method in (Method("distill", temperature=2.0), Method("distill", reverse_kl=True)):
         for more in ({}, {**online, "draws": 3}):
             with pytest.raises(ValueError, match="needs a teacher without draws: draws are right"):

@@ -1,10 +1,11 @@
 """The methods by their names: each with its needs and the paper's defaults."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from pipeline.methods import METHODS, kind_of
+from pipeline.methods.kind import Served
 from pipeline.methods.method import Method
 from pipeline.scoring.teaching import Teaching
 from pipeline.selection_rule import SelectionRule, Selector
@@ -72,3 +73,23 @@ def test_a_method_of_ones_own_is_named_as_a_module() -> None:
         kind_of(Method("json.decoder"))
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         kind_of(Method("nowhere.at_all"))
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "expected"),
+    [
+        ({}, {}, (16, 4)),
+        ({}, {"top_k": 8}, (8, 4)),
+        ({}, {"top_k": 8, "draws": 0}, (8, 0)),
+        ({}, {"top_k": 8, "draws": 2}, (8, 2)),
+        ({}, {"top_k": 252}, (252, 0)),
+        ({"temperature": 2.0}, {}, (16, 0)),
+        ({"reverse_kl": True}, {}, (16, 0)),
+    ],
+)
+def test_a_running_teacher_draws_where_the_loss_allows(
+    options: dict[str, Any], asked: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    method = Method("distill", **options)
+    served = kind_of(method).serve(method, Teaching(teacher="t", **asked))
+    assert served == Served("running", True, *expected)

@@ -158,6 +158,25 @@ def test_six_steps_equal_three_a_restart_and_three(six: TrainConfig, tmp_path: P
     assert [event.value for event in events] == pytest.approx(losses)
 
 
+def test_a_run_that_began_without_fused_adamw_goes_on_without(
+    six: TrainConfig, tmp_path: Path
+) -> None:
+    """The two round differently, so a run keeps the one that it began with."""
+    old = replace(six, output=tmp_path / "old")
+    train(replace(old, exit_after=3))
+    path = old.output / "checkpoint.pt"
+    checkpoint = torch.load(path)
+    assert all(group["fused"] for group in checkpoint["optimizer"]["param_groups"])
+    for group in checkpoint["optimizer"]["param_groups"]:
+        group["fused"] = None
+    torch.save(checkpoint, path)
+    train(old)
+    groups = torch.load(path)["optimizer"]["param_groups"]
+    assert not any(group["fused"] for group in groups)
+    for name, weight in _weights(six.output).items():
+        torch.testing.assert_close(weight, _weights(old.output)[name], rtol=1e-3, atol=1e-5)
+
+
 def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
     with pytest.raises(ValueError, match=r"made with learning_rate 0\.001, this run has 0\.01"):
         train(replace(six, learning_rate=0.01))
