@@ -113,7 +113,14 @@ def read_draws(folders: Sequence[Path]) -> Records:
 def judge(folder: Path, plain: Sequence[str] = PLAIN, methods: Sequence[str] = METHODS) -> str:
     """Return the tables and the verdict of all draws, by the rules of evidence/code.md."""
     own = folder.parent.name.rpartition("-")[0]  # code-small-PACKAGE
-    records = read_draws([*folder.parents[1].glob(f"{own}-*/records")])
+    return judge_draws([*folder.parents[1].glob(f"{own}-*/records")], plain, methods)
+
+
+def judge_draws(
+    folders: Sequence[Path], plain: Sequence[str] = PLAIN, methods: Sequence[str] = METHODS
+) -> str:
+    """Return what `judge` says of the records in these folders, one for each draw."""
+    records = read_draws(folders)
     tables = both_overviews(records, SETS, "full")
     return f"# One code base\n\n{verdict(records, plain, methods)}\n{tables}"
 

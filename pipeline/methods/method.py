@@ -93,7 +93,7 @@ class Method:
             raise ValueError(
                 f"{name} needs a teacher without draws: draws are right on average, and what isn't "
                 "linear in the teacher's probabilities has another mean; leave it out, or use "
-                "distributions without draws (--draws 0)"
+                "distributions without draws (vocag score --draws 0)"
             )
 
     @property
