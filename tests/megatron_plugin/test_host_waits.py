@@ -35,13 +35,17 @@ def test_a_step_waits_twice_a_micro_batch_and_a_teacher_never(inputs):
     assert waits(inputs, 2, vocag_teacher_world_size=1) == (2 * MICRO_BATCHES + 1, 0)
 
 
-def test_distributions_are_waited_for_twice_more(inputs):
+@pytest.mark.parametrize("draws", [0, 4])
+def test_distributions_are_waited_for_twice_more(inputs, draws):
     """Which entries lie in which chunk of the vocabulary, forward and backward.
 
-    A teacher, of a row a pass, looks in each of four chunks, and twice for equal logits.
+    A teacher, of a row a pass, looks in each of four chunks, and twice for equal logits; to draw,
+    six times for the blocks that hold what may not be drawn, and that are drawn.
     """
     distill = {"vocag_teacher_world_size": 1, "vocag_method": "distill", "vocag_top_k": 4}
-    assert waits(inputs, 2, **distill) == (4 * MICRO_BATCHES + 1, (4 + 2) * GLOBAL_BATCH)
+    own = 4 + 2 + (6 if draws else 0)
+    found = waits(inputs, 2, **distill, vocag_draws=draws)
+    assert found == (4 * MICRO_BATCHES + 1, own * GLOBAL_BATCH)
 
 
 def test_without_a_teacher_there_is_nothing_more_to_wait_for(inputs):
