@@ -7,15 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prove import distributions, few, kinds, tokens, transfer
+from prove import code, distributions, few, kinds, tokens, transfer
 from prove import filter as filtering
-from prove.compare import Difference, compare, overview, paired, read_records
+from prove.compare import (
+    Difference,
+    bits_per_byte,
+    compare,
+    overview,
+    paired,
+    read_records,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "evidence"
 RECORDS = PAGES / "records"
 MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions)
-"""All but code, of which no run is published."""
+"""All but code, whose draws have folders of their own."""
 
 
 def _page(name: str) -> str:
@@ -89,6 +96,41 @@ def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> No
     assert [row for row in rows if row not in page] == []
     (rule,) = re.findall(r"By the rules: \*\*([^*]+)\*\*", judged)
     assert f"by the rules: {rule}" in page.lower()
+
+
+@pytest.mark.parametrize(
+    ("scale", "draws", "rules"), [("small-numba", "small-*", 6), ("fresh-all", "fresh-*", 3)]
+)
+def test_the_page_of_code_is_what_its_draws_say(scale: str, draws: str, rules: int) -> None:
+    page, folders = _page("code"), [*(RECORDS / "code").glob(draws)]
+    judged = code.judge_draws(folders, **getattr(code.SCALES[scale].judge, "keywords", {}))
+    (best,) = re.findall(r"The best plain arm is `[^`]+`", judged)
+    told = [line for line in judged.splitlines() if line.startswith(("| ", "- `"))]
+    assert [line for line in (best, *told) if line not in page] == []
+    assert judged.count(": **against**;") == rules, "or the page's first sentence is wrong"
+    records = code.read_draws(folders)
+    start = np.mean([bits_per_byte(record, "package") for record in records["start"].values()])
+    assert f"{start:.3f}" in page
+    of_teacher = json.loads((RECORDS / "code" / "teacher.json").read_text("utf-8"))
+    found = [own for name, own in of_teacher.items() if name.startswith(draws[:-1])]
+    sizes, bits = (
+        np.concatenate([own[key] for own in found]) for key in ("bytes", "bits_per_byte")
+    )
+    assert f"{np.average(bits, weights=sizes):.3f} bits per byte" in page
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "at"),
+    [
+        ("drawn-plain", "distill-plain", "best"),
+        ("drawn", "distill", "best"),
+        ("full-kept", "full", "best"),
+        ("drawn", "full-dropout", "last"),
+    ],
+)
+def test_what_the_page_of_code_compares_is_in_the_records(own: str, other: str, at: str) -> None:
+    records = code.read_draws([*(RECORDS / "code").glob("small-*")])
+    assert str(compare(records, own, other, "package", at)) in _page("code")
 
 
 def test_the_page_says_what_the_rules_say_of_selections() -> None:
