@@ -125,12 +125,32 @@ def test_the_page_of_code_is_what_its_draws_say(scale: str, draws: str, rules: i
         ("drawn-plain", "distill-plain", "best"),
         ("drawn", "distill", "best"),
         ("full-kept", "full", "best"),
-        ("drawn", "full-dropout", "last"),
+        ("drawn-plain", "full-dropout", "last"),
     ],
 )
 def test_what_the_page_of_code_compares_is_in_the_records(own: str, other: str, at: str) -> None:
     records = code.read_draws([*(RECORDS / "code").glob("small-*")])
     assert str(compare(records, own, other, "package", at)) in _page("code")
+
+
+@pytest.mark.parametrize(
+    ("draws", "own", "other", "at"),
+    [
+        ("small-*", "drawn-plain", "full-decay", "best"),
+        ("small-*", "distill-plain", "full-decay", "best"),
+        ("small-*", "teacher-0.7", "full-decay", "best"),
+        ("small-*", "drawn-plain", "full-dropout", "last"),
+        ("fresh-*", "distill-plain", "full", "last"),
+        ("fresh-*", "teacher-0.85", "full", "last"),
+    ],
+)
+def test_which_method_has_what_the_draws_of_code_say(
+    draws: str, own: str, other: str, at: str
+) -> None:
+    found = compare(code.read_draws([*(RECORDS / "code").glob(draws)]), own, other, "package", at)
+    verdict = "lost" if found.is_above_zero else "won" if found.is_below_zero else "not told apart"
+    said = (ROOT / "docs" / "evidence.md").read_text("utf-8").replace("−", "-")
+    assert f"{found} ({verdict})" in said
 
 
 def test_the_page_says_what_the_rules_say_of_selections() -> None:
