@@ -197,6 +197,7 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
         ("tokens", "teacher-0.4", "full", ("gsm8k",), "after-56"),
         ("distributions", "drawn-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
         ("distributions", "binned-plain", "plain", ("elsewhere",), "last"),
+        ("distributions", "most-plain", "plain", ("elsewhere",), "last"),
     ],
 )
 def test_which_method_has_the_records_intervals(
