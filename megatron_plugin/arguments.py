@@ -140,12 +140,6 @@ class VocagOptions:
         return self.kind.serve(self.chosen_method, self.teaching)
 
     @property
-    def online_width(self) -> int:
-        """Next tokens of a place in its answer: with draws also the text's own, and the draws."""
-        served = self.served
-        return served.top_k + (served.draws and served.draws + 1)
-
-    @property
     def guidance(self) -> dict[str, Any]:
         """What must be the same for a run to continue."""
         method, kind = self.chosen_method, self.kind
@@ -154,9 +148,9 @@ class VocagOptions:
         if "weight" in own:
             own["weight"] = kind.weight_of(method)
         if kind.needs == "distributions":
-            own |= {"top_k": self.served.top_k}
-        if draws := self.served.draws:  # not named in runs that began when there were none
-            own |= {"draws": draws}
+            own |= {"top_k": max(self.served.entries.exact - 1, 0)}
+        if drawn := self.served.entries.drawn:  # not named in runs that began when there were none
+            own |= {"draws": drawn}
         both = {"aggregation": method.aggregation, "expectation": method.expectation}
         return both | own | asdict(kind.rule(method))
 

@@ -85,8 +85,8 @@ class TeacherAnswer:
     def next_ids(self) -> Tensor:
         """What is expected after each token, float32 [rows, teacher_seq_length, K], whole numbers.
 
-        With draws, these are the last, behind a free place, -1, for the text's own token.
-        Vocabularies are far below 2^24, up to which every number is exact.
+        Draws are the last, after a free place, -1, for the text's own token. Vocabularies are far
+        below 2^24, up to which every number is exact.
         """
         return self.values[..., 1 : 1 + self.values.shape[-1] // 2]
 

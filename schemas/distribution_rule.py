@@ -12,6 +12,28 @@ _BYTES = {"uint8": 1, "float16": 2}
 
 
 @dataclass(frozen=True)
+class EntryShape:
+    """How many next tokens a place has room for, in columns.
+
+    Attributes:
+        exact: the first columns, for tokens with a probability of their own: a teacher's likeliest
+            and the text's own next token, of each teacher in a mean.
+        drawn: the last ones, for draws of all others, which share what those leave of 1.
+    """
+
+    exact: int
+    drawn: int = 0
+
+    @property
+    def width(self) -> int:
+        """All columns."""
+        return self.exact + self.drawn
+
+
+NO_ENTRIES = EntryShape(0)
+
+
+@dataclass(frozen=True)
 class DistributionRule:
     """What of a teacher's distributions is stored.
 
@@ -36,14 +58,14 @@ class DistributionRule:
     entropy_above: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
-    def width(self) -> int:
-        """Next tokens of a position once all are known: entries, the text's own, and draws.
+    def shape(self) -> EntryShape:
+        """Of a position once the text's own next token is added.
 
         Example:
-            >>> DistributionRule(8, 1.0, 49152, "uint8", draws=4).width
-            13
+            >>> DistributionRule(8, 1.0, 49152, "uint8", draws=4).shape
+            EntryShape(exact=9, drawn=4)
         """
-        return self.top_k + (self.draws and self.draws + 1)
+        return EntryShape(self.top_k + 1, self.draws)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without those of draws and entropies if they don't matter."""

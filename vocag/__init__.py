@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipeline.streaming import StreamState as StreamState
     from pipeline.streaming import collate_rows as collate_rows
     from pipeline.streaming import load_batches as load_batches
-    from pipeline.streaming.next_tokens import vocabulary_map as vocabulary_map
+    from pipeline.streaming.vocabularies import vocabulary_map as vocabulary_map
     from pipeline.tokenization import Tokenizer as Tokenizer
     from pipeline.tokenization import load_tokenizer as load_tokenizer
     from pipeline.training.export import prove_tokenizer as prove_tokenizer
@@ -62,7 +62,7 @@ _MODULES = {
     "pipeline.selection_rule": "SelectionRule",
     "pipeline.streaming": "AlignedRows Reading Rows StreamConfig StreamState collate_rows"
     " load_batches",
-    "pipeline.streaming.next_tokens": "vocabulary_map",
+    "pipeline.streaming.vocabularies": "vocabulary_map",
     "pipeline.tokenization": "Tokenizer load_tokenizer",
     "pipeline.training.export": "prove_tokenizer",
     "pipeline.training.guided": "GuidedStudent",

@@ -14,6 +14,7 @@ from megatron_plugin.upstream import (
     gather_from_sequence_parallel_region,
     parallel_state,
 )
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
 from pipeline.guidance.draws import TailDraws
 from pipeline.guidance.likeliest import score_with_likeliest
@@ -30,6 +31,7 @@ def score_labels(
     loss_mask_ob: Tensor | None = None,
     with_entropy: bool = False,
     entry_ids_obk: Tensor | None = None,
+    cells: Cells | None = None,
 ) -> TokenScores:
     """Return what a model says of labels, fp32 [o, b]; an output processor of GPTModel calls it.
 
@@ -49,6 +51,7 @@ def score_labels(
             vocab_size=vocab_size,
             with_entropy=with_entropy,
             entry_ids=entry_ids_obk,
+            cells=cells,
             group=parallel_state.get_tensor_model_parallel_group(),
             check_labels=False,
         )
@@ -64,14 +67,14 @@ def score_next_tokens(
     top_k: int,
     *,
     vocab_size: int,
+    tail: TailDraws,
     num_ids: int | None = None,
-    tail: TailDraws | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a frozen model's losses of labels, and its likeliest tokens.
 
     What `score_labels` takes means the same here. Of the K = `top_k` likeliest tokens all are below
-    `num_ids`, the tokenizer's tokens; None: below `vocab_size`. `tail` draws from what is neither
-    among them nor a label (-1: none); its places are [o, b].
+    `num_ids`, the tokenizer's tokens; None: below `vocab_size`. `tail` draws, if any are wanted,
+    from what is neither among them nor a label (-1: none); its places are [o, b].
 
     Returns:
         fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; of `tail` what
@@ -90,8 +93,7 @@ def score_next_tokens(
             share=share,
             tail=tail,
         )
-        if tail is not None:
-            ids, log_probs = tail.behind(ids, log_probs)
+        ids, log_probs = tail.behind(ids, log_probs)
         shape = *labels_ob.shape, -1
         return losses.view(labels_ob.shape), ids.view(shape), log_probs.view(shape)
 

@@ -12,7 +12,7 @@ from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import RowSegments, row_segments
 from megatron_plugin.models.places import RowShare
 from pipeline.guidance.aggregation import check_spans
-from pipeline.methods.label_distributions import LabelDistributions
+from pipeline.guidance.distributions import LabelDistributions
 from pipeline.streaming import Rows
 
 

@@ -20,7 +20,7 @@ from pipeline.methods.kind import Served
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming.vocabularies import vocabulary_map
 
 # Two global batches: one that is scored while one is computed, and one in hand.
 _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
@@ -37,9 +37,11 @@ class StudentData:
         self._training: AlignedRows | None = None
         self._validation: AlignedRows | None = None
         self._asking: list[GuidedBatches] = []
-        draws = options.served.draws
         self.guide = Guide(
-            self._leave_out, options.online_width, lambda: self._vocabulary_map, draws
+            self._leave_out,
+            lambda: self._vocabulary_map,
+            options.served.entries,
+            uses_cells=options.kind.uses_cells(options.chosen_method),
         )
 
     def open_held_out(self, args: Namespace) -> None:
@@ -62,7 +64,7 @@ class StudentData:
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)
-            self._options.chosen_method.check_draws(self._training.layout.draws)
+            self._options.chosen_method.require_learnable(self._training.layout.entries)
         return self._training
 
     def training_batches(
@@ -134,12 +136,13 @@ class StudentData:
             cache_bytes=options.cache_gigabytes << 30,
             teaching=options.teaching,
             with_distributions=options.served == Served("stored", with_distributions=True),
+            with_cells=options.kind.uses_cells(options.chosen_method),
         )
 
     @cached_property
     def _vocabulary_map(self) -> VocabularyMap:
         assert self._training is not None, "the caller has read rows"
-        return vocabulary_map(self._training.dataset, self._training.rules)
+        return vocabulary_map(self._training)
 
     def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:
         """See `AlignedRows.leave_out`."""

@@ -17,8 +17,8 @@ from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.upstream import parallel_state
 from pipeline.guidance import LossResult
 from pipeline.guidance.cross_entropy import TokenScores
+from pipeline.guidance.distributions import LabelDistributions
 from pipeline.methods.kind import MethodKind
-from pipeline.methods.label_distributions import LabelDistributions
 from pipeline.methods.method import Method
 from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
@@ -52,7 +52,7 @@ def run_forward_step(
         None,
         labels=batch.labels,
         packed_seq_params=batch.segments,
-        output_processor=partial(_token_scores, rules, batch.next_tokens),
+        output_processor=partial(_token_scores, rules, batch.next_tokens, batch.moved["labels"]),
     )
     loss = training_loss if model.training else validation_loss
     return losses, partial(loss, rules, batch)
@@ -165,6 +165,7 @@ def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[st
 def _token_scores(
     rules: StepRules,
     next_tokens: LabelDistributions | None,
+    whole_labels: Tensor,
     *,
     hidden_states: Tensor,
     output_layer: torch.nn.Module,
@@ -174,10 +175,13 @@ def _token_scores(
 ) -> Tensor:
     """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
 
-    Where more is asked for, [1 + 1 + K, b, s]: losses, entropies if tokens are ranked by them, and
-    the log-probabilities of next tokens if there are some.
+    Where more is asked for, [1 + 1 + 1 + K, b, s]: losses, entropies if tokens are ranked by them,
+    and the log-probabilities that what is known of whole rows' labels asks for.
     """
-    entry_ids = None if next_tokens is None else own_share().take(next_tokens.ids)
+    entry_ids = cells = None
+    if next_tokens is not None:
+        whole = next_tokens.asked_of(whole_labels)
+        entry_ids, cells = own_share().take(whole).transpose(0, 1), next_tokens.cells
     scores = score_labels(
         hidden_states,
         output_layer,
@@ -185,7 +189,8 @@ def _token_scores(
         labels.transpose(0, 1),
         vocab_size=rules.vocab_size,
         with_entropy=rules.kind.rule(rules.method).ranks_by_entropy,
-        entry_ids_obk=None if entry_ids is None else entry_ids.transpose(0, 1),
+        entry_ids_obk=entry_ids,
+        cells=cells,
     )
     losses = scores.losses.transpose(0, 1)
     more = []

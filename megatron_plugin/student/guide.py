@@ -8,6 +8,7 @@ starts.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import training
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.methods.label_distributions import LabelDistributions, read_distributions
+from pipeline.guidance.cells import Cells
+from pipeline.guidance.distributions import LabelDistributions
+from pipeline.methods.label_distributions import read_distributions
+from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 Batches = Iterator[MicroBatch]
 
@@ -33,40 +37,50 @@ class Guide:
     Attributes:
         leave_out: for a batch, a row of it, a segment of the row and what is wrong: raises, or
             lists the segment's document; see `AlignedRows.leave_out`.
-        width: next tokens of a place that a running teacher answers with, 0 without distributions.
-        vocabulary_map: returns what makes them the student's.
-        draws: how many of them, the last, are draws.
+        vocabulary_map: returns what makes a teacher's tokens the student's.
+        asked: entries of a place that a running teacher answers with.
+        uses_cells: whether the method needs what tokens stand for.
     """
 
     leave_out: Callable[[MicroBatch, int, int, str], None]
-    width: int = 0
     vocabulary_map: Callable[[], VocabularyMap] | None = None
-    draws: int = 0
+    asked: EntryShape = NO_ENTRIES
+    uses_cells: bool = False
+
+    @cached_property
+    def cells(self) -> Cells | None:
+        """What tokens stand for; None if the method does without."""
+        if not self.uses_cells or self.vocabulary_map is None:
+            return None
+        cells = self.vocabulary_map().cells
+        assert cells is not None
+        return Cells.of(cells)
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
         """Return a teacher's answer for all rows of some batches, as `by_teacher` takes it.
 
         Its next tokens are put into the student's vocabulary.
         """
-        if self.vocabulary_map is None or not self.width:
+        if self.vocabulary_map is None or not self.asked.width:
             return answer.losses
         host = TeacherAnswer(answer.values.cpu())
         tables = self.vocabulary_map()
         sizes = [len(batch.tokens) for batch in batches]
         told = host.next_ids.int(), host.next_log_probs, host.losses
         asked = zip(batches, *(each.split(sizes) for each in told), strict=True)
+        exact = self.asked.exact
         mapped = (
             map_batch(
-                batch.rows, ids.numpy(), log_probs.numpy(), tables, losses.numpy(), draws=self.draws
+                batch.rows, *(each.numpy() for each in own), tables, losses.numpy(), exact=exact
             )
-            for batch, ids, log_probs, losses in asked
+            for batch, *own, losses in asked
         )
         found = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
         return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)
 
     def num_values(self, batch: MicroBatch) -> int:
         """Return how many values `read_answer` gives for a row."""
-        of_label = 2 * self.width + bool(self.width)
+        of_label = 2 * self.asked.width + bool(self.asked.width)
         return batch.rows["teacher_input_ids"].shape[1] + of_label * batch.rows["labels"].shape[1]
 
     def by_teacher(
@@ -75,7 +89,7 @@ class Guide:
         """Return micro-batches guided by what a teacher says of all their rows.
 
         Values are fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
-        next tokens, whole numbers, their probabilities, and its `moved_mass`. NonFiniteLossError if
+        next tokens, whole numbers, their probabilities, and its own token. NonFiniteLossError if
         a loss is NaN or infinite, and damage is not to be quarantined.
         """
         waited = waited_seconds / len(batches)
@@ -94,7 +108,9 @@ class Guide:
 
     def by_stored(self, batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch guided by the losses that its rows hold."""
-        known = read_distributions(batch.moved) if "next_token_ids" in batch.moved else None
+        known = None
+        if "next_token_ids" in batch.moved:
+            known = replace(read_distributions(batch.moved), cells=self.cells)
         batch = replace(batch, taught=Taught(batch.moved["teacher_losses"], known))
         is_broken = bool(batch.rows["teacher_losses"].isinf().any())
         return self._examined(batch, _broken(batch) if is_broken else None)
@@ -102,12 +118,12 @@ class Guide:
     def _unpacked(self, batch: MicroBatch, values: Tensor, waited_seconds: float) -> Taught:
         places = batch.rows["teacher_input_ids"].shape[1]
         losses, others = values[:, :places], values[:, places:]
-        if not self.width:
+        if not self.asked.width:
             return Taught(losses, None, waited_seconds)
         labels = batch.rows["labels"].shape[1]
-        entries, moved = others[:, :-labels], others[:, -labels:]
-        ids, probs = entries.unflatten(1, (2, labels, self.width)).unbind(1)
-        found = LabelDistributions(ids.long(), probs, moved, self.draws)
+        entries, own_ids = others[:, :-labels], others[:, -labels:]
+        ids, probs = entries.unflatten(1, (2, labels, self.asked.width)).unbind(1)
+        found = LabelDistributions(ids.long(), probs, own_ids.long(), self.asked, self.cells)
         return Taught(losses, found, waited_seconds)
 
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:

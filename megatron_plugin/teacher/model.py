@@ -30,6 +30,7 @@ from megatron_plugin.upstream import (
 )
 from pipeline.guidance import has_context
 from pipeline.guidance.draws import TailDraws, row_draw_keys
+from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 
 class Teacher:
@@ -43,20 +44,18 @@ class Teacher:
         seq_length: int,
         micro_batch_size: int,
         device: torch.device,
-        top_k: int = 0,
-        draws: int = 0,
+        asked: EntryShape = NO_ENTRIES,
         num_ids: int | None = None,
     ) -> None:
         """Load this rank's part of the model; weights and activations are of the dtype.
 
-        It answers with the `top_k` likeliest of the tokenizer's `num_ids` tokens, None: of all rows
-        of the output layer, and with draws of the rest, as `vocag score --draws` stores them by its
-        default seed.
+        It answers with the entries that it is asked for, of the tokenizer's `num_ids` tokens, None:
+        of all rows of the output layer; what it draws is what `vocag score` draws by its default
+        seed.
         """
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
-        self._next_tokens = top_k, num_ids
-        self._draws = draws
+        self._asked, self._num_ids = asked, num_ids
         self._device = device
         self._share = own_share()
         # Ranks that share rows cut them into equal parts; what fills them up has no losses.
@@ -70,8 +69,8 @@ class Teacher:
     def score(self, rows: TeacherRows) -> TeacherAnswer | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
 
-        With `top_k` also what it expects behind each token, likeliest first, and draws. On the last
-        pipeline stage the answer is on the device, elsewhere it is None.
+        Also the entries that it is asked for after each token. On the last pipeline stage the
+        answer is on the device, elsewhere it is None.
 
         All micro-batches go through the pipeline in one pass, so that its stages wait only at the
         start and the end.
@@ -133,17 +132,19 @@ class Teacher:
         labels, mask = pad(tokens[:, 1:], (0, 1)), pad(mask[:, 1:], (0, padding + 1))
         places = torch.arange(self._num_places, device=self._device).expand_as(tokens)
         tail = None
-        if self._draws:
+        if self._asked.width:
             keys = pad(row_draw_keys(part.input_ids, part.cu_seqlens), (0, 0, 0, padding))
             own = to_device(take(keys).transpose(0, 1).flatten(0, 1), self._device)
-            tail = TailDraws(own, self._draws)
+            tail = TailDraws(own, self._asked.drawn)
         output = model(
             take(tokens),
             take(places),
             None,
             packed_seq_params=segments,
             output_processor=partial(
-                _values_ahead, take(labels), take(mask), self._vocab_size, *self._next_tokens, tail
+                _values_ahead,
+                *(take(labels), take(mask), self._vocab_size),
+                *(self._asked.exact - 1, self._num_ids, tail),
             ),
         )
         return output, self._collect
@@ -208,7 +209,7 @@ def _values_ahead(
     """
     layer = hidden_states, output_layer, output_weight
     labels_ob, mask_ob = labels_bo.transpose(0, 1), mask_bo.transpose(0, 1)
-    if top_k:
+    if tail is not None:
         next_ob = labels_ob.where(mask_ob, -1)  # a token of another document may be drawn
         losses, *others = score_next_tokens(
             *layer, next_ob, top_k, vocab_size=vocab_size, num_ids=num_ids, tail=tail

@@ -36,8 +36,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
         seq_length=seq_length,
         micro_batch_size=options.teacher.micro_batch_size,
         device=torch.device("cuda"),
-        top_k=options.served.top_k,
-        draws=options.served.draws,
+        asked=options.served.entries,
         num_ids=opened.manifest.teacher.vocab_size,
     )
     if not options.allow_untrained_teacher:

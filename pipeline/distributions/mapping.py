@@ -1,30 +1,30 @@
 """A teacher's distributions over its own tokens, as distributions over a student's next tokens.
 
 A label starts at a byte of the text. If a teacher token starts there, too (a *boundary*), each
-token that the teacher expects gives its mass to the student token that its bytes begin with. The
-text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d": the label "ab" is at a boundary.
-A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a", "ab", "b"
-and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
-
-The text's own next token, here "a", is the exception: of its mass the label gets what the teacher's
-tokens behind it leave, up to the label's end. If "bc" has a loss of 0.5 nats, "ab" gets
-0.6 exp(-0.5) = 0.36 of it: "ab" 0.66, "a" 0.24, "b" 0.1. By bytes alone a teacher that is certain
-of the text would contradict it. Where the label ends inside a teacher token it is a lower bound.
+token that the teacher expects gives its mass to the longest student token that its bytes begin
+with. The text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d": the label "ab" is at a
+boundary. A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a",
+"ab", "b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
 "cd" starts inside the teacher's "bc", which its "b" comes before. What the teacher expects after
 "a" is known; of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the
 student tokens that the rest of their bytes ("c", "cd") begins with, renormalised. "b" itself says
 nothing of what follows it. `kernels.LEAST_EXTENDING` and `MOST_ENDING` say when that is enough.
 
-What isn't stored, and what has no bytes or none that the student's tokens could spell, stays as one
-residual: 1 less the sum. Inside a teacher token the sum is 1: of the tokens that aren't stored, few
+The student's tokenizer may write another token there: "ab" where the teacher wrote "a". So a token
+stands for its whole cell (`pipeline.distributions.cells`), and with each label comes its *own
+token*: what the rest of the text's own teacher token, here "a" and "c", stands for. If that isn't
+in the label's cell, the label learns no distribution.
+
+What isn't known, and what has no bytes or none that the student's tokens could spell, stays as one
+residual: 1 less the sum. Inside a teacher token the sum is 1: of the tokens that aren't known, few
 begin with given bytes. Where bytes aren't known, or the two tokenizers rewrite a text in different
 ways, there is no distribution.
 
-Draws stand for an equal share each of what a position's known tokens leave over. Of a position K
-entries are known, the text's own next token by its loss, and n tokens s_j that were drawn from all
-others. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with p₀ the mass of those others, is the
-teacher's distribution on average, and so is what a linear map makes of it.
+Of a position K entries are known, the text's own next token by its loss, and n tokens s_j that were
+drawn from all others, which stand for an equal share each of the rest. p̂ = sum_k p_k e_k +
+(p₀ / n) sum_j e_(s_j), with p₀ the mass of those others, is the teacher's distribution on average,
+and so is what a linear map makes of it.
 """
 
 from collections.abc import Mapping
@@ -34,33 +34,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
-from pipeline.distributions.kernels import FREE, Entries, LabelEntries, RowFields, map_places
+from pipeline.distributions.kernels import FREE, Entries, LabelEntries, map_labels
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.walk import RowFields, find_starts
 
 
 def map_row(
     row: RowFields,
-    ids: NDArray[np.int32],
-    log_probs: NDArray[np.float32],
+    expected: Entries,
     vocabulary_map: VocabularyMap,
     out: LabelEntries,
-    *,
-    draws: int = 0,
 ) -> None:
     """Write the distribution of each label of a row to `out`.
 
-    The teacher expects `ids`, int32 [T, K], -1 behind the last, after its token at each place, with
-    `log_probs`, float32 [T, K], nats. `out` gets distinct student ids by falling mass for the label
-    at each place, -1 behind the last, and -1 alone if there is no distribution; their mass is at
-    most 1 in all. The last `draws` of the K are draws, written to the same columns.
+    The teacher expects these entries after its token at each place; the last of the exact ones is
+    free for the text's own, and draws have no probabilities: both are written to them. `out` gets
+    distinct student ids by falling mass for the label at each place, -1 after the last, -1 alone if
+    there is no distribution, and draws in the same columns; their mass is at most 1 in all.
     """
-    expected = Entries(ids, np.exp(log_probs), draws)
-    if draws:
-        give_masses(row, expected)
+    give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     # Made anew: a map is shared by threads, and a row costs fifty times as much.
-    scratch = np.full(len(tables.student_starts) - 1, FREE, np.uint8)
-    map_places(row, expected, tables, edges, scratch, out)
+    scratch = np.full(len(tables.student_starts) - 1, FREE)
+    starts = find_starts(row, tables, edges)
+    map_labels(row.teacher_input_ids, starts, expected, tables, edges, scratch, out)
 
 
 def map_batch(
@@ -70,38 +67,40 @@ def map_batch(
     vocabulary_map: VocabularyMap,
     teacher_losses: NDArray[np.float32],
     *,
-    draws: int = 0,
+    exact: int,
 ) -> LabelEntries:
     """Return the distributions of a batch's labels, [B, S, K] and [B, S], for a teacher that runs.
 
-    As `map_row`, of a batch of B rows in this machine's memory: ids and log-probabilities are
-    [B, T, K], the same teacher's losses float32 [B, T], nats, NaN where there is none.
+    Of a batch of B rows in this machine's memory, the teacher expects `ids`, int32 [B, T, K], -1
+    after the last, after its token at each place, with `log_probs`, float32 [B, T, K], nats. The
+    last of the first `exact` columns is free, those after them are draws. The same teacher's losses
+    are float32 [B, T], nats, NaN where there is none.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
     fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))
-    places = fields.input_ids.shape
-    shape = (*places, ids.shape[-1])
-    out = LabelEntries(
-        np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(places, np.float32)
-    )
+    out = empty_entries(*fields.input_ids.shape, ids.shape[-1])
     for number in range(len(ids)):
         row = RowFields(*(each[number] for each in fields))
         own = LabelEntries(*(each[number] for each in out))
-        map_row(row, ids[number], log_probs[number], vocabulary_map, own, draws=draws)
+        expected = Entries(ids[number].copy(), np.exp(log_probs[number]), exact)
+        map_row(row, expected, vocabulary_map, own)
     return out
+
+
+def empty_entries(*shape: int) -> LabelEntries:
+    """Return room for labels' entries, [..., S, K], not initialised."""
+    ids, probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    return LabelEntries(ids, probs, np.empty(shape[:-1], np.int32))
 
 
 @compiled
 def give_masses(row: RowFields, expected: Entries) -> None:
-    """Write the text's own next token behind each place's entries, and the draws' probabilities.
+    """Write the text's own next token after each place's entries, and the draws' probabilities.
 
-    Expected are at most K entries after the teacher's token at each place, -1 behind them, and the
-    draws in the last columns, with one column between them. The own token is written there if it
-    isn't among the entries. Only entries' probabilities are read.
+    The own token takes the next of the exact columns if it isn't among the entries.
     """
-    ids, probs, draws = expected
+    ids, probs, exact = expected
     losses, bounds = row.teacher_losses, row.teacher_cu_seqlens
-    first = ids.shape[1] - draws
     for segment in range(len(bounds) - 1):
         for place in range(bounds[segment], bounds[segment + 1]):
             if ids[place, 0] < 0:
@@ -109,7 +108,7 @@ def give_masses(row: RowFields, expected: Entries) -> None:
             own, count, rest = np.int32(-1), 0, 1.0
             if place + 1 < bounds[segment + 1] and losses[place + 1] >= 0:
                 own = row.teacher_input_ids[place + 1]
-            while count < first - 1 and ids[place, count] >= 0:
+            while count < exact - 1 and ids[place, count] >= 0:
                 rest -= probs[place, count]
                 if ids[place, count] == own:
                     own = np.int32(-1)
@@ -117,6 +116,6 @@ def give_masses(row: RowFields, expected: Entries) -> None:
             if own >= 0:
                 ids[place, count], probs[place, count] = own, np.exp(-losses[place + 1])
                 rest -= probs[place, count]
-            for draw in range(first, ids.shape[1]):
+            for draw in range(exact, ids.shape[1]):
                 # Rounded entries may hold more than all.
-                probs[place, draw] = max(rest, 0.0) / draws
+                probs[place, draw] = max(rest, 0.0) / (ids.shape[1] - exact)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.distributions.kernels import Edges
 from pipeline.distributions.prefixes import NONE, Tables, find_prefixes, insert_entries
+from pipeline.distributions.walk import Edges
 from schemas.manifest import ConventionRecord
 
 if TYPE_CHECKING:  # rows are read without tokenizer libraries
@@ -36,10 +36,13 @@ class VocabularyMap:
             each of the teacher's, -1 for none, amid a text and at its start, where a tokenizer
             may put a space that isn't in the text.
         edges: which tokens are around texts, and the spaces put before them.
+        cells: int32 [V_student], the cell of each student token (`pipeline.distributions.cells`);
+            None: not counted, or each token is a cell of its own.
     """
 
     tables: Tables
     edges: Edges
+    cells: NDArray[np.int32] | None = None
 
     @classmethod
     def of(

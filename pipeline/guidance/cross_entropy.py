@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.guidance.cells import Cells, CellSums, PlacedCells
 from pipeline.guidance.chosen_entries import ChosenEntries, check_entries
 from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
@@ -56,7 +57,8 @@ class TokenScores:
         losses: fp32 (fp64 for fp64 inputs) [...], nats; 0 if the loss mask is 0; differentiable.
         entropies: like losses, nats, without a gradient; None unless asked for.
         entry_log_probs: like losses, [..., K], the log-probability of each of `entry_ids`, nats;
-            differentiable; -inf if there is no entry. None without `entry_ids`.
+            differentiable; -inf if there is no entry. None without `entry_ids`. With cells, that of
+            the entry's cell.
     """
 
     losses: Tensor
@@ -73,6 +75,7 @@ def linear_cross_entropy(
     vocab_size: int | None = None,
     with_entropy: bool = False,
     entry_ids: Tensor | None = None,
+    cells: Cells | None = None,
     group: dist.ProcessGroup | None = None,
     check_labels: bool = True,
 ) -> TokenScores:
@@ -91,6 +94,7 @@ def linear_cross_entropy(
         with_entropy: also give the entropy of each predicted distribution.
         entry_ids: int64 [..., K], further tokens whose log-probabilities are wanted, in any order;
             -1: none. Losses and log-probabilities share one backward pass.
+        cells: an entry stands for its cell, whose probability is that of all its tokens together.
         group: ranks each of which has an equal part of the weight's rows, in order (tensor
             parallelism); all call, with the same states and labels, and get the same scores.
         check_labels: False: the host doesn't wait for the device to check them; counted labels
@@ -128,6 +132,7 @@ def linear_cross_entropy(
         flat_entries,
         (layer.scale, layer.cap),
         (share, chunk_rows, with_entropy),
+        None if cells is None else cells.on(hidden.device, share),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
     if not check_labels:
@@ -210,15 +215,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         entry_ids: Tensor | None,
         change: _Change,
         options: tuple[VocabularyShare, int, bool],
+        cells: PlacedCells | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         share, chunk_rows, with_entropy = options
         labels = share.own_ids(labels)
-        entry_ids = None if entry_ids is None else share.own_ids(entry_ids)
+        cell_places = sums = None
+        if entry_ids is not None:
+            if cells is not None:
+                entry_ids, cell_places = cells.split(entry_ids)
+            entry_ids = share.own_ids(entry_ids)
         with torch.autocast(hidden.device.type, enabled=False):
             products = (widen(hidden) * widen(weight[labels.clamp_min(0)])).sum(-1)
             label_products = share.sum(products.where(labels >= 0, 0.0))
             label_logits = to_logits(label_products, *change)
-            log_normaliser, entropies, entry_log_probs = _log_normalisers(
+            entry_log_probs = None
+            log_normaliser, entropies, sums = _log_normalisers(
                 hidden,
                 weight,
                 label_logits,
@@ -228,8 +239,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunks=row_chunks(share.num_own, chunk_rows),
                 with_entropy=with_entropy,
             )
-        ctx.save_for_backward(hidden, weight, labels, log_normaliser, entry_ids)
-        ctx.change, ctx.options = change, options
+            if entry_ids is not None:
+                if cells is not None:
+                    walk = CellSums(cells, widen_once(hidden), weight, change, chunk_rows)
+                    sums = walk.read_into(sums, cell_places)
+                sums = share.logsumexp(sums)
+                entry_log_probs = (sums - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
+        saved = (sums, cell_places) if cells is not None else (None, None)
+        ctx.save_for_backward(hidden, weight, labels, log_normaliser, entry_ids, *saved)
+        ctx.change, ctx.options, ctx.cells = change, options, cells
         if entropies is not None:
             ctx.mark_non_differentiable(entropies)
         # The label's logit is a second rounding of one term of the sum: a loss of 0 could read
@@ -240,8 +258,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_losses: Tensor, _: Tensor | None, grad_entries: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        hidden, weight, labels, log_normaliser, entry_ids = ctx.saved_tensors
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+        hidden, weight, labels, log_normaliser, entry_ids, sums, cell_places = ctx.saved_tensors
         share, chunk_rows, _with_entropy = ctx.options
         counts = grad_losses
         if grad_entries is not None:
@@ -259,8 +277,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunks=row_chunks(share.num_own, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
             )
+            if ctx.cells is not None and grad_entries is not None:
+                states = widen_once(hidden[used])
+                CellSums(ctx.cells, states, weight, ctx.change, chunk_rows).add_gradients(
+                    sums[used], grad_entries[used], cell_places[used], grad_used, grad_weight
+                )
         grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _log_normalisers(
@@ -274,7 +297,7 @@ def _log_normalisers(
     chunks: list[slice],
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Walk the vocabulary once: log sum exp, entropies, log-probabilities of entries."""
+    """Walk the vocabulary once: log sum exp, entropies, and this rank's logits of entries."""
     hidden = widen_once(hidden)
     # Any finite start will do; a label's logit is -inf where the model excludes it.
     maximum = label_logits.clamp_min(torch.finfo(label_logits.dtype).min)
@@ -308,10 +331,7 @@ def _log_normalisers(
     # H = log Z - E[logit], with both taken relative to the maximum.
     entropies = (log_total - weighted / total).clamp_min_(0.0) if with_entropy else None
     log_normaliser = maximum + log_total
-    if entries is None:
-        return log_normaliser, entropies, None
-    entry_log_probs = (share.maximum(entries.values) - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
-    return log_normaliser, entropies, entry_log_probs
+    return log_normaliser, entropies, None if entries is None else entries.values
 
 
 def _gradients(

@@ -6,13 +6,16 @@ nothing is said about how either divides it.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.checks import check_finite, check_same_shape
 from pipeline.guidance.cross_entropy import TokenScores
 from pipeline.guidance.loss import LossResult
+from schemas.distribution_rule import EntryShape
 
 MIN_RESIDUAL = 2.0**-20
 """Least mass of a residual, and of a teacher's bin if the divergence is reversed."""
@@ -75,140 +78,213 @@ def distribution_divergences(
     return temperature**2 * (teacher.exp() * difference).sum(-1)
 
 
+@dataclass(frozen=True)
+class LabelDistributions:
+    """Distributions of the labels of a batch, over the student's vocabulary.
+
+    Attributes:
+        ids: int64 [rows, seq_length, K], -1 for none; the first is -1 if a label has none at all.
+        probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
+        own_ids: int64 [rows, seq_length], `own_token_ids` of the rows.
+        shape: which of the K columns are exact, and which draws.
+        cells: what each token stands for; None: for itself.
+    """
+
+    ids: Tensor
+    probs: Tensor
+    own_ids: Tensor
+    shape: EntryShape
+    cells: Cells | None = None
+
+    @property
+    def is_known(self) -> Tensor:
+        """Which labels have a distribution, bool [rows, seq_length]."""
+        return self.ids[..., 0] >= 0
+
+    def can_teach(self, labels: Tensor) -> Tensor:
+        """Return which labels have one that says something of them, bool [rows, seq_length].
+
+        That is, whose own token is in the label's cell. Labels are int [rows, seq_length].
+        """
+        if self.cells is None:
+            return self.is_known
+        cells = self.cells.on(labels.device)
+        return self.is_known & (cells.number_of(self.own_ids) == cells.number_of(labels.long()))
+
+    def asked_of(self, labels: Tensor) -> Tensor:
+        """Return the tokens whose log-probabilities are wanted, int64 [rows, seq_length, 1 + K].
+
+        The label comes first, -1 if it has no distribution.
+        """
+        own = labels.long().where(self.is_known, -1)
+        return torch.cat((own.unsqueeze(-1), self.ids), -1)
+
+    def numbers_of(self, ids: Tensor) -> Tensor:
+        """Return the cells of tokens, int64 [...]; -1 for none."""
+        return ids if self.cells is None else self.cells.on(ids.device).number_of(ids)
+
+
 @torch.no_grad()
-def teacher_entropies(
-    entry_ids: Tensor, probs: Tensor, labels: Tensor, *, draws: int = 0
-) -> Tensor:
+def teacher_entropies(known: LabelDistributions) -> Tensor:
     """Return the least entropy of each label's whole distribution, of which a part is known.
 
     A token that isn't among the K likeliest is no likelier than the last of them, nor than all of
     these together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
-    bin the rest would make a flat distribution look certain. The label's own mass is known whatever
+    bin the rest would make a flat distribution look certain. The text's own token is known whatever
     its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds masses
     up, the result is an estimate.
 
-    Ids and masses are as in `distilled_loss`, of which the last `draws` aren't read; labels are int
-    [rows, seq_length], and so is the result, fp32, nats; 0 if a label has no distribution.
+    The result is fp32 [rows, seq_length], nats, without draws; 0 if a label has no distribution.
 
     Example:
         >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
-        >>> teacher_entropies(ids, probs, torch.tensor([[3]]))
+        >>> teacher_entropies(LabelDistributions(ids, probs, torch.tensor([[3]]), EntryShape(2)))
         tensor([[1.0397]])
     """
-    exact = probs.shape[-1] - draws
-    ids, probs = entry_ids[..., :exact], probs[..., :exact].float()
-    is_other = (ids >= 0) & (ids != labels.unsqueeze(-1))
+    exact = known.shape.exact
+    ids, probs = known.ids[..., :exact], known.probs[..., :exact].float()
+    is_other = (ids >= 0) & (ids != known.own_ids.unsqueeze(-1))
     rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
     least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
-    known: Tensor = torch.special.entr(probs).sum(-1)
-    return known - torch.xlogy(rest, torch.minimum(least, rest))
+    found: Tensor = torch.special.entr(probs).sum(-1)
+    return found - torch.xlogy(rest, torch.minimum(least, rest))
 
 
 def distilled_loss(
     scores: TokenScores,
-    entry_ids: Tensor,
-    probs: Tensor,
+    known: LabelDistributions,
+    labels: Tensor,
     *,
-    moved: Tensor,
     loss_mask: Tensor,
     weight: float,
     chosen: Tensor | None = None,
     temperature: float = 1.0,
     reverse: bool = False,
-    draws: int = 0,
 ) -> LossResult:
-    """Return λ KL + (1 - λ) cross entropy where a distribution is learned, cross entropy elsewhere.
+    """Return the loss of labels that learn a distribution, and cross entropy elsewhere.
+
+    With P the teacher's and Q the student's probability of a cell, c the label's cell and q(label)
+    the student's probability of the label itself, a label that learns a distribution has the loss
+
+        λ D(P, Q) + (1 - λ) (-log Q(c)) - log (q(label) / Q(c))
+
+    D is KL(P || Q) over the known cells and the residual. Which token of its cell the label is, the
+    text alone says. Where each token is a cell, this is λ D + (1 - λ) cross entropy.
 
     Args:
-        scores: the student's, [rows, seq_length], with the log-probabilities of `entry_ids`.
-        entry_ids: int [rows, seq_length, K], -1 behind the last and alone if a label has no
-            distribution.
-        probs: float [rows, seq_length, K], the teacher's.
-        moved: float [rows, seq_length], `moved_mass` of the rows.
+        scores: the student's, [rows, seq_length], with the log-probabilities of what
+            `known.asked_of(labels)` names, of its cells if there are some.
+        known: what the teacher expects.
+        labels: int [rows, seq_length].
         loss_mask: bool or float [rows, seq_length].
         weight: λ, 0..1.
         chosen: bool [rows, seq_length], the labels whose distribution is learned; None: all that
             have one.
         temperature: as in `distribution_divergences`.
         reverse: as there.
-        draws: how many of the K entries, the last, are draws of the rest (see
-            `pipeline.distributions.mapping`). The cross entropy with entries and draws over all of
-            the student's tokens then takes the place of the KL: its gradient, the student's
-            distribution less the teacher's, is right on average. `divergence` stays the KL of
-            the other entries and the residual, without a gradient.
+
+    Where there are draws, D is the cross entropy of Q with entries and draws, which is linear in
+    what the teacher says: its gradient is right on average. `divergence` stays the KL of the exact
+    entries and the residual, without a gradient.
 
     Returns:
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
         `student_loss_untaught` over the others, `taught_fraction` of all; `distribution_fraction`,
-        the share of labels with a distribution, and `mass_held`, what its entries hold on average;
-        over the labels whose distribution is learned `contradicted_fraction`, the share at which
-        the text's own token by its bytes alone would count for a token other than the label, and
-        `mass_moved`, the mass that is the label's instead, averaged over all of them.
+        the share of labels with a distribution, `mass_held`, what its exact entries hold on
+        average, and `crossing_fraction`, the share of them whose own token is in another cell:
+        they are learned by cross entropy alone.
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
         ValueError: shapes disagree, λ or the temperature are impossible, or there are draws and a
             temperature or `reverse`.
 
-    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2.
+    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2, for λ and the temperature.
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must lie in 0..1, got {weight}: it is the λ of λ KL + (1 - λ) CE")
-    if draws and (temperature != 1 or reverse):
+    if known.shape.drawn and (temperature != 1 or reverse):
         raise ValueError("draws are learned by cross entropy, without temperature or reverse")
     assert scores.entry_log_probs is not None
-    check_same_shape(scores.losses, loss_mask=loss_mask, chosen=chosen, probs=probs[..., 0])
+    check_same_shape(scores.losses, loss_mask=loss_mask, chosen=chosen, labels=labels)
     mask = loss_mask.bool()
-    known = mask & (entry_ids[..., 0] >= 0)
-    taught = known if chosen is None else known & chosen
+    has_one, can_teach = mask & known.is_known, mask & known.can_teach(labels)
+    taught = can_teach if chosen is None else can_teach & chosen
     # Elsewhere both have nothing but a residual, so the divergence is 0. To look for the places
     # that are taught, the host would wait for the device.
     silent = ~taught.unsqueeze(-1)
     student = scores.entry_log_probs.masked_fill(silent, -torch.inf).flatten(0, -2)
-    teacher = probs.masked_fill(silent, 0.0).flatten(0, -2)
-    num_exact = probs.shape[-1] - draws
-    divergences = distribution_divergences(
-        student[:, :num_exact].detach() if draws else student,
-        teacher[:, :num_exact],
-        temperature=temperature,
-        reverse=reverse,
-    ).view(taught.shape)
+    label_cells, student = student[:, 0].view(taught.shape), student[:, 1:]
+    teacher = known.probs.masked_fill(silent, 0.0).flatten(0, -2)
+    exact = known.shape.exact
+    bins = merge_cells(
+        known.numbers_of(known.ids[..., :exact]).masked_fill(silent, -1).flatten(0, -2),
+        student[:, :exact].detach() if known.shape.drawn else student[:, :exact],
+        teacher[:, :exact],
+    )
+    divergences = distribution_divergences(*bins, temperature=temperature, reverse=reverse)
+    divergences = divergences.view(taught.shape)
     learned = divergences
-    if draws:
+    if known.shape.drawn:
         learned = _cross_entropies(student, teacher).view(taught.shape)
+    # What the label's cell costs is learned from the teacher in part.
+    learned = learned + label_cells.where(taught, 0.0)
     check_finite({"student_losses": (scores.losses, mask), "divergences": (learned, taught)})
-    taught_loss = torch.where(taught, scores.losses, 0.0).sum()
-    untaught_loss = torch.where(mask & ~taught, scores.losses, 0.0).sum()
-    held = torch.where(known, probs[..., :num_exact].sum(-1), 0.0)
-    sums = taught_loss, untaught_loss, divergences.sum(), held.sum()
-    metrics = _metrics(sums, (mask, known, taught), torch.where(taught, moved, 0.0))
-    loss_sum = weight * learned.sum() + (1 - weight) * taught_loss + untaught_loss
-    return LossResult(loss_sum, mask.sum(), metrics)
+    losses = scores.losses.where(mask, 0.0)
+    sums = {
+        "student_loss": losses.sum(),
+        "student_loss_taught": losses.where(taught, 0.0).sum(),
+        "student_loss_untaught": losses.where(~taught, 0.0).sum(),
+        "divergence": divergences.sum(),
+        "mass_held": known.probs[..., :exact].sum(-1).where(has_one, 0.0).sum(),
+    }
+    metrics = _metrics(sums, mask=mask, has_one=has_one, can_teach=can_teach, taught=taught)
+    return LossResult(sums["student_loss"] + weight * learned.sum(), mask.sum(), metrics)
+
+
+def merge_cells(numbers: Tensor, entry_log_probs: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the student's and the teacher's probabilities of entries with one for each cell.
+
+    Numbers are int64 [n, K], -1 for none; entries of one cell have equal log-probabilities, fp32
+    [n, K], with a gradient, and their probabilities, float [n, K], are added up. The result is
+    [n, K] each, -inf and 0 where a cell came before.
+
+    Example:
+        >>> merge_cells(
+        ...     torch.tensor([[7, 7]]), torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.25, 0.5]])
+        ... )
+        (tensor([[-1., -inf]]), tensor([[0.7500, 0.0000]]))
+    """
+    ordered, order = numbers.sort(dim=-1, stable=True)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    is_first &= ordered >= 0
+    # The sum of a cell is added up at its first entry: gradients pass nothing that comes twice.
+    first = torch.where(is_first, torch.arange(numbers.shape[-1], device=order.device), 0)
+    first = first.cummax(-1).values
+    places = torch.arange(len(numbers), device=order.device).unsqueeze(-1).expand_as(first)
+    given = probs.gather(-1, order).masked_fill(ordered < 0, 0.0)
+    merged = torch.zeros_like(probs).index_put_((places, first), given, accumulate=True)
+    student = entry_log_probs.gather(-1, order).masked_fill(~is_first, -torch.inf)
+    return student, merged
 
 
 def _metrics(
-    sums: tuple[Tensor, Tensor, Tensor, Tensor], labels: tuple[Tensor, ...], gained: Tensor
+    sums: dict[str, Tensor], *, mask: Tensor, has_one: Tensor, can_teach: Tensor, taught: Tensor
 ) -> dict[str, Tensor]:
-    """Return what `distilled_loss` says of them, all tensors but sums being [rows, seq_length].
-
-    Sums are losses of taught labels and of the others, divergences, and mass of the entries; labels
-    are bool: all, those with a distribution, and the taught ones. The mass that was moved to taught
-    labels is float.
-    """
-    taught_loss, untaught_loss, divergence, held = sums
-    counts = torch.stack((*labels, gained > 0)).flatten(1).sum(-1)
-    num_labels, num_known, num_taught, num_contradicted = counts
+    """Return what `distilled_loss` says of its sums and labels, all bool [rows, seq_length]."""
+    counts = torch.stack((mask, has_one, can_teach, taught)).flatten(1).sum(-1)
+    num_labels, num_known, num_teachable, num_taught = counts
     pairs = {
-        "student_loss": (taught_loss + untaught_loss, num_labels),
-        "student_loss_taught": (taught_loss, num_taught),
-        "student_loss_untaught": (untaught_loss, num_labels - num_taught),
-        "divergence": (divergence, num_taught),
+        "student_loss": (sums["student_loss"], num_labels),
+        "student_loss_taught": (sums["student_loss_taught"], num_taught),
+        "student_loss_untaught": (sums["student_loss_untaught"], num_labels - num_taught),
+        "divergence": (sums["divergence"], num_taught),
         "taught_fraction": (num_taught, num_labels),
         "distribution_fraction": (num_known, num_labels),
-        "mass_held": (held, num_known),
-        "contradicted_fraction": (num_contradicted, num_taught),
-        "mass_moved": (gained.sum(), num_taught),
+        "mass_held": (sums["mass_held"], num_known),
+        "crossing_fraction": (num_known - num_teachable, num_known),
     }
     return {name: torch.stack([each.detach().double() for each in pairs[name]]) for name in pairs}
 

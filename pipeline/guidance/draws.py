@@ -87,7 +87,7 @@ class TailDraws:
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:
-        """Draw so often at each place, with keys of `draw_keys`, int64 [n, 2]."""
+        """Draw so often at each place, if at all, with keys of `draw_keys`, int64 [n, 2]."""
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
         self._log_masses: list[tuple[int, Tensor]] = []

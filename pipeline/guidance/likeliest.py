@@ -66,6 +66,7 @@ def score_with_likeliest(
         (tensor([0.6931]), tensor([[0]]), tensor([[-0.6931]]))
     """
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
+    tail = tail if tail is not None and tail.ids.shape[1] else None
     num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
     ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, num_ids, share, tail)
     if tail is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.guidance import LossResult
-    from pipeline.methods.label_distributions import LabelDistributions
+    from pipeline.guidance.distributions import LabelDistributions
     from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
@@ -22,15 +22,13 @@ def _loss(given: MicroBatchLoss) -> LossResult:
     assert known is not None
     return distilled_loss(
         given.scores,
-        known.ids,
-        known.probs,
-        moved=known.moved,
+        known,
+        given.batch["labels"],
         loss_mask=given.loss_mask,
         weight=given.weight,
         chosen=None if method.distill_tokens == "all" else _chosen(given, known),
         temperature=method.temperature,
         reverse=method.reverse_kl,
-        draws=known.draws,
     )
 
 
@@ -44,14 +42,12 @@ def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
     else:
         entropies = given.scores.entropies
         if given.rule.selector == "teacher_entropy":
-            entropies = teacher_entropies(
-                known.ids, known.probs, given.batch["labels"], draws=known.draws
-            )
+            entropies = teacher_entropies(known)
         # Others have nothing to be chosen for, and would take places in the share.
         kept = select_tokens(
             given.scores.losses,
             None,
-            loss_mask=given.loss_mask.bool() & (known.ids[..., 0] >= 0),
+            loss_mask=given.loss_mask.bool() & known.can_teach(given.batch["labels"]),
             rule=given.rule,
             group=given.group,
             entropies=entropies,
@@ -68,6 +64,9 @@ KINDS = (
         selector="teacher",
         needs="distributions",
         weight=0.8,
-        options=("weight", "distill_tokens", "distill_by", "temperature", "reverse_kl"),
+        options=(
+            *("weight", "distill_map", "distill_tokens", "distill_by"),
+            *("temperature", "reverse_kl"),
+        ),
     ),
 )

@@ -1,6 +1,6 @@
 """A micro-batch as models of transformers see it, and what such models say of its tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -8,16 +8,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
-from pipeline.methods.label_distributions import (
-    LabelDistributions,
-    ask_distributions,
-    read_distributions,
-)
+from pipeline.guidance.distributions import LabelDistributions
+from pipeline.methods.label_distributions import ask_distributions, read_distributions
 from pipeline.methods.micro_batch_loss import MicroBatchLoss
 from pipeline.models.hf_models import hidden_states
 from pipeline.models.output_layer import output_layer
 from pipeline.streaming import Rows
+from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +30,8 @@ class StudentPass(MicroBatchLoss):
         vocab_size: of the tokenizer that kld's models share; their further rows are padding.
         with_distributions: whether labels' distributions are wanted.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
-        top_k: next tokens that such a teacher is asked for.
-        draws: draws of the rest that it is asked for.
+        asked: the entries that such a teacher is asked for.
+        cells: what tokens stand for in distributions.
     """
 
     student: PreTrainedModel
@@ -41,8 +40,8 @@ class StudentPass(MicroBatchLoss):
     vocab_size: int | None
     with_distributions: bool = False
     vocabulary_map: VocabularyMap | None = None
-    top_k: int = 0
-    draws: int = 0
+    asked: EntryShape = NO_ENTRIES
+    cells: Cells | None = None
 
     @cached_property
     def scores(self) -> TokenScores:
@@ -52,7 +51,7 @@ class StudentPass(MicroBatchLoss):
             self.hidden,
             self.batch,
             with_entropy=self.rule.ranks_by_entropy,
-            entry_ids=None if self.distributions is None else self.distributions.ids,
+            known=self.distributions,
         )
 
     @cached_property
@@ -61,11 +60,11 @@ class StudentPass(MicroBatchLoss):
         if not self.with_distributions:
             return None
         if "next_token_ids" in self.batch or self.teacher is None or self.vocabulary_map is None:
-            return read_distributions(self.batch)
-        layer = output_layer(self.teacher)
-        return ask_distributions(
-            self.teacher_states, layer, self.batch, self.vocabulary_map, self.top_k, self.draws
-        )
+            found = read_distributions(self.batch)
+        else:
+            layer, tables = output_layer(self.teacher), self.vocabulary_map
+            found = ask_distributions(self.teacher_states, layer, self.batch, tables, self.asked)
+        return replace(found, cells=self.cells)
 
     @property
     def known_losses(self) -> Tensor:
@@ -123,16 +122,20 @@ def score_labels(
     batch: Rows,
     *,
     with_entropy: bool = False,
-    entry_ids: Tensor | None = None,
+    known: LabelDistributions | None = None,
 ) -> TokenScores:
-    """Return the losses of a batch's labels from a model's states of the student's tokens."""
+    """Return the losses of a batch's labels from a model's states of the student's tokens.
+
+    With the log-probabilities that what is known of labels' distributions asks for.
+    """
     return linear_cross_entropy(
         hidden,
         output_layer(model),
         batch["labels"].long(),
         loss_mask=batch["loss_mask"],
         with_entropy=with_entropy,
-        entry_ids=entry_ids,
+        entry_ids=None if known is None else known.asked_of(batch["labels"]),
+        cells=None if known is None else known.cells,
     )
 
 

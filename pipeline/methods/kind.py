@@ -11,6 +11,7 @@ from pipeline.methods.method import Method
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teaching import ONLINE_TOP_K, Teaching
 from pipeline.selection_rule import PAPER_RULE, SelectionRule, Selector
+from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 if TYPE_CHECKING:
     from pipeline.guidance import LossResult
@@ -22,13 +23,12 @@ Needs = Literal["nothing", "losses", "distributions", "model"]
 class Served(NamedTuple):
     """How a run gets what its method needs of a teacher: stored, by one that runs, or nothing.
 
-    Of one that runs, distributions are its `top_k` likeliest next tokens and so many draws.
+    One that runs is asked for these `entries` of each distribution.
     """
 
     by: Literal["nothing", "stored", "running"]
     with_distributions: bool = False
-    top_k: int = 0
-    draws: int = 0
+    entries: EntryShape = NO_ENTRIES
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class MethodKind:
         """Return the λ that holds."""
         return self.weight if method.weight is None else method.weight
 
+    def uses_cells(self, method: Method) -> bool:
+        """Return whether it needs what tokens of both vocabularies stand for, counted on data."""
+        return self.needs == "distributions" and method.distill_map == "cells"
+
     def serve(self, method: Method, teaching: Teaching, data: Reading | None = None) -> Served:
         """Return how a run by this method gets what it needs of a teacher.
 
@@ -101,7 +105,7 @@ class MethodKind:
         if stored or self.needs != "distributions":
             return Served("stored" if stored else "running", self.needs == "distributions")
         top_k = teaching.top_k or ONLINE_TOP_K
-        return Served("running", True, top_k, method.draws_of(teaching.draws, top_k))
+        return Served("running", True, method.entries_of(top_k, teaching.draws))
 
     def require_context(self, student: ConventionRecord) -> None:
         """Check that every student token is a label if the method needs whole chunks of text.

@@ -14,9 +14,10 @@ from pipeline.selection_rule import (
     UnmappedStrategy,
     check_choice,
 )
-from schemas.distribution_rule import DRAWS, MOST_ENTRIES
+from schemas.distribution_rule import DRAWS, MOST_ENTRIES, EntryShape
 
 DistillTokens = Literal["all", "kept", "dropped"]
+DistillMap = Literal["cells", "prefix"]
 DistillBy = Literal["teacher", "student_entropy", "teacher_entropy", "random"]
 
 
@@ -38,6 +39,9 @@ class Method:
         weight: λ of kld, uld, alm and distill (default: 1.0 for kld (Eq. 5) and alm, 0.5 for uld
             (Eq. 6), 0.8 for distill, which gives the rest to cross entropy).
         seed: seed of random choices.
+        distill_map: what a teacher's token means to distill: cells, the set of student tokens that
+            its place in the data shows, of which the text says which one it was; or prefix, the
+            longest one that its bytes begin with, which experiments compare with.
         distill_tokens: which labels distill learns by the teacher's distribution: all that have
             one, those that a selection keeps, or those that it drops; the others are learned by
             cross entropy.
@@ -57,6 +61,7 @@ class Method:
     num_chunks: int = 32
     weight: float | None = None
     seed: int = 0
+    distill_map: DistillMap = "cells"
     distill_tokens: DistillTokens = "all"
     distill_by: DistillBy | None = None
     temperature: float = 1.0
@@ -65,6 +70,7 @@ class Method:
     def __post_init__(self) -> None:
         """Check how tokens are chosen; `pipeline.methods` knows the names."""
         self.rule("full", PAPER_RULE.keep_fraction)
+        check_choice("distill_map", self.distill_map, DistillMap)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
         if self.distill_by is not None:
             check_choice("distill_by", self.distill_by, DistillBy)
@@ -76,19 +82,20 @@ class Method:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
-    def draws_of(self, given: int | None, top_k: int) -> int:
-        """Return how many draws a running teacher is asked for next to `top_k` entries.
+    def entries_of(self, top_k: int, draws: int | None) -> EntryShape:
+        """Return what a running teacher is asked for; None: as many draws as these learn from.
 
         ValueError if these options can't learn from those that are given.
         """
-        if given is None:
-            return DRAWS if self._is_linear and top_k + DRAWS < MOST_ENTRIES else 0
-        self.check_draws(given)
-        return given
+        if draws is None:
+            draws = DRAWS if self._is_linear and top_k + DRAWS < MOST_ENTRIES else 0
+        asked = EntryShape(top_k + 1, draws)
+        self.require_learnable(asked)
+        return asked
 
-    def check_draws(self, draws: int) -> None:
-        """Raise ValueError if these options can't learn from draws, so many a label."""
-        if draws and not self._is_linear:
+    def require_learnable(self, entries: EntryShape) -> None:
+        """Raise ValueError if these options can't learn from such entries."""
+        if entries.drawn and not self._is_linear:
             name = "reverse_kl" if self.reverse_kl else f"temperature={self.temperature}"
             raise ValueError(
                 f"{name} needs a teacher without draws: draws are right on average, and what isn't "

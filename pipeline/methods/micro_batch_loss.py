@@ -17,7 +17,7 @@ from pipeline.guidance import (
 )
 from pipeline.guidance.baselines.distillation import distillation_loss
 from pipeline.guidance.cross_entropy import TokenScores
-from pipeline.methods.label_distributions import LabelDistributions
+from pipeline.guidance.distributions import LabelDistributions
 from pipeline.methods.method import Method
 from pipeline.selection_rule import RANKED_BY_TEACHER
 from pipeline.streaming import Rows

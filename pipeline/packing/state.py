@@ -23,6 +23,8 @@ class StreamState:
         consumed_samples: samples that the run has used, over all epochs.
         where: which documents are read, "" for all.
         scores: digest of the losses whose scores of documents the conditions name, "" for none.
+        cells: digest of the two vocabularies' cells, counted on these data; "" if the run's method
+            needs none.
         generations: of the dataset, or of each of a mixture's, in its file's order; the
             fingerprint says the same, and is what is compared.
     """
@@ -37,6 +39,7 @@ class StreamState:
     consumed_samples: int
     where: str = ""
     scores: str = ""
+    cells: str = ""
     generations: tuple[int, ...] = ()
 
     def require_same_run(
@@ -83,6 +86,8 @@ _REMEDIES = {
     "where": "use the run's own condition, or start a new run",
     "scores": "documents were chosen by different losses: restore the teacher's sidecars and score "
     "manifest that the run was started with, or start a new run",
+    "cells": "the tokens that stand for each other were counted on other data, or by another "
+    "release: use what the run was started with, or start a new run",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }
-_OF_A_GENERATION = ("fingerprint", "samples_per_epoch", "scores")
+_OF_A_GENERATION = ("fingerprint", "samples_per_epoch", "scores", "cells")

@@ -14,7 +14,7 @@ from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
 from pipeline.scoring.teaching import Teaching
-from schemas.distribution_rule import DistributionRule
+from schemas.distribution_rule import DistributionRule, EntryShape
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
 
@@ -36,18 +36,12 @@ class TeachersRule:
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
-    def distributions(self) -> DistributionRule | None:
-        """The rule of the teacher that has the most entries.
-
-        In a mean with draws it has room for all entries of all teachers: without some of them the
-        mean would not be right on average.
-        """
-        found = [rule.distributions for rule in self.rules if rule.distributions is not None]
-        most = max(found, key=lambda rule: rule.top_k, default=None)
-        if most is None or not most.draws or not self.weights:
-            return most
-        draws = most.draws * len(found)
-        return replace(most, top_k=most.width * len(found) - draws - 1, draws=draws)
+    def shape(self) -> EntryShape | None:
+        """What a row has room for: all that the teachers of a mean say, else the most of one."""
+        found = [rule.distributions.shape for rule in self.rules if rule.distributions is not None]
+        if not self.weights or not found:
+            return max(found, key=lambda shape: shape.exact, default=None)
+        return EntryShape(sum(each.exact for each in found), sum(each.drawn for each in found))
 
     def without_where(self) -> "TeachersRule":
         """Return the rule without the conditions that say which documents were scored."""
@@ -68,10 +62,9 @@ class StoredTeachers:
 
     @property
     def apart(self) -> list["StoredTeachers"]:
-        """Each teacher of a mean with draws, alone; empty for anything else."""
-        rule = self.rule.distributions
-        if rule is None or not rule.draws or len(self._weights) < 2:
-            return []
+        """Each teacher of a mean, alone; otherwise these."""
+        if not self._weights:
+            return [self]
         return [StoredTeachers((part,), (1.0,)) for part in self._parts]
 
     def read(self, document_index: int, start: int, stop: int) -> NDArray[np.floating]:
@@ -94,22 +87,10 @@ class StoredTeachers:
     ) -> None:
         """Fill in some distributions of a document, see `StoredLosses.read_entries`.
 
-        Of a mean the heaviest K tokens of the mixture. A token that one teacher's entries lack
-        counts with the others' mass alone: the rest is the mixture's residual. A mean with draws is
-        of what is read `apart`.
+        Those of one teacher: a mean's are read `apart`.
         """
-        parts = self._parts_of(document_index)
-        if len(parts) == 1:
-            parts[0].read_entries(document_index, start, ids=ids, log_probs=log_probs)
-            return
-        found = [_read_entries(part, document_index, start, len(ids)) for part in parts]
-        every = np.concatenate([own for own, _ in found], axis=1)
-        masses = [
-            np.exp(own) * weight for (_, own), weight in zip(found, self._weights, strict=True)
-        ]
-        ids[:], log_probs[:] = heaviest(every, np.concatenate(masses, axis=1), ids.shape[1])
-        # Where one has stored nothing, its share of the mass could be anywhere.
-        ids[np.any([own[:, 0] < 0 for own, _ in found], axis=0)] = -1
+        (part,) = self._parts_of(document_index)
+        part.read_entries(document_index, start, ids=ids, log_probs=log_probs)
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Fetch all teachers' sidecars of remote shards in the background."""
@@ -166,45 +147,10 @@ def open_teachers(
 
 def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching) -> None:
     """Refuse draws of several teachers in different numbers, or of some of them alone."""
-    sizes = {(rule.top_k, rule.draws) for rule in rules if rule is not None}
-    if len(sizes) > 1 and any(draws for _, draws in sizes):
+    sizes = {(rule.top_k, rule.shape.drawn) for rule in rules if rule is not None}
+    if len(sizes) > 1 and any(drawn for _, drawn in sizes):
         raise ForeignLossesError(
             f"{' and '.join(teaching.names)} were scored with different --top-k and --draws "
             f"({' and '.join(f'{k} and {n}' for k, n in sorted(sizes))}): a row holds equally many "
             "for each document, and a mean some of each teacher; score them alike"
         )
-
-
-def _read_entries(
-    part: StoredLosses, document_index: int, start: int, count: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    rule = part.rule.distributions
-    assert rule is not None  # `open_stored_losses` was asked for some
-    shape = (count, rule.top_k)
-    ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    part.read_entries(document_index, start, ids=ids, log_probs=log_probs)
-    return ids, log_probs
-
-
-def heaviest(
-    ids: NDArray[np.int32], masses: NDArray[np.float32], top_k: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the heaviest ids of each row, -1 for none, with their log-masses, equal ids added up.
-
-    Ids and masses are [n, M], those returned [n, top_k].
-    """
-    order = np.argsort(ids, axis=1, kind="stable")
-    ids = np.take_along_axis(ids, order, axis=1)
-    upto = np.cumsum(np.take_along_axis(masses, order, axis=1), axis=1, dtype=np.float64)
-    is_last = np.ones(ids.shape, np.bool_)
-    is_last[:, :-1] = ids[:, 1:] != ids[:, :-1]
-    # What was added up before an id is the sum up to the last place of the id before it.
-    before = np.maximum.accumulate(np.where(is_last, upto, 0.0), axis=1)
-    sums = np.where(is_last, upto, 0.0)
-    sums[:, 1:] -= np.where(is_last[:, 1:], before[:, :-1], 0.0)
-    sums[ids < 0] = 0.0
-    best = np.argsort(-sums, axis=1, kind="stable")[:, :top_k]
-    sums = np.take_along_axis(sums, best, axis=1)
-    with np.errstate(divide="ignore"):
-        log_masses = np.log(sums).astype(np.float32)
-    return np.where(sums > 0, np.take_along_axis(ids, best, axis=1), -1), log_masses

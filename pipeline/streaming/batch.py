@@ -25,15 +25,16 @@ class Rows(Mapping[str, torch.Tensor]):
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
         teacher_losses: float32 [B, teacher_seq_length], nats, NaN if there is none; only where
             rows are read with `Teaching.stored_losses`.
-        next_token_ids: int32 [B, seq_length, top_k], the student's tokens that the teacher expects
-            in place of each label, by falling mass, -1 behind the last; only where rows are read
-            with `StreamConfig.with_distributions`. The last `layout.draws` of them are draws, of
-            which some may be -1 and several the same.
-        next_token_probs: float32 [B, seq_length, top_k], their mass; what is left of 1 is other
+        next_token_ids: int32 [B, seq_length, K], the student's tokens that the teacher expects in
+            place of each label, -1 for none, which the first one is if a label has no distribution;
+            only where rows are read with `StreamConfig.with_distributions`. Of the K columns,
+            `layout.entries`, the exact ones come first, of each teacher by falling mass, and draws
+            last, of which several may be the same.
+        next_token_probs: float32 [B, seq_length, K], their mass; what is left of 1 is other
             tokens'.
-        moved_mass: float32 [B, seq_length], of the teacher's mass for the text's own next token,
-            what a label has that, by the token's bytes alone, another student token would have; 0
-            elsewhere. With `next_token_ids`.
+        own_token_ids: int32 [B, seq_length], the student's token that what is left of the text's
+            own teacher token stands for, -1 for none: its mass is of the label if both are in one
+            cell (`vocabulary_map(rows).cells`). With `next_token_ids`.
         source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.
     """
 

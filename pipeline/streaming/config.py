@@ -30,6 +30,8 @@ class StreamConfig:
         teaching: whose stored losses rows hold; a teacher that runs is the trainer's.
         with_distributions: whether rows hold the distributions stored with these losses, too, over
             the student's vocabulary.
+        with_cells: whether the run's method needs the cells of both vocabularies
+            (`vocabulary_map`), which a checkpoint then names.
     """
 
     data: Reading | str | PathLike[str]
@@ -46,6 +48,7 @@ class StreamConfig:
     window_rows: int = 1024
     teaching: Teaching = NOBODY
     with_distributions: bool = False
+    with_cells: bool = False
 
     @property
     def reading(self) -> Reading:

@@ -19,7 +19,7 @@ from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import RowLayout
-from pipeline.streaming.next_tokens import MeanOfDraws, NextTokens, RowAnswers, TeacherLosses
+from pipeline.streaming.next_tokens import NextTokens, RowAnswers, TeacherLosses
 from pipeline.streaming.samples import SampleReader
 from schemas.errors import DatasetError
 
@@ -74,8 +74,7 @@ class DatasetRows:
         if self.teachers_rule.rules:
             self._answers.append(TeacherLosses(self._teachers))
         if config.with_distributions:
-            kind = MeanOfDraws if self._teachers.apart else NextTokens
-            self._answers.append(kind(self._teachers, dataset, rules))
+            self._answers.append(NextTokens(self._teachers, dataset, rules))
         self._is_remote = cache is not None
         self._prefetched = (-1, -1)
         manifest = dataset.manifest

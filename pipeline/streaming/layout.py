@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.streaming.kernels import NUM_QUARANTINED
+from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
-DISTRIBUTION_FIELDS = ("next_token_ids", "next_token_probs", "moved_mass")
+DISTRIBUTION_FIELDS = ("next_token_ids", "next_token_probs", "own_token_ids")
 """Fields of labels' distributions, in the order of `LabelEntries`."""
 
-FLOAT_FIELDS = ("loss_mask", "teacher_losses", *DISTRIBUTION_FIELDS[1:])
+FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
 """Fields whose words are float32."""
 
 
@@ -31,8 +32,7 @@ class RowLayout:
         teacher_seq_length: teacher tokens per row.
         max_segments: the most segments in a row.
         with_losses: whether rows hold stored losses of their teacher tokens.
-        top_k: entries of a label's distribution, 0 where rows hold none.
-        draws: how many of them, the last, are draws.
+        entries: of a label's distribution; of width 0 where rows hold none.
         sources: names of a mixture's datasets; if there are any, a row says which it is from.
     """
 
@@ -40,9 +40,8 @@ class RowLayout:
     teacher_seq_length: int
     max_segments: int
     with_losses: bool = False
-    top_k: int = 0
+    entries: EntryShape = NO_ENTRIES
     sources: tuple[str, ...] = ()
-    draws: int = 0
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -64,8 +63,8 @@ class RowLayout:
         }
         # Last, so that the kernels' fields are where they always are.
         shapes |= {"teacher_losses": teacher} if self.with_losses else {}
-        if self.top_k:
-            entries = (self.seq_length, self.top_k)
+        if self.entries.width:
+            entries = (self.seq_length, self.entries.width)
             shapes |= dict(zip(DISTRIBUTION_FIELDS, (entries, entries, student), strict=True))
         return shapes | ({"source": ()} if self.sources else {})
 

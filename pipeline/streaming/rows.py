@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.files import Dataset
+from pipeline.distributions.cells import cells_digest
 from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import MixturePlan, Source, plan_mixture
 from pipeline.packing.opening import OpenedRun, open_run
@@ -26,6 +27,8 @@ from pipeline.streaming.batch import Rows
 from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.dataset_rows import DatasetRows
 from pipeline.streaming.layout import RowLayout
+from pipeline.streaming.vocabularies import vocabulary_map
+from schemas.distribution_rule import NO_ENTRIES
 from schemas.errors import ForeignLossesError
 from schemas.manifest import Manifest
 
@@ -88,15 +91,14 @@ class AlignedRows(TorchDataset[Rows]):
         self.opened.require_no_overlap([rows.plan.segments["document"] for rows in self.datasets])
         _require_one_teacher(mixture, self.datasets)
         self.plan = _plan(mixture, self.datasets, config.global_batch_size)
-        entries = self.teachers_rule.distributions if config.with_distributions else None
+        entries = self.teachers_rule.shape if config.with_distributions else None
         self.layout = RowLayout(
             self.rules.seq_length,
             self.rules.teacher_seq_length,
             max(rows.plan.max_segments for rows in self.datasets),
             with_losses=config.teaching.stored_losses is not None,
-            top_k=entries.width if entries else 0,
+            entries=entries or NO_ENTRIES,
             sources=mixture.names,
-            draws=entries.draws if entries else 0,
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
         self._num_rows = _whole_batches(num_rows, config.global_batch_size)
@@ -148,6 +150,15 @@ class AlignedRows(TorchDataset[Rows]):
         """What determined the stored losses that rows hold; of no teachers if they hold none."""
         return self.datasets[0].teachers_rule
 
+    @property
+    def cells_digest(self) -> str:
+        """64 hex digits of the cells of both vocabularies, "" if the run's method needs none."""
+        if not self.config.with_cells:
+            return ""
+        cells = vocabulary_map(self).cells
+        assert cells is not None
+        return cells_digest(cells)
+
     def state(self, consumed_samples: int) -> StreamState:
         """Return what a checkpoint keeps of the data."""
         return StreamState(
@@ -161,6 +172,7 @@ class AlignedRows(TorchDataset[Rows]):
             consumed_samples=consumed_samples,
             where=self.config.reading.where.strip(),
             scores=self.opened.scores_digest,
+            cells=self.cells_digest,
             generations=self.opened.generations,
         )
 

@@ -19,6 +19,8 @@ _FREE = (
     *("tracker", "workers", "device"),
     "data",  # `StreamState` knows what it holds
 )
+# Not named in runs that began when there were none.
+_OLDER = {"draws": 0, "distill_map": "of an earlier release"}
 
 
 def save_checkpoint(
@@ -67,7 +69,7 @@ def load_checkpoint(
     if not path.exists():
         return 0
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    then = {"draws": 0, **checkpoint["run"]}  # not named in runs that began when there were none
+    then = _OLDER | checkpoint["run"]
     for name, now in _identity(config).items():
         if now != then.get(name):
             error = ValueError(
@@ -87,5 +89,8 @@ def _identity(config: TrainConfig) -> dict[str, Any]:
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
     method, teaching = values.pop("method"), values.pop("teaching")
     method["top_k"] = teaching.pop("top_k")  # where it was when runs began that still go on
-    teaching["draws"] = config.served.draws
+    teaching["draws"] = config.served.entries.drawn
+    if config.served.with_distributions:
+        teaching["distill_map"] = method["distill_map"]
+    del method["distill_map"]
     return {**values, **teaching, **{f"method.{name}": value for name, value in method.items()}}

@@ -146,6 +146,7 @@ class TrainConfig:
             num_epochs=self.num_epochs,
             teaching=self.teaching,
             with_distributions=self.served == Served("stored", with_distributions=True),
+            with_cells=self.kind.uses_cells(self.method),
         )
 
 

@@ -12,15 +12,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pipeline.command_line.failures import hinted
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import LossResult
+from pipeline.guidance.cells import Cells
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import StudentPass, student_states
 from pipeline.methods.method import Method
 from pipeline.scoring.teaching import ONLINE_TOP_K
 from pipeline.streaming import AlignedRows, Rows
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.training.config import TrainConfig
+from schemas.distribution_rule import EntryShape
 
 
 class GuidedStudent(nn.Module):
@@ -33,9 +36,10 @@ class GuidedStudent(nn.Module):
             this one alone, whose micro-batch is then the group's.
         vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
             have rows.
-        vocabulary_map: of the dataset's tokenizers, for distill with a running teacher.
-        top_k: next tokens that such a teacher is asked for.
-        draws: draws of the rest that it is asked for (default: 4 if the method learns from them).
+        vocabulary_map: of the rows' two vocabularies, for distill.
+        asked: what a running teacher is asked for of each distribution (default: its 16 likeliest
+            next tokens, the text's own, and 4 of the rest if the method learns from those).
+        cells: what tokens of both vocabularies stand for.
     """
 
     def __init__(
@@ -46,14 +50,13 @@ class GuidedStudent(nn.Module):
         group: dist.ProcessGroup | None = None,
         vocab_size: int | None = None,
         vocabulary_map: VocabularyMap | None = None,
-        top_k: int = ONLINE_TOP_K,
-        draws: int | None = None,
+        asked: EntryShape | None = None,
     ) -> None:
         """Wrap a student.
 
         Raises:
             ValueError: no such method; a student whose adapter is not part of its layers (prompt
-                tuning).
+                tuning); distill without the vocabularies' cells.
         """
         super().__init__()
         self.model = model
@@ -61,9 +64,9 @@ class GuidedStudent(nn.Module):
         self.group = group
         self.vocab_size = vocab_size
         self.vocabulary_map = vocabulary_map
-        self.top_k = top_k
-        self.draws = self.method.draws_of(draws, top_k)
-        kind_of(self.method)
+        self.asked = self.method.entries_of(ONLINE_TOP_K, None) if asked is None else asked
+        uses_cells = kind_of(self.method).uses_cells(self.method)
+        self.cells = _cells_of(vocabulary_map) if uses_cells else None
         language_model(model)
 
     @classmethod
@@ -74,21 +77,20 @@ class GuidedStudent(nn.Module):
         rows: AlignedRows,
         group: dist.ProcessGroup | None,
     ) -> "GuidedStudent":
-        """Wrap a run's student, with the tables that a running teacher's next tokens need.
+        """Wrap a run's student, with what distributions need of its vocabularies.
 
         Raises:
             ValueError: options that can't learn from draws, and distributions with draws.
         """
-        config.method.check_draws(rows.layout.draws)
+        config.method.require_learnable(rows.layout.entries)
         served = config.served
         return cls(
             model,
             config.method,
             group=group,
             vocab_size=rows.manifest.student.vocab_size,
-            vocabulary_map=vocabulary_map(rows.dataset, rows.rules) if served.top_k else None,
-            top_k=served.top_k,
-            draws=served.draws,
+            vocabulary_map=vocabulary_map(rows) if served.with_distributions else None,
+            asked=served.entries,
         )
 
     def forward(
@@ -123,12 +125,22 @@ class GuidedStudent(nn.Module):
             vocab_size=self.vocab_size,
             with_distributions=kind.needs == "distributions",
             vocabulary_map=self.vocabulary_map,
-            top_k=self.top_k,
-            draws=self.draws,
+            asked=self.asked,
+            cells=self.cells,
         )
         result = kind.loss(given)
         by_source = losses_by_source(given.scores.losses.detach(), batch)
         return result._replace(metrics=result.metrics | by_source)
+
+
+def _cells_of(known: VocabularyMap | None) -> Cells:
+    if known is None or known.cells is None:
+        error = ValueError(
+            "method=distill compares sets of tokens, which are counted on the data: give "
+            "vocabulary_map=vocabulary_map(rows)"
+        )
+        raise hinted(error, "vocabulary_map=vocabulary_map(rows)")
+    return Cells.of(known.cells)
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:

@@ -344,10 +344,8 @@ def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig)
             f"{data.num_epochs}, TrainingArguments {size} rows a step and max_steps or "
             "num_train_epochs: leave both out of StreamConfig"
         )
-    distributions = config.stream.with_distributions
-    rows = AlignedRows(
-        replace(data, global_batch_size=size, num_epochs=None, with_distributions=distributions)
-    )
+    needs = {name: getattr(config.stream, name) for name in ("with_distributions", "with_cells")}
+    rows = AlignedRows(replace(data, global_batch_size=size, num_epochs=None, **needs))
     steps = args.max_steps
     if steps <= 0:
         steps = math.ceil(args.num_train_epochs * (rows.samples_per_epoch // size))

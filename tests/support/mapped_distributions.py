@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from pipeline.packing.kernels import ENDS, STARTS
+from schemas.distribution_rule import EntryShape
 
 
 class ByteTokenizer:
@@ -42,14 +43,13 @@ class SeededLosses:
     """Stored losses whose entries at a position are drawn by document and position."""
 
     def __init__(self, vocab_size, top_k=5):
-        stored = SimpleNamespace(top_k=top_k, width=top_k, draws=0)
-        self.rule = SimpleNamespace(rules=(1,), distributions=stored)
-        self.apart = []
+        self.rule = SimpleNamespace(rules=(1,), weights=(), shape=EntryShape(top_k + 1))
+        self.apart = [self]
         self.vocab_size = vocab_size
 
     def entries(self, document, position):
         rng = np.random.default_rng([document, position])
-        top_k = self.rule.distributions.top_k
+        top_k = self.rule.shape.exact - 1
         ids = rng.choice(self.vocab_size, top_k, replace=False).astype(np.int32)
         probs = -np.sort(-rng.dirichlet(np.ones(top_k + 1)))[:top_k]
         ids[rng.integers(1, top_k + 1) :] = -1
@@ -62,9 +62,10 @@ class SeededLosses:
     def read_entries(self, document_index, start, *, ids, log_probs):
         for place in range(len(ids)):
             own, probs = self.entries(document_index, start + place)
-            ids[place] = own
+            ids[place], log_probs[place] = -1, -np.inf
+            ids[place, : len(own)] = own
             with np.errstate(divide="ignore"):
-                log_probs[place] = np.log(probs)
+                log_probs[place, : len(own)] = np.log(probs)
 
 
 def longest_prefix(entries, text):
@@ -94,56 +95,50 @@ def readable_entries(student, teacher):
     return own, other
 
 
-def naive_boundary(student, teacher, ends, ids, probs, *, before="", own=None):
-    """Return mass by student id at a boundary, from a teacher's entries.
+def naive_boundary(student, teacher, ends, ids, probs, *, before=""):
+    """Return mass by student id at a boundary, from a teacher's exact entries.
 
     `ends` is the teacher's end ids and the student's; `before` names the side whose tokens begin
     with a space that isn't in the text ("unspaced": the student's, if the text doesn't either).
-    `own` is the label, the teacher's first token that overlaps it, and the losses of all that do.
     """
     found = {}
-    given = own_mass(ids, probs, own)
     for token, mass in zip(ids.tolist(), probs.tolist(), strict=True):
-        if token < 0:
-            continue
-        text = teacher[token]
-        if before == "teacher":
-            text = text[1:] if text.startswith(b" ") else b""
-        if (before == "student" and text) or (before == "unspaced" and text[:1] not in b" "):
-            text = b" " + text
-        to = ends[1] if token in ends[0] else longest_prefix(student, text)
-        if given and token == own[1]:
-            mass -= given
+        to = -1 if token < 0 else naive_target(student, teacher, ends, token, before=before)
         if to >= 0 and mass > 0:
             found[to] = found.get(to, 0.0) + mass
-    if given:
-        found[own[0]] = found.get(own[0], 0.0) + given
-        if len(found) > len(ids):
-            del found[min((to for to in found if to != own[0]), key=found.__getitem__)]
     whole = max(1.0, sum(found.values()))
     return {to: mass / whole for to, mass in found.items()}
 
 
-def own_mass(ids, probs, own):
-    """Return what a label holds of the mass of the text's own next token; 0: nobody knows."""
-    if own is None:
-        return 0.0
-    stored = dict(zip(ids.tolist(), probs.tolist(), strict=True)).get(own[1])
-    losses = own[2].tolist()
-    mass = math.exp(-sum(losses)) if stored is None else stored * math.exp(-sum(losses[1:]))
-    return 0.0 if math.isnan(mass) else mass
+def naive_target(student, teacher, ends, token, *, before=""):
+    """Return the student token that a teacher's token gives its mass to, -1 for none."""
+    text = teacher[token]
+    if before == "teacher":
+        text = text[1:] if text.startswith(b" ") else b""
+    if (before == "student" and text) or (before == "unspaced" and text[:1] not in b" "):
+        text = b" " + text
+    return ends[1] if token in ends[0] else longest_prefix(student, text)
 
 
-def own_token(document, token, state, teacher_losses):
-    """Return `own` of `naive_boundary` for a student token of a document, None for its end.
+def with_own(ids, probs, own):
+    """Return exact entries with the text's own next token added by its loss, if it has one.
 
-    `state` is the place in the row before that of the first of its teacher tokens.
+    `own` is the token and its loss in nats; None: there is none.
+    """
+    ids, probs = np.asarray(ids), np.asarray(probs, np.float64)
+    if own is None or math.isnan(own[1]) or own[0] in ids[ids >= 0]:
+        return ids, probs
+    return np.append(ids, own[0]), np.append(probs, math.exp(-own[1]))
+
+
+def next_token(document, token, j, state, teacher_losses):
+    """Return `own` of `with_own` for a student token of a document, None for its end.
+
+    It is the teacher's token `j`, which comes after the place `state` of the row.
     """
     if token is None:
         return None
-    start, stop = document.teacher_spans[token].tolist()
-    losses = np.asarray(teacher_losses)[state + 1 : state + 1 + stop - start]
-    return int(document.student.input_ids[token]), int(document.teacher.input_ids[start]), losses
+    return int(document.teacher.input_ids[j]), float(teacher_losses[state + 1])
 
 
 def naive_inside(student, teacher, prefix, ids, probs):

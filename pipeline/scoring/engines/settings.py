@@ -72,7 +72,7 @@ class TopSettings:
             draws = DRAWS if room and self.top_mass is None else 0
         drawn = draws, self.draws_seed, self.entropy_above
         rule = DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs, *drawn)
-        if rule.draws and rule.width > vocab_size:
+        if rule.draws and rule.shape.width > vocab_size:
             raise ValueError(
                 f"--top-k {self.top_k}, --draws {draws} and the text's own token are more "
                 f"than the teacher's vocabulary of {vocab_size} tokens: lower --top-k"

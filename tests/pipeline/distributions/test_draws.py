@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.distributions.kernels import Entries, RowFields
+from pipeline.distributions.kernels import Entries
 from pipeline.distributions.mapping import give_masses, map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.walk import RowFields
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import distilled_loss
+from pipeline.guidance.distributions import LabelDistributions, distilled_loss
 from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
+from schemas.distribution_rule import EntryShape
 from tests.pipeline.distributions.test_mapping import ENDED, one_row
 from tests.support.mapped_distributions import ByteTokenizer, naive_boundary, naive_inside
 
@@ -30,11 +33,11 @@ def drawn_entries(row, probs):
     tail = TailDraws(torch.from_numpy(keys), DRAWS)
     ahead, ids, log_probs = score_with_likeliest(states, layer, labels, TOP, tail=tail)
     losses = torch.cat([torch.tensor([torch.nan]), ahead[: places - 1]]).float()
-    free = ids.new_full((len(ids), 1), -1)
-    ids = torch.cat([ids, free, tail.ids], -1).int().view(SEEDS, places, -1)
-    log_probs = torch.nn.functional.pad(log_probs, (0, 1 + DRAWS), value=-torch.inf)
-    log_probs = log_probs.float().view(SEEDS, places, -1)
-    return losses.expand(SEEDS, -1).numpy(), ids.numpy(), log_probs.numpy()
+    ids, log_probs = tail.behind(ids, log_probs)
+    shape = SEEDS, places, -1
+    return losses.expand(SEEDS, -1).numpy(), *(
+        each.view(shape).numpy() for each in (ids.int(), log_probs.float())
+    )
 
 
 def expected_distributions(student, teacher, row, probs):
@@ -45,8 +48,7 @@ def expected_distributions(student, teacher, row, probs):
     s_ids, t_ids = row["input_ids"][1:-1].tolist(), row["teacher_input_ids"][1:].tolist()
     starts = np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
     everything, byte, found, num_boundaries = np.arange(len(teacher)), 0, [], 0
-    losses = -np.log(probs[range(len(t_ids)), t_ids])
-    for place, label in enumerate([*s_ids, None]):
+    for label in (*s_ids, None):
         token = int(np.searchsorted(starts, byte, side="right")) - 1
         prefix, own = TEXT[starts[token] : byte], probs[token]
         if prefix:
@@ -54,18 +56,18 @@ def expected_distributions(student, teacher, row, probs):
             known = np.array(sorted(exact))
             found.append(naive_inside(student, teacher, prefix, known, own[known]))
         else:
-            first, stop = row["teacher_spans"][place] - 1
-            next_token = None if label is None else (label, t_ids[first], losses[first:stop])
-            found.append(
-                naive_boundary(student, teacher, ({0}, 0), everything, own, own=next_token)
-            )
+            found.append(naive_boundary(student, teacher, ({0}, 0), everything, own))
             num_boundaries += 1
         byte += 0 if label is None else len(student[label])
     return found, num_boundaries
 
 
+CELLS = {"each alone": None, "in cells": [0, 1, 2, 3, 1, 2, 3, 3, 8, 9, 10, 11]}
+
+
+@pytest.mark.parametrize("cells", CELLS.values(), ids=CELLS)
 @pytest.mark.parametrize("student", [STUDENT, TEACHER], ids=["two vocabularies", "one"])
-def test_the_gradient_is_right_on_average(student):
+def test_the_gradient_is_right_on_average(student, cells):
     """Of a student's whole output layer, over many seeds; that of the likeliest alone is not."""
     s_tok, t_tok = ByteTokenizer(student, 0), ByteTokenizer(TEACHER, 0)
     tables = VocabularyMap.of(s_tok, t_tok, student_convention=ENDED, teacher_convention=ENDED)
@@ -73,35 +75,46 @@ def test_the_gradient_is_right_on_average(student):
     probs = np.random.default_rng(0).dirichlet(np.ones(12), len(row["teacher_input_ids"]))
     losses, ids, log_probs = drawn_entries(row, probs)
     batch = {name: np.stack([values] * SEEDS) for name, values in row.items()}
-    to, masses, moved = map_batch(batch, ids, log_probs, tables, losses, draws=DRAWS)
+    shape = EntryShape(TOP + 1, DRAWS)
+    found = map_batch(batch, ids, log_probs, tables, losses, exact=shape.exact)
+    to, masses, own_ids = map(torch.from_numpy, found)
+    numbers = np.arange(len(student)) if cells is None else np.array(cells[: len(student)])
+    known = LabelDistributions(to.long(), masses, own_ids.long(), shape, Cells.of(numbers))
 
     torch.manual_seed(0)
     places, mask = len(row["input_ids"]), torch.from_numpy(row["loss_mask"])
     labels = torch.from_numpy(np.append(row["input_ids"][1:], 0)).long()
     weight = torch.randn(len(student), places, dtype=torch.float64, requires_grad=True)
+    every = labels.expand(SEEDS, -1)
     scores = linear_cross_entropy(
         torch.eye(places, dtype=torch.float64).expand(SEEDS, -1, -1),
         weight,
-        labels.expand(SEEDS, -1),
-        entry_ids=torch.from_numpy(to).long(),
+        every,
+        entry_ids=known.asked_of(every),
+        cells=known.cells,
     )
     masks = mask.expand(SEEDS, -1)
-    entries, given = torch.from_numpy(to), torch.from_numpy(masses)
-    own = {"moved": torch.from_numpy(moved), "loss_mask": masks}
-    loss = distilled_loss(scores, entries, given, weight=1.0, draws=DRAWS, **own).loss_sum
-    (found,) = torch.autograd.grad(loss / SEEDS, weight)
+    loss = distilled_loss(scores, known, every, loss_mask=masks, weight=0.75).loss_sum
+    (given,) = torch.autograd.grad(loss / SEEDS, weight)
 
     whole, num_boundaries = expected_distributions(student, TEACHER, row, probs)
-    log_q = weight.T.log_softmax(-1)
-    wanted = torch.zeros((), dtype=torch.float64)
+    q = weight.T.softmax(-1)
+    of_cell = torch.stack([q[:, numbers == number].sum(-1) for number in numbers], -1).log()
+    wanted, num_crossing = torch.zeros((), dtype=torch.float64), 0
     for place, masses_of in enumerate(whole):
-        for token, mass in (masses_of or {int(labels[place]): 1.0}).items():
-            wanted = wanted - mass * log_q[place, token]
+        label = int(labels[place])
+        crossing = numbers[int(own_ids[0, place])] != numbers[label]
+        num_crossing += crossing and bool(masses_of)
+        wanted = wanted - q[place, label].log()
+        if masses_of and not crossing:
+            learned = sum(mass * of_cell[place, token] for token, mass in masses_of.items())
+            wanted = wanted - 0.75 * (learned - of_cell[place, label])
     (expected,) = torch.autograd.grad(wanted, weight)
     assert num_boundaries >= 4
     assert (student is TEACHER) == (num_boundaries == places - 1)
-    assert float((found - expected).abs().max()) < 0.01
-    alone = given[..., :-DRAWS].sum(-1)[0]
+    assert (num_crossing > 0) == (cells is None and student is STUDENT)
+    assert float((given - expected).abs().max()) < 0.01
+    alone = masses[0, :, : shape.exact].sum(-1)
     assert float((1 - alone[: places - 1]).max()) > 0.2, "what the draws stand for isn't little"
 
 
@@ -119,7 +132,7 @@ def test_draws_share_what_is_left():
     for place, own in enumerate([{4: 0.5, 3: 0.25}, {6: 0.4}, {1: 0.9, 2: 0.2}, {7: 0.5}, {}]):
         ids[place, : len(own)] = list(own)
         probs[place, : len(own)] = list(own.values())
-    give_masses(row, Entries(ids, probs, 2))
+    give_masses(row, Entries(ids, probs, 3))
     # Another own token behind two entries; an entry that is the own; too much; no own token.
     assert ids[:, :3].tolist() == [[4, 3, 5], [6, -1, -1], [1, 2, 7], [7, -1, -1], [-1, -1, -1]]
     assert probs[0] == pytest.approx([0.5, 0.25, np.exp(-2), *[(0.25 - np.exp(-2)) / 2] * 2])

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dataset.webdataset_documents import decoded_documents
-from pipeline.distributions.kernels import LabelEntries, RowFields
-from pipeline.distributions.mapping import map_batch, map_row
+from pipeline.distributions.kernels import Entries
+from pipeline.distributions.mapping import empty_entries, map_batch, map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.walk import RowFields
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, dataset_rows
 from schemas.manifest import ConventionRecord
@@ -26,9 +27,10 @@ from tests.support.mapped_distributions import (
     longest_prefix,
     naive_boundary,
     naive_inside,
-    own_mass,
-    own_token,
+    naive_target,
+    next_token,
     readable_entries,
+    with_own,
 )
 
 NOTHING = ConventionRecord(None, None, None)
@@ -65,12 +67,6 @@ def one_row(student_ids, teacher_ids, student, teacher):
     }
 
 
-def new_entries(*shape):
-    *places, _ = shape
-    arrays = np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(places, np.float32)
-    return LabelEntries(*arrays)
-
-
 def as_dict(ids, probs):
     assert (np.diff(probs) <= 0).all()
     assert len(set(ids[ids >= 0].tolist())) == (ids >= 0).sum()
@@ -82,8 +78,8 @@ def as_dict(ids, probs):
 def mapped_labels(student, teacher, text, seed, top_k=None, known=1.0):
     """Return what a teacher's entries become at each label of a text, and what is true of it.
 
-    All entries with room for one more, or the likeliest `top_k`; losses where they are known. A
-    student's tokens are any of those of equal bytes.
+    All entries, or the likeliest `top_k`; losses where they are known. A student's tokens are any
+    of those of equal bytes.
     """
     rng = np.random.default_rng(seed)
     s_tok, t_tok = ByteTokenizer(student, 0), ByteTokenizer(teacher, 0)
@@ -94,15 +90,18 @@ def mapped_labels(student, teacher, text, seed, top_k=None, known=1.0):
     ]
     row = one_row(s_ids, t_ids, student, teacher)
     probs = rng.dirichlet(np.full(len(teacher), 0.3), len(t_ids) + 1)
-    ids = np.pad(np.argsort(-probs, axis=1), ((0, 0), (0, 1)), constant_values=-1)[:, :top_k]
-    ids = ids.astype(np.int32)
-    stored = np.where(ids < 0, 0, np.take_along_axis(probs, ids, 1))
+    ids = np.argsort(-probs, axis=1)[:, :top_k].astype(np.int32)
+    stored = np.take_along_axis(probs, ids, 1)
     losses = -np.log(probs[range(len(t_ids)), t_ids])
     losses[rng.random(len(losses)) >= known] = np.nan
     row["teacher_losses"] = np.append(np.nan, losses).astype(np.float32)
-    out = new_entries(len(row["input_ids"]), ids.shape[1])
-    with np.errstate(divide="ignore"):
-        map_row(RowFields(**row), ids, np.log(stored).astype(np.float32), tables, out)
+    out = empty_entries(len(row["input_ids"]), ids.shape[1] + 1)
+    expected = Entries(
+        np.pad(ids, ((0, 0), (0, 1)), constant_values=-1),
+        np.pad(stored, ((0, 0), (0, 1))).astype(np.float32),
+        ids.shape[1] + 1,
+    )
+    map_row(RowFields(**row), expected, tables, out)
     assert (out.ids[-1] == -1).all()
     starts = np.cumsum([0, *(len(teacher[i]) for i in t_ids)]).tolist()
     s_starts = np.cumsum([0, *(len(student[i]) for i in s_ids)]).tolist()
@@ -110,18 +109,16 @@ def mapped_labels(student, teacher, text, seed, top_k=None, known=1.0):
     labels = []
     for place, (byte, label) in enumerate(zip(s_starts, [*s_ids, 0], strict=True)):
         state = int(np.searchsorted(starts, byte, side="right")) - 1
-        first, stop = row["teacher_spans"][place] - 1
+        own = (t_ids[state], losses[state]) if label else None
         labels.append(
             SimpleNamespace(
                 label=int(label),
                 found=as_dict(out.ids[place], out.probs[place]),
-                moved=float(out.moved[place]),
+                own_id=int(out.own_ids[place]),
                 prefix=text[starts[state] : byte],
-                own=tuple(t_ids[first:stop]) if label else (0,),
-                losses=losses[first:stop] if label else np.array([np.nan]),
-                ids=ids[state],
-                stored=stored[state],
-                probs=probs[state:],
+                rest=text[byte : starts[state + 1]] if label else b"",
+                exact=with_own(ids[state], stored[state], own),
+                probs=probs[state],
                 # Else nothing says that the segment starts on the teacher's token.
                 confirmed=shared or not label,
             )
@@ -137,30 +134,16 @@ LABELS = {
 }
 
 
-def continuations(own, probs):
-    """Yield whatever a teacher may write, to where it leaves a text's own tokens or their end."""
-    mass = 1.0
-    for depth, token in enumerate(own):
-        for other in range(probs.shape[1]):
-            if other != token:
-                yield (*own[:depth], other), mass * probs[depth, other]
-        mass *= probs[depth, token]
-    yield own, mass
-
-
 @settings(deadline=None, max_examples=200)
 @given(**LABELS)
 def test_everything_stored_gives_the_exact_sums(student, teacher, text, seed):
     everything = np.arange(len(teacher))
     for at in mapped_labels(student, teacher, text, seed):
-        expected = Counter()
-        if not at.prefix:
-            for tokens, mass in continuations(at.own, at.probs):
-                to = longest_prefix(student, teacher[tokens[0]]) if tokens[0] else 0
-                expected[at.label if tokens == at.own else to] += mass
-            assert expected.total() == pytest.approx(1)  # every byte is a student token
+        if at.prefix:
+            expected = naive_inside(student, teacher, at.prefix, everything, at.probs)
         else:
-            expected |= naive_inside(student, teacher, at.prefix, everything, at.probs[0])
+            expected = naive_boundary(student, teacher, ({0}, 0), everything, at.probs)
+            assert sum(expected.values()) == pytest.approx(1)  # every byte is a student token
         expected = {to: mass for to, mass in expected.items() if mass > 1e-7 and at.confirmed}
         found = {to: mass for to, mass in at.found.items() if mass > 1e-7}
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -172,45 +155,15 @@ def test_of_few_entries_the_text_s_own_token_counts_by_its_loss(
     student, teacher, text, seed, top_k, known
 ):
     for at in mapped_labels(student, teacher, text, seed, top_k, known):
-        own = (at.label, at.own[0], at.losses)
-        given, moved = own_mass(at.ids, at.stored, own), 0.0
         if not at.confirmed:
             expected = {}
         elif at.prefix:
-            expected = naive_inside(student, teacher, at.prefix, at.ids, at.stored)
+            expected = naive_inside(student, teacher, at.prefix, *at.exact)
         else:
-            to = longest_prefix(student, teacher[at.own[0]]) if at.own[0] else 0
-            expected = naive_boundary(student, teacher, ({0}, 0), at.ids, at.stored, own=own)
-            moved = given if to != at.label else 0.0
-            assert given < 1e-30 or at.label in at.found  # it comes before the smallest
-        assert at.moved == pytest.approx(moved, rel=1e-4)
+            expected = naive_boundary(student, teacher, ({0}, 0), *at.exact)
         assert at.found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def test_a_teacher_that_is_certain_of_the_text_gives_its_mass_to_the_label():
-    """Ways to split "abcd", of which the teacher gives each token 0.9 and the rest to "c"."""
-    letters = [b"", b"a", b"b", b"c", b"d"]
-    for case, more, t_more, s_ids, t_ids, expected in (
-        ("longer than t1", [b"ab"], [], [5, 3, 4], [1, 2, 3, 4], {5: 0.81, 1: 0.09, 3: 0.1}),
-        ("reaches into t2", [b"ab"], [b"bc"], [5, 3, 4], [1, 5, 4], {5: 0.81, 1: 0.09, 3: 0.1}),
-        ("inside t1", [b"ab"], [b"ab"], [1, 2, 3, 4], [5, 3, 4], {1: 0.9, 3: 0.1}),
-        ("another of the same bytes", [b"a"], [], [5, 2, 3, 4], [1, 2, 3, 4], {5: 0.9, 3: 0.1}),
-    ):
-        student, teacher = [*letters, *more], [*letters, *t_more]
-        row = one_row(s_ids, t_ids, student, teacher)
-        row["teacher_losses"] = np.full(len(t_ids) + 1, -np.log(0.9), np.float32)
-        ids = np.array([[*pair, -1] for pair in zip([*t_ids, 0], [3] * 5, strict=False)], np.int32)
-        out = new_entries(len(row["input_ids"]), 3)
-        tables = VocabularyMap.of(
-            ByteTokenizer(student, 0),
-            ByteTokenizer(teacher, 0),
-            student_convention=ENDED,
-            teacher_convention=ENDED,
-        )
-        log_probs = np.float32([[*np.log([0.9, 0.1]), -np.inf]] * len(ids))
-        map_row(RowFields(**row), ids, log_probs, tables, out)
-        assert as_dict(out.ids[0], out.probs[0]) == pytest.approx(expected, rel=1e-5), case
-        assert out.moved[0] == pytest.approx(expected[s_ids[0]], rel=1e-5)
+        own = longest_prefix(student, at.rest) if at.label else 0
+        assert at.own_id == (own if at.found else -1)
 
 
 PAIRS = [
@@ -276,8 +229,11 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
     ids = ((first[..., None] + 37 * np.arange(k)) % zoo.teacher.vocab_size).astype(np.int32)
     probs = -np.sort(-rng.dirichlet(np.ones(k + 1), shape[:2]), axis=-1)[..., :k]
     losses = rng.exponential(1.0, shape[:2]).astype(np.float32)
-    log_probs = np.log(probs).astype(np.float32)
-    out_ids, out_probs, moved = map_batch(batch, ids, log_probs, vocabulary_map, losses)
+    free = ((0, 0), (0, 0), (0, 1))
+    given = np.pad(ids, free, constant_values=-1), np.log(np.pad(probs, free, constant_values=1))
+    out_ids, out_probs, own_ids = map_batch(
+        batch, given[0], given[1].astype(np.float32), vocabulary_map, losses, exact=k + 1
+    )
     ends = {zoo.teacher.eos_token_id, rows.rules.teacher.end_token_id} - {None}
     end = rows.rules.student.end_token_id
     seen, wanted, contradicted = 0, 0, 0
@@ -291,30 +247,29 @@ def test_real_tokenizers_give_what_offsets_say(zoo, around):
                 continue
             written[at] = False
             found = as_dict(out_ids[position, at], out_probs[position, at])
-            entry = ids[position, state], probs[position, state]
+            own = next_token(document, token, j, state, losses[position])
+            entry = with_own(ids[position, state], probs[position, state], own)
             to = (ends, -1 if end is None else end)
             if boundary:
                 seen += 1
-                own = own_token(document, token, state, losses[position])
+                sides = ("", *(("student", "teacher", "unspaced") if token == 0 else ()))
+                options = [naive_boundary(*zoo.entries, to, *entry, before=side) for side in sides]
                 if token:
-                    differs = longest_prefix(zoo.entries[0], zoo.entries[1][own[1]]) != own[0]
-                    given = own_mass(*entry, own) if differs else 0.0
-                    assert moved[position, at] == pytest.approx(given, rel=1e-4)
-                    contradicted += differs
-                options = [
-                    naive_boundary(*zoo.entries, to, *entry, before=side, own=own)
-                    for side in ("", *(("student", "teacher", "unspaced") if token == 0 else ()))
-                ]
+                    target = naive_target(*zoo.entries, to, own[0])
+                    assert own_ids[position, at] == target
+                    contradicted += target != document.student.input_ids[token]
             else:
                 spelled = zoo.teacher.token_bytes(document.teacher.input_ids[j])
                 back = int(
                     document.teacher.byte_offsets[j, 1] - document.student.byte_offsets[token, 0]
                 )
-                options = [naive_inside(*zoo.entries, spelled[: len(spelled) - back], *entry)]
+                prefix, rest = spelled[: len(spelled) - back], spelled[len(spelled) - back :]
+                options = [naive_inside(*zoo.entries, prefix, *entry)]
+                assert own_ids[position, at] == longest_prefix(zoo.entries[0], rest)
             assert any(found == pytest.approx(each, rel=1e-4) for each in options)
         assert not written.any()  # nothing where the offsets say nothing
     assert seen > 0.8 * wanted
-    assert not moved[out_ids[..., 0] < 0].any()
+    assert (own_ids[out_ids[..., 0] < 0] == -1).all()
     assert (contradicted > 50) == (zoo.name not in ("lower_case", "bytes"))
 
 
@@ -337,7 +292,11 @@ def test_a_byte_student_s_distributions_are_marginals(tmp_path, teacher_name):
     with np.errstate(divide="ignore"):
         log_probs = np.log(probs).astype(np.float32)
     unknown = np.full(ids.shape[:2], np.nan, np.float32)
-    out_ids, out_probs, _ = map_batch(batch, ids, log_probs, vocabulary_map, unknown)
+    free = ((0, 0), (0, 0), (0, 1))
+    ids = np.pad(ids, free, constant_values=-1)
+    out_ids, out_probs, _ = map_batch(
+        batch, ids, np.pad(log_probs, free), vocabulary_map, unknown, exact=size + 1
+    )
     spelled = [teacher.token_bytes(token) for token in range(size)]
     seen, wanted = Counter(), Counter()
     for position in range(len(rows)):
@@ -379,7 +338,7 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
     )
     rows = AlignedRows(config)
     batch = rows.__getitems__(range(len(rows)))
-    assert batch["next_token_ids"].shape == (len(rows), 48, 5)
+    assert batch["next_token_ids"].shape == (len(rows), 48, 6)
     plain = AlignedRows(replace(config, with_distributions=False))
     for name, values in plain.__getitems__(range(len(rows))).items():
         assert torch.equal(batch[name].nan_to_num(), values.nan_to_num())
@@ -400,9 +359,9 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
             state = len(document.teacher) if is_end else token
             stored = losses.entries(number[document.document_id], state)
             to = (ends, -1 if end is None else end)
-            own = own_token(document, place, before, batch["teacher_losses"][position])
+            own = next_token(document, place, j, before, batch["teacher_losses"][position].numpy())
             assert as_dict(ids[at], probs[at]) == pytest.approx(
-                naive_boundary(*entries, to, *stored, own=own), rel=1e-4
+                naive_boundary(*entries, to, *with_own(*stored, own)), rel=1e-4
             )
             seen += 1
     assert seen > 0.8 * int(batch["loss_mask"].sum()) - len(rows)

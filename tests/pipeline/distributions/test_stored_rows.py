@@ -26,8 +26,9 @@ from tests.support.mapped_distributions import (
     label_places,
     naive_boundary,
     naive_inside,
-    own_token,
+    next_token,
     readable_entries,
+    with_own,
 )
 from tests.support.scored_data import SEQ_LENGTH
 from tests.support.streaming_data import STUDENT_EOS, TEACHER_EOS, brute_force_spans, write_dataset
@@ -76,17 +77,17 @@ def test_rows_hold_what_score_has_written(taught: Path) -> None:
         rows.rules.student.end_token_id,
     )
     seen, wanted = Counter(), Counter()
-    own = rows.datasets[0]
+    read_rows = rows.datasets[0]
     for position in range(len(rows)):
         ids, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
         left = ids[:, 0] >= 0
-        row = own.order.row_index(0, position)
-        for at, document, token, state, j, boundary in label_places(own.plan, row, documents):
+        row = read_rows.order.row_index(0, position)
+        for at, document, token, state, j, boundary in label_places(read_rows.plan, row, documents):
             place = len(document.teacher) if token is None else j
-            known = stored[numbers[document.document_id]][place]
+            own = next_token(document, token, j, state, batch["teacher_losses"][position].numpy())
+            known = with_own(*stored[numbers[document.document_id]][place], own)
             if boundary:
-                text = own_token(document, token, state, batch["teacher_losses"][position])
-                expected = naive_boundary(*entries, to, *known, own=text)
+                expected = naive_boundary(*entries, to, *known)
             else:
                 spelled = teacher.token_bytes(document.teacher.input_ids[j])
                 starts = (
@@ -119,8 +120,8 @@ def test_damage_takes_its_own_distributions_away(taught: Path, tmp_path: Path) -
     lost = damaged["loss_mask"] < whole["loss_mask"]
     assert int(damaged["num_quarantined_tokens"].sum()) > 0
     assert bool((whole["next_token_ids"][lost][:, 0] >= 0).any())
-    for name, nothing in (("next_token_ids", -1), ("next_token_probs", 0), ("moved_mass", 0)):
-        place = lost if name == "moved_mass" else lost[..., None]
+    for name, nothing in (("next_token_ids", -1), ("next_token_probs", 0), ("own_token_ids", -1)):
+        place = lost if name == "own_token_ids" else lost[..., None]
         expected = torch.where(place, nothing, whole[name])
         assert torch.equal(damaged[name], expected)
 
@@ -149,7 +150,7 @@ def test_what_a_forced_cut_parts_has_no_distribution(tmp_path, monkeypatch) -> N
             ByteTokenizer(student), ByteTokenizer(teacher, TEACHER_EOS), **conventions
         )
 
-    monkeypatch.setattr(next_tokens, "vocabulary_map", tables)
+    monkeypatch.setattr(next_tokens, "pair_tables", tables)
     data = Reading(str(dataset.folder))
     config = StreamConfig(data, seq_length=64, teacher_seq_length=512)
     rows = AlignedRows(
@@ -168,11 +169,11 @@ def test_what_a_forced_cut_parts_has_no_distribution(tmp_path, monkeypatch) -> N
             if not kept.any():
                 continue
             own = dict(zip(found[at, kept].tolist(), probs[at, kept].tolist(), strict=True))
-            given = losses.entries(0, len(teacher_ids) if token is None else j)
+            text = next_token(document, token, j, state, batch["teacher_losses"][position].numpy())
+            given = with_own(*losses.entries(0, len(teacher_ids) if token is None else j), text)
             if boundary:
-                text = own_token(document, token, state, batch["teacher_losses"][position])
                 ends = {TEACHER_EOS}, STUDENT_EOS
-                expected = naive_boundary(student, teacher, ends, *given, own=text)
+                expected = naive_boundary(student, teacher, ends, *given)
             else:
                 expected = naive_inside(student, teacher, b"a", *given)
             assert own == pytest.approx(expected, rel=1e-4)

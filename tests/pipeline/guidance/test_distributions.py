@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.guidance import NonFiniteLossError, metric_values
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.distributions import (
     MIN_RESIDUAL,
+    LabelDistributions,
     distilled_loss,
     distribution_divergences,
     teacher_entropies,
 )
+from schemas.distribution_rule import EntryShape
 from schemas.distributions import least_entropies
 
 
@@ -127,48 +130,76 @@ def make_rows(seed=0):
     return hidden, weight, labels, mask.float(), entry_ids, probs.where(entry_ids >= 0, 0.0)
 
 
-MOVED = torch.tensor([[0.5, 0.0, 0.0, 0.25, 0.0, 0.125], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0]])
+CELLS = [0, 1, 1, 3, 4, 3, 3, 7, 7]  # of nine tokens
+
+
+def known_of(labels, entry_ids, probs, cells=None):
+    """The rows' distributions; a label's own token is itself, or another."""
+    own_ids = (labels + torch.arange(6) % 3 // 2 * 5) % 9
+    numbers = None if cells is None else Cells.of(np.array(cells))
+    return LabelDistributions(entry_ids, probs, own_ids, EntryShape(3), numbers)
+
+
+def score(hidden, layer, labels, mask, known):
+    return linear_cross_entropy(
+        hidden,
+        layer,
+        labels,
+        loss_mask=mask,
+        entry_ids=known.asked_of(labels),
+        cells=known.cells,
+    )
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("chosen", [None, torch.arange(12).view(2, 6) % 3 > 0])
 @pytest.mark.parametrize("options", [{}, {"temperature": 2.0, "reverse": True}])
-def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(weight, chosen, options):
+@pytest.mark.parametrize("cells", [None, CELLS])
+def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(
+    weight, chosen, options, cells
+):
     hidden, layer, labels, mask, entry_ids, probs = make_rows()
-    scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
+    known = known_of(labels, entry_ids, probs, cells)
+    scores = score(hidden, layer, labels, mask, known)
     result = distilled_loss(
-        scores,
-        entry_ids,
-        probs,
-        moved=MOVED,
-        loss_mask=mask,
-        weight=weight,
-        chosen=chosen,
-        **options,
+        scores, known, labels, loss_mask=mask, weight=weight, chosen=chosen, **options
     )
-    logits = (hidden @ layer.T).log_softmax(-1)
+    numbers = list(range(9)) if cells is None else cells
+    q = (hidden @ layer.detach().T).softmax(-1)
     parts = {"taught": [], "untaught": [], "divergence": []}
+    within, num_crossing = 0.0, 0
     for row, place in mask.nonzero().tolist():
-        own = logits[row, place]
-        loss = -own[labels[row, place]]
-        known = entry_ids[row, place] >= 0
-        if known.any() and (chosen is None or chosen[row, place]):
-            ids, p = entry_ids[row, place][known], probs[row, place][known]
+        of_cell = {n: sum(q[row, place, t].item() for t in range(9) if numbers[t] == n)
+                   for n in numbers}  # fmt: skip
+        label = int(labels[row, place])
+        loss, own = -math.log(q[row, place, label]), of_cell[numbers[label]]
+        has_one = entry_ids[row, place] >= 0
+        crossing = cells is not None and (numbers[int(known.own_ids[row, place])] != numbers[label])
+        num_crossing += bool(has_one.any()) and crossing
+        if has_one.any() and not crossing and (chosen is None or chosen[row, place]):
+            merged = {}
+            for token, p in zip(entry_ids[row, place], probs[row, place], strict=True):
+                if token >= 0:
+                    merged[numbers[token]] = merged.get(numbers[token], 0.0) + p.item()
             kl = slow_divergence(
-                own[ids].exp().tolist(),
-                p.tolist(),
+                [of_cell[number] for number in merged],
+                list(merged.values()),
                 options.get("temperature", 1.0),
                 options.get("reverse", False),
             )
             parts["divergence"].append(kl)
-            parts["taught"].append(loss.item())
+            parts["taught"].append(loss)
+            within += (
+                weight * kl + (1 - weight) * -math.log(own) - math.log(q[row, place, label] / own)
+            )
         else:
-            parts["untaught"].append(loss.item())
+            parts["untaught"].append(loss)
     taught, untaught, divergence = (
         sum(parts[name]) for name in ("taught", "untaught", "divergence")
     )
-    expected = weight * divergence + (1 - weight) * taught + untaught
-    assert result.loss_sum.item() == pytest.approx(expected)
+    assert result.loss_sum.item() == pytest.approx(within + untaught)
+    if cells is None:
+        assert within == pytest.approx(weight * divergence + (1 - weight) * taught)
     assert int(result.num_tokens) == 10
     told = metric_values(result.metrics)
     num_taught = len(parts["taught"])
@@ -180,20 +211,21 @@ def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(weight, c
         "taught_fraction": num_taught / 10,
         "distribution_fraction": 0.9,
         "mass_held": float((probs * mask[..., None]).sum() / 9),
-        # Places 0 and 3 of the first row; the third has no loss.
-        "contradicted_fraction": (2 if chosen is None else 0) / num_taught,
-        "mass_moved": (0.75 if chosen is None else 0) / num_taught,
+        "crossing_fraction": num_crossing / 9,
     })  # fmt: skip
-    assert num_taught == (9 if chosen is None else 5)
+    if cells is None:
+        assert num_taught == (9 if chosen is None else 5)
+    else:
+        assert num_crossing > 0 < num_taught
     (gradient,) = torch.autograd.grad(result.loss_sum, layer)
     assert gradient.abs().sum() > 0
 
 
 def test_a_batch_without_distributions_is_learned_by_cross_entropy():
     hidden, layer, labels, mask, entry_ids, probs = make_rows()
-    entry_ids = torch.full_like(entry_ids, -1)
-    scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
-    result = distilled_loss(scores, entry_ids, 0 * probs, moved=MOVED, loss_mask=mask, weight=0.8)
+    known = known_of(labels, torch.full_like(entry_ids, -1), 0 * probs, CELLS)
+    scores = score(hidden, layer, labels, mask, known)
+    result = distilled_loss(scores, known, labels, loss_mask=mask, weight=0.8)
     assert result.loss_sum.item() == pytest.approx(scores.losses.sum().item())
     assert math.isnan(metric_values(result.metrics)["divergence"])
     found = torch.autograd.grad(result.loss_sum, layer, retain_graph=True)
@@ -202,12 +234,13 @@ def test_a_batch_without_distributions_is_learned_by_cross_entropy():
 
 def test_broken_divergences_and_impossible_weights_are_refused():
     hidden, layer, labels, mask, entry_ids, probs = make_rows()
-    scores = linear_cross_entropy(hidden, layer, labels, loss_mask=mask, entry_ids=entry_ids)
+    known = known_of(labels, entry_ids, probs)
+    scores = score(hidden, layer, labels, mask, known)
     with pytest.raises(ValueError, match=r"weight must lie in 0\.\.1, got 1\.5"):
-        distilled_loss(scores, entry_ids, probs, moved=MOVED, loss_mask=mask, weight=1.5)
+        distilled_loss(scores, known, labels, loss_mask=mask, weight=1.5)
     probs[1, 3, 0] = torch.nan
     with pytest.raises(NonFiniteLossError, match=r"divergences\[1, 3\] is nan"):
-        distilled_loss(scores, entry_ids, probs, moved=MOVED, loss_mask=mask, weight=0.8)
+        distilled_loss(scores, known, labels, loss_mask=mask, weight=0.8)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +275,10 @@ def test_a_known_part_bounds_the_entropy_from_below(weights, top_k, label, label
     draws = [[order[0], -1]]
     ids = torch.tensor([[[*order, -1] + draws[0]]])
     probs = torch.tensor([[[*masses[order], 0.0, 0.5, 0.0]]])
-    found = teacher_entropies(ids, probs, torch.tensor([[label]]), draws=2).item()
+    known = LabelDistributions(
+        ids, probs, torch.tensor([[label]]), EntryShape(ids.shape[-1] - 2, 2)
+    )
+    found = teacher_entropies(known).item()
     whole = -float(np.sum(masses * np.log(masses)))
     if label != order[-1]:  # as `vocag score --entropy-above` judges it
         assert found == pytest.approx(least_entropies(np.log(masses[None, order]))[0], abs=1e-4)
@@ -254,7 +290,9 @@ def test_a_known_part_bounds_the_entropy_from_below(weights, top_k, label, label
 
 
 def test_no_distribution_has_no_entropy():
+    own = torch.tensor([[0]])
     ids, probs = torch.tensor([[[-1, -1]]]), torch.zeros(1, 1, 2)
-    assert teacher_entropies(ids, probs, torch.tensor([[0]])).tolist() == [[0.0]]
+    assert teacher_entropies(LabelDistributions(ids, probs, own, EntryShape(2))).item() == 0
     ids, probs = torch.tensor([[[1, 2]]]), torch.tensor([[[1.0, 0.0]]])
-    assert teacher_entropies(ids, probs, torch.tensor([[0]])).item() == pytest.approx(0, abs=1e-6)
+    found = teacher_entropies(LabelDistributions(ids, probs, own, EntryShape(2)))
+    assert found.item() == pytest.approx(0, abs=1e-6)

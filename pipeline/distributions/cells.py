@@ -1,0 +1,159 @@
+"""Cells: sets of student tokens that only the text itself can tell apart, counted on data.
+
+A teacher that writes digit by digit expects "2" where the student's tokenizer will write "2015".
+By its bytes alone "2" gives its mass to the student's "2", which that tokenizer never writes there.
+So tokens that stand for each other are put into one *cell*, and the teacher's mass is that of the
+cell: of "2", "20", "2015" and so on. Which tokens these are the data shows: at each label's start,
+what is left of the teacher's token there (its *rest*: at a boundary the whole token), and the label
+that the student's tokenizer wrote. A rest t and a label s belong together if that happens at least
+twice and in more than 2 % of the cases of t or of s, and each t that was seen belongs to the
+longest student token that it begins with, to which it gives its mass. Cells are what is connected.
+
+They stay small: docs/concepts/distributions.md has the figures.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.compiled import compiled_in_place
+from pipeline.distributions.prefixes import find_prefixes
+from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.walk import AMID, RowFields, find_starts
+
+LEAST_COUNT = 2
+LEAST_SHARE = 0.02
+"""How often a pair must occur to join two cells: so often, and in this share of either's cases."""
+
+
+class NoSharedStartError(ValueError):
+    """No label of a sample starts where a teacher token's bytes are known."""
+
+
+def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> NDArray[np.int32]:
+    """Return the cell of each student token, int32 [V]: the least token id in it.
+
+    A token that nothing joins is its own cell. Documents are rows of one segment each, without
+    tokens around them; their losses aren't read.
+
+    Raises:
+        NoSharedStartError: there is nothing to count.
+    """
+    codes, labels = _pairs(documents, vocabulary_map)
+    num_students = len(vocabulary_map.tables.student_starts) - 1
+    if not len(codes):
+        raise NoSharedStartError(
+            "no label of the sample starts at a byte that both tokenizers' tokens account for, so "
+            "nothing shows which of their tokens stand for each other"
+        )
+    pairs, counts = np.unique(codes * num_students + labels, return_counts=True)
+    rests, to = _rests(pairs // num_students, vocabulary_map)
+    labels = pairs % num_students
+    # Equal bytes that were left of different tokens are one rest.
+    order = np.lexsort((labels, rests))
+    rests, labels, to, counts = rests[order], labels[order], to[order], counts[order]
+    is_new = np.append(True, (rests[1:] != rests[:-1]) | (labels[1:] != labels[:-1]))
+    firsts = np.flatnonzero(is_new)
+    counts = np.add.reduceat(counts, firsts)
+    rests, labels, to = rests[firsts], labels[firsts], to[firsts]
+    of_rest, of_label = np.bincount(rests, counts), np.bincount(labels, counts)
+    least = LEAST_SHARE * np.minimum(of_rest[rests], of_label[labels])
+    joined = (counts >= LEAST_COUNT) & (counts > least) & (to >= 0)
+    cells = np.arange(num_students, dtype=np.int32)
+    _join(to[joined].astype(np.int32), labels[joined].astype(np.int32), cells)
+    return cells
+
+
+def cells_digest(cells: NDArray[np.int32]) -> str:
+    """Return 64 hex digits, different for other cells."""
+    return sha256(np.ascontiguousarray(cells, "<i4").tobytes()).hexdigest()
+
+
+def largest_cells(cells: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
+    """Return the token ids of the largest cells, at most `count`, those of one token left out."""
+    sizes = np.bincount(cells)
+    found = np.argsort(-sizes, kind="stable")[:count]
+    return [np.flatnonzero(cells == cell).astype(np.int32) for cell in found if sizes[cell] > 1]
+
+
+def describe_cell(tokens: Sequence[bytes]) -> str:
+    """Return a cell in words: what its tokens are, or the first of them.
+
+    Example:
+        >>> describe_cell([b"2", b"20", b" 201"])
+        'digits, 3 tokens'
+        >>> describe_cell([b"a", b"ab", b"abc", b"abd"])
+        '"a" "ab" "abc" …, 4 tokens'
+    """
+    kinds = {
+        "digits": lambda text: text.strip(b" ").isdigit(),
+        "spaces": lambda text: not text.strip(b" "),
+        "blanks": lambda text: not text.strip(),
+        "signs": lambda text: not any(byte > 127 or chr(byte).isalnum() for byte in text),
+    }
+    for name, holds in kinds.items():
+        if all(map(holds, tokens)):
+            return f"{name}, {len(tokens):,} tokens"
+    shown = [token.decode(errors="backslashreplace") for token in tokens[:3]]
+    quoted = " ".join('"' + text.replace("\n", "\\n") + '"' for text in shown)
+    return f"{quoted}{' …' if len(tokens) > 3 else ''}, {len(tokens):,} tokens"
+
+
+def _pairs(
+    documents: Iterable[RowFields], vocabulary_map: VocabularyMap
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the teacher's rest at each label, as offset * V_teacher + token id, and the label."""
+    tables, edges = vocabulary_map.tables, vocabulary_map.edges
+    num_teachers = len(tables.teacher_starts) - 1
+    codes, labels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for row in documents:
+        starts = find_starts(row, tables, edges)
+        places = np.flatnonzero((starts.token >= 0) & (starts.where == AMID))
+        own = row.teacher_input_ids[starts.token[places]].astype(np.int64)
+        codes.append(starts.offset[places] * np.int64(num_teachers) + own)
+        labels.append(row.input_ids[places + 1].astype(np.int64))
+    return np.concatenate(codes), np.concatenate(labels)
+
+
+def _rests(
+    codes: NDArray[np.int64], vocabulary_map: VocabularyMap
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return a number for the bytes of each rest, and the student token they give their mass to."""
+    tables = vocabulary_map.tables
+    num_teachers = len(tables.teacher_starts) - 1
+    found, place = np.unique(codes, return_inverse=True)
+    tokens, offsets = found % num_teachers, found // num_teachers
+    flat, bounds = tables.teacher_bytes.tobytes(), tables.teacher_starts
+    texts = [
+        flat[start + skip : stop]
+        for start, skip, stop in zip(
+            bounds[tokens].tolist(), offsets.tolist(), bounds[tokens + 1].tolist(), strict=True
+        )
+    ]
+    numbers: dict[bytes, int] = {}
+    own = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+    starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    to = find_prefixes(np.frombuffer(b"".join(texts), np.uint8), starts, tables)
+    whole = offsets == 0  # some tokens have bytes and give their mass to nobody
+    to[whole] = tables.mapped[AMID, tokens[whole]]
+    return own[place], to[place]
+
+
+@compiled_in_place
+def _join(left: NDArray[np.int32], right: NDArray[np.int32], cells: NDArray[np.int32]) -> None:
+    """Join the cells of each two tokens; the least token of a cell is its number."""
+    for pair in range(len(left)):
+        first, second = _root(cells, left[pair]), _root(cells, right[pair])
+        cells[max(first, second)] = min(first, second)
+    for token in range(len(cells)):
+        cells[token] = _root(cells, token)
+
+
+@compiled_in_place
+def _root(cells: NDArray[np.int32], token: int) -> int:
+    while cells[token] != token:
+        cells[token] = cells[cells[token]]
+        token = cells[token]
+    return token

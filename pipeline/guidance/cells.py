@@ -1,0 +1,181 @@
+"""A model's probability of cells: sets of tokens, see `pipeline.distributions.cells`.
+
+Most tokens are a cell of their own, whose probability the walk over the vocabulary gives. For the
+others their logits are computed a second time, a few thousand columns, and added up by cell.
+
+Shapes: n places, g cells of several tokens, K chosen entries.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.guidance.output_layer import (
+    VocabularyShare,
+    logit_slopes,
+    matmul_wide,
+    to_logits,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cell of each token of a vocabulary.
+
+    Attributes:
+        numbers: int64 [V], the least token of each token's cell, on the CPU.
+    """
+
+    numbers: Tensor
+    _placed: dict[object, "PlacedCells"] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cells: NDArray[np.integer]) -> "Cells":
+        """Take what `pipeline.distributions.cells.count_cells` has counted.
+
+        Example:
+            >>> Cells.of(np.array([0, 1, 1])).numbers
+            tensor([0, 1, 1])
+        """
+        return cls(torch.from_numpy(np.asarray(cells, np.int64)))
+
+    def on(self, device: torch.device, share: VocabularyShare | None = None) -> "PlacedCells":
+        """Return them on a device, of one rank's part of the vocabulary; made once for each."""
+        own = (0, len(self.numbers)) if share is None else (share.first, share.num_own)
+        key = (device, *own)
+        if key not in self._placed:
+            self._placed[key] = _place(self.numbers.numpy(), range(own[0], sum(own)), device)
+        return self._placed[key]
+
+
+@dataclass(frozen=True)
+class PlacedCells:
+    """Cells on a device, as one rank sees them.
+
+    Attributes:
+        numbers: int64 [V], as in `Cells`.
+        places: int64 [V], where the cell of a token comes among those of several tokens of which
+            this rank holds any, -1 elsewhere.
+        is_large: bool [V], whether a token's cell has several tokens, on whatever ranks.
+        tables: for the cells from a place on, int64 [cells, size], this rank's rows of their
+            tokens, -1 where one has fewer.
+    """
+
+    numbers: Tensor
+    places: Tensor
+    is_large: Tensor
+    tables: tuple[tuple[int, Tensor], ...]
+
+    def number_of(self, token_ids: Tensor) -> Tensor:
+        """Return the cells of tokens, int64 [...]; tokens outside, and none (-1), as they are."""
+        inside = (token_ids >= 0) & (token_ids < len(self.numbers))
+        return torch.where(inside, self.numbers[token_ids.where(inside, 0)], token_ids)
+
+    def split(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tokens of small cells, else -1, and places of the others' cells, else -1."""
+        inside = (token_ids >= 0) & (token_ids < len(self.numbers))
+        known = token_ids.where(inside, 0)
+        large = inside & self.is_large[known]
+        return token_ids.masked_fill(large, -1), self.places[known].where(large, -1)
+
+
+@dataclass(frozen=True)
+class CellSums:
+    """The walk over the tokens of cells, in chunks: log-sum-exps of logits, and their gradients.
+
+    Attributes:
+        cells: as this rank sees them.
+        hidden: float [n, H].
+        weight: float [V, H], this rank's rows.
+        change: scale and cap of `OutputLayer`.
+        chunk_rows: rows of the vocabulary at one time.
+    """
+
+    cells: PlacedCells
+    hidden: Tensor
+    weight: Tensor
+    change: tuple[float, float | None]
+    chunk_rows: int
+
+    def read_into(self, values_nk: Tensor, places_nk: Tensor) -> Tensor:
+        """Return values, with this rank's log-sum-exps where `places_nk` names a cell."""
+        for start, rows in self._chunks():
+            logits_ngs = self._logits(rows).masked_fill(rows < 0, -torch.inf)
+            column = places_nk - start
+            inside = (column >= 0) & (column < len(rows))
+            found = logits_ngs.logsumexp(-1).gather(1, column.clamp(0, len(rows) - 1))
+            values_nk = torch.where(inside, found, values_nk)
+        return values_nk
+
+    def add_gradients(
+        self,
+        sums_nk: Tensor,
+        grads_nk: Tensor,
+        places_nk: Tensor,
+        grad_hidden: Tensor,
+        grad_weight: Tensor | None,
+    ) -> None:
+        """Add the gradients of log-sum-exps, those over all ranks being `sums_nk`."""
+        tokens = torch.arange(len(places_nk), device=places_nk.device)
+        tokens = tokens.unsqueeze(-1).expand_as(places_nk)
+        for start, rows in self._chunks():
+            column, count = places_nk - start, len(rows)
+            column = column.where((column >= 0) & (column < count), count)
+            # One column more, for the cells of other chunks; of a cell named twice both count.
+            shape = len(places_nk), count + 1
+            grads = grads_nk.new_zeros(shape)
+            grads.index_put_((tokens, column), grads_nk, accumulate=True)
+            sums = sums_nk.new_full(shape, torch.inf).scatter_(1, column, sums_nk)
+            logits_ngs = self._logits(rows)
+            slopes = logit_slopes(logits_ngs, *self.change)
+            shares = torch.exp(logits_ngs - sums[:, :-1, None]).masked_fill(rows < 0, 0.0)
+            grad_nv = (grads[:, :-1, None] * shares * slopes).flatten(1)
+            ids = rows.clamp_min(0).flatten()
+            grad_hidden += matmul_wide(grad_nv, self.weight[ids])
+            if grad_weight is not None:
+                products = matmul_wide(grad_nv.T, self.hidden)
+                grad_weight.index_add_(0, ids, products.to(grad_weight.dtype))
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        products = matmul_wide(self.hidden, self.weight[rows.clamp_min(0).flatten()].T)
+        return to_logits(products, *self.change).unflatten(1, rows.shape)
+
+    def _chunks(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield parts of the cells' tables, and where their first cell comes."""
+        for start, table in self.cells.tables:
+            step = max(1, self.chunk_rows // table.shape[1])
+            for first in range(0, len(table), step):
+                yield start + first, table[first : first + step]
+
+
+def _place(numbers: NDArray[np.int64], own: range, device: torch.device) -> PlacedCells:
+    sizes = np.bincount(numbers, minlength=len(numbers))
+    is_large = sizes[numbers] > 1
+    held = np.flatnonzero(is_large)
+    held = held[(held >= own.start) & (held < own.stop)]
+    # By cell, of each its tokens; cells of nearly equal size make one table.
+    order = held[np.argsort(numbers[held], kind="stable")]
+    cells, counts = np.unique(numbers[order], return_counts=True)
+    starts = np.cumsum(counts) - counts
+    widths = 1 << np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64)
+    tables, place_of, place = [], np.full(len(numbers), -1, np.int64), 0
+    for width in np.unique(widths).tolist():
+        chosen = np.flatnonzero(widths == width)
+        table = np.full((len(chosen), width), -1, np.int64)
+        for line, cell in enumerate(chosen.tolist()):
+            tokens = order[starts[cell] : starts[cell] + counts[cell]]
+            table[line, : len(tokens)] = tokens - own.start
+            place_of[numbers == cells[cell]] = place + line
+        tables.append((place, torch.from_numpy(table).to(device)))
+        place += len(chosen)
+    as_tensor = torch.from_numpy
+    return PlacedCells(
+        as_tensor(numbers).to(device),
+        as_tensor(place_of).to(device),
+        as_tensor(is_large).to(device),
+        tuple(tables),
+    )

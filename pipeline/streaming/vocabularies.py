@@ -1,0 +1,74 @@
+"""How two vocabularies meet in a run's data: tables of both, and cells counted on the data."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.dataset.files import Dataset
+from pipeline.distributions.cells import NoSharedStartError, count_cells
+from pipeline.distributions.sample import sample_documents
+from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.packing.rules import PackingRules
+
+if TYPE_CHECKING:
+    from pipeline.streaming.rows import AlignedRows
+
+logger = logging.getLogger(__name__)
+
+_tables: dict[object, VocabularyMap] = {}
+"""The tables of this process by tokenizers and conventions: a mixture's datasets share them."""
+_counted: dict[object, VocabularyMap] = {}
+"""The same with cells, by the data that they were counted on."""
+
+
+def vocabulary_map(rows: AlignedRows) -> VocabularyMap:
+    """Return what a run's two vocabularies mean to each other, made once in a process.
+
+    Its cells are counted on a fixed part of the documents that the run reads, so they are the same
+    on every rank, and when the run goes on.
+
+    Raises:
+        ValueError: a tokenizer whose tokens don't spell their text.
+        DamagedShardError: an index is damaged.
+
+    Example:
+        >>> tables = vocabulary_map(rows)  # doctest: +SKIP
+        >>> GuidedStudent(student, Method("distill"), vocabulary_map=tables)  # doctest: +SKIP
+    """
+    chosen = [each.documents for each in rows.opened.datasets]
+    told = [(each.dataset.manifest.fingerprint, each.where, each.scores_digest) for each in chosen]
+    key = (*told, _key(rows.dataset, rows.rules))
+    if key not in _counted:
+        tables = pair_tables(rows.dataset, rows.rules)
+        try:
+            cells = count_cells(sample_documents(chosen), tables)
+        except NoSharedStartError as error:
+            logger.warning("%s: labels are learned by cross entropy alone", error)
+            cells = np.arange(len(tables.tables.student_starts) - 1, dtype=np.int32)
+        _counted[key] = replace(tables, cells=cells)
+    return _counted[key]
+
+
+def pair_tables(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
+    """Return the tables of a dataset's tokenizers, without cells; ValueError as above."""
+    key = _key(dataset, rules)
+    if key not in _tables:
+        from pipeline.dataset.tokenizers import load_dataset_tokenizer  # rows alone need none
+
+        _tables[key] = VocabularyMap.of(
+            load_dataset_tokenizer(dataset, "student"),
+            load_dataset_tokenizer(dataset, "teacher"),
+            student_convention=rules.student,
+            teacher_convention=rules.teacher,
+        )
+    return _tables[key]
+
+
+def _key(dataset: Dataset, rules: PackingRules) -> tuple[object, ...]:
+    records = dataset.manifest.student, dataset.manifest.teacher
+    files = [(record.sha256, record.special_strings) for record in records]
+    return (*files, rules.student, rules.teacher)
