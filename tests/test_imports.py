@@ -29,7 +29,8 @@ ALLOWED = {
     "pipeline.guidance": "pipeline.fractions pipeline.selection_rule",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
-    "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled",
+    "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled"
+    " pipeline.dataset.selection",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
     " pipeline.compiled pipeline.remote",
     "pipeline.dataset.cache": "",

@@ -132,7 +132,7 @@ class Teacher:
         labels, mask = pad(tokens[:, 1:], (0, 1)), pad(mask[:, 1:], (0, padding + 1))
         places = torch.arange(self._num_places, device=self._device).expand_as(tokens)
         tail = None
-        if self._asked.width:
+        if self._asked.width:  # also where nothing is drawn
             keys = pad(row_draw_keys(part.input_ids, part.cu_seqlens), (0, 0, 0, padding))
             own = to_device(take(keys).transpose(0, 1).flatten(0, 1), self._device)
             tail = TailDraws(own, self._asked.drawn)

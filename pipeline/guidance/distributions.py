@@ -190,10 +190,11 @@ def distilled_loss(
     Returns:
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
-        `student_loss_untaught` over the others, `taught_fraction` of all; `distribution_fraction`,
-        the share of labels with a distribution, `mass_held`, what its exact entries hold on
-        average, and `crossing_fraction`, the share of them whose own token is in another cell:
-        they are learned by cross entropy alone.
+        `cell_loss`, -log Q(c) over the same, so that without draws the mean loss is student_loss +
+        λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the others,
+        `taught_fraction` of all; `distribution_fraction`, the share of labels with a distribution,
+        `mass_held`, what its exact entries hold on average, and `crossing_fraction`, the share of
+        them whose own token is in another cell: they are learned by cross entropy alone.
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
@@ -229,7 +230,8 @@ def distilled_loss(
     if known.shape.drawn:
         learned = _cross_entropies(student, teacher).view(taught.shape)
     # What the label's cell costs is learned from the teacher in part.
-    learned = learned + label_cells.where(taught, 0.0)
+    cell_losses = -label_cells.where(taught, 0.0)
+    learned = learned - cell_losses
     check_finite({"student_losses": (scores.losses, mask), "divergences": (learned, taught)})
     losses = scores.losses.where(mask, 0.0)
     sums = {
@@ -237,6 +239,7 @@ def distilled_loss(
         "student_loss_taught": losses.where(taught, 0.0).sum(),
         "student_loss_untaught": losses.where(~taught, 0.0).sum(),
         "divergence": divergences.sum(),
+        "cell_loss": cell_losses.sum(),
         "mass_held": known.probs[..., :exact].sum(-1).where(has_one, 0.0).sum(),
     }
     metrics = _metrics(sums, mask=mask, has_one=has_one, can_teach=can_teach, taught=taught)
@@ -281,6 +284,7 @@ def _metrics(
         "student_loss_taught": (sums["student_loss_taught"], num_taught),
         "student_loss_untaught": (sums["student_loss_untaught"], num_labels - num_taught),
         "divergence": (sums["divergence"], num_taught),
+        "cell_loss": (sums["cell_loss"], num_taught),
         "taught_fraction": (num_taught, num_labels),
         "distribution_fraction": (num_known, num_labels),
         "mass_held": (sums["mass_held"], num_known),

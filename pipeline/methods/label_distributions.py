@@ -63,8 +63,11 @@ def ask_entries(
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.
     labels = pad(tokens[:, 1:].where(has_loss[:, 1:], -1), (0, 1), value=-1)
-    keys = row_draw_keys(rows["teacher_input_ids"], rows["teacher_cu_seqlens"]).flatten(0, 1)
-    tail = TailDraws(keys.to(states.device), shape.drawn)
+    keys = torch.zeros((tokens.numel(), 2), dtype=torch.int64, device=states.device)
+    if shape.drawn:
+        own = row_draw_keys(rows["teacher_input_ids"], rows["teacher_cu_seqlens"])
+        keys = own.flatten(0, 1).to(states.device)
+    tail = TailDraws(keys, shape.drawn)
     ahead, ids, log_probs = score_with_likeliest(
         states.flatten(0, 1),
         layer,

@@ -1,10 +1,8 @@
 """How two vocabularies meet in a run's data: tables of both, and cells counted on the data."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -12,10 +10,8 @@ from pipeline.dataset.files import Dataset
 from pipeline.distributions.cells import NoSharedStartError, count_cells
 from pipeline.distributions.sample import sample_documents
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import PackingRules
-
-if TYPE_CHECKING:
-    from pipeline.streaming.rows import AlignedRows
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +21,19 @@ _counted: dict[object, VocabularyMap] = {}
 """The same with cells, by the data that they were counted on."""
 
 
-def vocabulary_map(rows: AlignedRows) -> VocabularyMap:
+class OpenedRows(Protocol):
+    """As much of `AlignedRows` as says which data a run reads."""
+
+    @property
+    def opened(self) -> OpenedRun:
+        """What is read."""
+
+    @property
+    def rules(self) -> PackingRules:
+        """What a row is."""
+
+
+def vocabulary_map(rows: OpenedRows) -> VocabularyMap:
     """Return what a run's two vocabularies mean to each other, made once in a process.
 
     Its cells are counted on a fixed part of the documents that the run reads, so they are the same
@@ -41,9 +49,10 @@ def vocabulary_map(rows: AlignedRows) -> VocabularyMap:
     """
     chosen = [each.documents for each in rows.opened.datasets]
     told = [(each.dataset.manifest.fingerprint, each.where, each.scores_digest) for each in chosen]
-    key = (*told, _key(rows.dataset, rows.rules))
+    dataset = rows.opened.dataset
+    key = (*told, _key(dataset, rows.rules))
     if key not in _counted:
-        tables = pair_tables(rows.dataset, rows.rules)
+        tables = pair_tables(dataset, rows.rules)
         try:
             cells = count_cells(sample_documents(chosen), tables)
         except NoSharedStartError as error:

@@ -120,6 +120,7 @@ def test_a_checkpoint_of_before_goes_on():
     plain = {"aggregation": "max", "expectation": "kept"} | asdict(PAPER_RULE)
     assert options(*TEACHER).guidance == plain
     learned = {"distill_tokens": "all", "temperature": 1.0, "reverse_kl": False, "top_k": 16}
+    learned |= {"distill_map": "cells"}  # before there were cells, distill taught otherwise
     learned |= {"name": "distill", "weight": 0.8}
     distill = (*TEACHER, "--vocag-method", "distill")
     assert options(*distill, "--vocag-draws", "0").guidance == plain | learned

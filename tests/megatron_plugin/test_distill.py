@@ -67,8 +67,8 @@ def test_first_gradients_are_those_of_one_process(tmp_path, inputs, layout):
     num_ranks, changes, alike = LAYOUTS[layout]
     done = train(inputs, num_ranks, tmp_path, **DISTILL, **changes)
     require_equal(tmp_path, inputs, reference_gradients(inputs, **ALIKE, **alike))
-    logged = ("taught_fraction", "distribution_fraction", "mass_held", "contradicted_fraction")
-    for name in ("divergence", *logged, "mass_moved"):
+    logged = ("taught_fraction", "distribution_fraction", "mass_held", "crossing_fraction")
+    for name in ("divergence", *logged, "cell_loss"):
         assert f"vocag/{name}" in done.stdout
     with pytest.raises(AssertionError):
         require_equal(tmp_path, inputs, reference_gradients(inputs))

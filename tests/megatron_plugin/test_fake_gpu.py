@@ -21,7 +21,8 @@ from pipeline.guidance.draws import TailDraws, row_draw_keys
 from pipeline.methods import kind_of
 from pipeline.methods.method import Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming.vocabularies import vocabulary_map
+from schemas.distribution_rule import NO_ENTRIES, EntryShape
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
 
@@ -46,14 +47,14 @@ class Layer(torch.nn.Module):
     sequence_parallel = False
 
 
-@pytest.mark.parametrize(("width", "draws"), [(0, 0), (WIDTH, 0), (WIDTH, DRAWS)])
-def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, width, draws):
+@pytest.mark.parametrize("asked", [NO_ENTRIES, EntryShape(WIDTH), EntryShape(WIDTH, DRAWS)])
+def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, asked):
     build_dataset(tmp_path / "data", make_texts(40), num_shards=1)
     stream = StreamConfig(Reading(str(tmp_path / "data")), seq_length=64, global_batch_size=4)
     rows = AlignedRows(stream)
-    known = vocabulary_map(rows.dataset, rows.rules)
-    guide = Guide(pytest.fail, width, lambda: known, draws)
-    method = Method("distill" if width else "teacher")
+    known = vocabulary_map(rows)
+    guide = Guide(pytest.fail, lambda: known, asked, uses_cells=True)
+    method = Method("distill" if asked.width else "teacher")
     rules = StepRules(kind_of(method), method, VOCAB_SIZE, MICRO_BATCHES)
     config = TransformerConfig(
         num_layers=1, hidden_size=HIDDEN, num_attention_heads=4, num_query_groups=2, bf16=True
@@ -64,8 +65,8 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
             gpu.place(torch.randn(VOCAB_SIZE, HIDDEN).bfloat16()).requires_grad_() for _ in "eo"
         )
         batches = guide_batches(guide, rows)
-        if draws:
-            ids = torch.cat([batch.next_tokens.ids for batch in batches])[..., -draws:].twin
+        if asked.drawn:
+            ids = torch.cat([batch.next_tokens.ids for batch in batches])[..., -DRAWS:].twin
             assert (ids >= 0).double().mean() > 0.1
         for batch in batches:
             hidden = torch.nn.functional.embedding(batch.tokens, embedding).transpose(0, 1)
@@ -75,6 +76,7 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
             output = _token_scores(
                 rules,
                 batch.next_tokens,
+                batch.moved["labels"],
                 hidden_states=hidden,
                 output_layer=Layer(),
                 output_weight=output_weight,
@@ -89,8 +91,10 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
             assert weight.grad.dtype == torch.bfloat16
             assert weight.grad.twin.isfinite().all()
             assert weight.grad.twin.any()
-    in_each = IN_EACH | (FOR_DISTRIBUTIONS if width else {})
+    in_each = IN_EACH | (FOR_DISTRIBUTIONS if asked.width else {})
     waits = {place: count * MICRO_BATCHES for place, count in in_each.items()}
+    if asked.width:  # cells, in a run's first step
+        waits["_place copies to the device"] = 4
     assert gpu.waits == Counter(waits | IN_A_STEP)
     for name in ("_varlen_attn", "_varlen_attn_backward"):
         assert gpu.operations[name] == MICRO_BATCHES
@@ -134,12 +138,10 @@ def guide_batches(guide, rows):
         )
     ]
     places = batches[0].rows["teacher_input_ids"].shape[1]
-    ids = torch.arange(guide.width).float().expand(2 * MICRO_BATCHES, places, guide.width)
-    log_probs = -ids - 1
-    if guide.draws:
-        num_exact = guide.width - guide.draws - 1
-        ids = ids.masked_fill(ids == num_exact, -1)
-        log_probs = log_probs.masked_fill(-log_probs > num_exact, -torch.inf)
+    width, free = guide.asked.width, guide.asked.exact - 1
+    ids = torch.arange(width).float().expand(2 * MICRO_BATCHES, places, width)
+    log_probs = (-ids - 1).masked_fill(ids >= free, -torch.inf)
+    ids = ids.masked_fill(ids == free, -1)
     losses = torch.rand(2 * MICRO_BATCHES, places, 1)
     answer = TeacherAnswer(torch.cat((losses, ids, log_probs), 2))
     values = to_device(guide.read_answer(batches, answer), CUDA)

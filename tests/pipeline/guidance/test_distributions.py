@@ -167,7 +167,7 @@ def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(
     numbers = list(range(9)) if cells is None else cells
     q = (hidden @ layer.detach().T).softmax(-1)
     parts = {"taught": [], "untaught": [], "divergence": []}
-    within, num_crossing = 0.0, 0
+    within, num_crossing, cell_loss = 0.0, 0, 0.0
     for row, place in mask.nonzero().tolist():
         of_cell = {n: sum(q[row, place, t].item() for t in range(9) if numbers[t] == n)
                    for n in numbers}  # fmt: skip
@@ -189,6 +189,7 @@ def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(
             )
             parts["divergence"].append(kl)
             parts["taught"].append(loss)
+            cell_loss -= math.log(own)
             within += (
                 weight * kl + (1 - weight) * -math.log(own) - math.log(q[row, place, label] / own)
             )
@@ -208,6 +209,7 @@ def test_labels_are_taught_by_both_parts_where_there_is_a_distribution(
         "student_loss_taught": taught / num_taught,
         "student_loss_untaught": untaught / (10 - num_taught),
         "divergence": divergence / num_taught,
+        "cell_loss": cell_loss / num_taught,
         "taught_fraction": num_taught / 10,
         "distribution_fraction": 0.9,
         "mass_held": float((probs * mask[..., None]).sum() / 9),

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import torch
 from pipeline.scoring.stored_teachers import StoredTeachers
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from schemas.distribution_rule import DistributionRule, EntryShape
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
 from tests.support.datasets import byte_level
@@ -26,7 +26,8 @@ class Part:
     def __init__(self, seed, top_k):
         rng = np.random.default_rng(seed)
         rule = TeacherRule(f"{seed:064d}", "float32", "0" * 64, {})
-        self.rule = replace(rule, distributions=SimpleNamespace(top_k=top_k, draws=0))
+        stored = DistributionRule(top_k, 1.0, 9, "float16")
+        self.rule = replace(rule, distributions=stored)
         self.losses = rng.random((3, LENGTH)).astype(np.float16)
         self.ids = np.array([rng.permutation(9)[:top_k] for _ in range(LENGTH + 1)], np.int32)
         masses = -np.sort(-rng.dirichlet(np.ones(top_k + 1), LENGTH + 1))[:, :top_k]
@@ -59,21 +60,15 @@ def read_all(losses, document=0):
     return ids, np.exp(log_probs)
 
 
-def test_a_mean_adds_masses_up_and_keeps_the_heaviest(parts):
-    """Nothing where one of them has stored nothing."""
-    parts[0].ids[4], parts[0].masses[4] = -1, 0
+def test_a_mean_adds_losses_up_and_keeps_what_each_expects_apart(parts):
     losses = StoredTeachers(parts, (0.3, 0.7))
     expected = 0.3 * parts[0].losses[1, 2:5].astype(float) + 0.7 * parts[1].losses[1, 2:5]
     assert losses.read(1, 2, 5) == pytest.approx(expected, rel=1e-3)
-    for place, (ids, masses) in enumerate(zip(*read_all(losses), strict=True)):
-        sums = {}
-        for part, weight in zip(parts, (0.3, 0.7), strict=True):
-            for token, mass in zip(part.ids[place], part.masses[place], strict=True):
-                if token >= 0:
-                    sums[int(token)] = sums.get(int(token), 0) + weight * mass
-        best = [] if place == 4 else sorted(sums.items(), key=lambda item: -item[1])[:5]
-        assert ids[ids >= 0].tolist() == [token for token, _ in best]
-        assert masses[ids >= 0].tolist() == pytest.approx([mass for _, mass in best], rel=1e-5)
+    for part, apart in zip(parts, losses.apart, strict=True):
+        ids, masses = read_all(apart)
+        width = part.ids.shape[1]
+        assert np.array_equal(ids[:, :width], part.ids)
+        assert masses[:, :width] == pytest.approx(part.masses, rel=1e-5)
 
 
 def test_each_document_has_the_teacher_that_finds_it_likelier(parts):
@@ -86,8 +81,10 @@ def test_each_document_has_the_teacher_that_finds_it_likelier(parts):
         assert (ids[:, best.ids.shape[1] :] == -1).all()
 
 
-def test_the_rule_has_the_most_entries(parts):
-    assert StoredTeachers(parts, (0.5, 0.5)).rule.distributions.top_k == 5
+def test_a_row_has_room_for_all_that_a_mean_says(parts):
+    """With a place for the text's own token of each."""
+    assert StoredTeachers(parts, (0.5, 0.5)).rule.shape == EntryShape(4 + 6)
+    assert StoredTeachers(parts, ()).rule.shape == EntryShape(6)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.methods.method import Method
 from pipeline.models.packed_check import keep_documents_apart
-from pipeline.scoring.teaching import Teaching
+from pipeline.scoring.teaching import ONLINE_TOP_K, Teaching
 from pipeline.streaming import AlignedRows, Reading, load_batches
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
 from pipeline.training.ranks import Ranks
+from schemas.distribution_rule import EntryShape
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
 
@@ -87,9 +88,9 @@ def test_a_step_stays_on_its_device_and_attends_by_one_kernel(folder, method):
         bf16=True,
     )
     rows = AlignedRows(config.stream)
-    known = vocabulary_map(rows.dataset, rows.rules) if method != "teacher" else None
-    draws = 3 if method == "draws" else 0
-    guided = GuidedStudent(student, config.method, vocabulary_map=known, draws=draws)
+    known = vocabulary_map(rows) if method != "teacher" else None
+    asked = EntryShape(ONLINE_TOP_K + 1, 3 if method == "draws" else 0)
+    guided = GuidedStudent(student, config.method, vocabulary_map=known, asked=asked)
     with FakeGpu() as gpu:
         optimizer = torch.optim.AdamW(gpu.move(student).parameters())
         run = Run(config, Ranks(CUDA), rows, student, guided, gpu.move(teacher), optimizer)
@@ -102,4 +103,6 @@ def test_a_step_stays_on_its_device_and_attends_by_one_kernel(folder, method):
     assert gpu.operations["_varlen_attn_backward"] == LAYERS * MICRO_BATCHES
     in_each = dict(IN_EACH) | BY_METHOD[method]
     waits = {place: count * MICRO_BATCHES for place, count in in_each.items()}
+    if method != "teacher":  # cells, in a run's first step
+        waits["_place copies to the device"] = 4
     assert dict(gpu.waits) == waits | IN_A_STEP

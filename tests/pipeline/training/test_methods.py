@@ -10,6 +10,7 @@ from pipeline.methods.method import Method
 from pipeline.scoring.teaching import Teaching
 from pipeline.selection_rule import SelectionRule, Selector
 from pipeline.training.command import parse_config
+from schemas.distribution_rule import EntryShape
 
 # Of each: what tokens are ranked by, what is needed of the teacher, the share and λ.
 PAPER = {
@@ -92,4 +93,5 @@ def test_a_running_teacher_draws_where_the_loss_allows(
 ) -> None:
     method = Method("distill", **options)
     served = kind_of(method).serve(method, Teaching(teacher="t", **asked))
-    assert served == Served("running", True, *expected)
+    top_k, drawn = expected
+    assert served == Served("running", True, EntryShape(top_k + 1, drawn))

@@ -25,7 +25,7 @@ from pipeline.models.output_layer import UnknownLogitsError
 from pipeline.models.probe import UntrainedTeacherError
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.evaluation import evaluate, open_heldout
@@ -342,11 +342,7 @@ def test_every_method_gives_a_loss_to_learn_from(
     data, start = ("same", "teacher_start") if kind.one_vocabulary else ("pair", "student")
     learner = load_language_model(str(world / start))
     rows = _rows(world / data)
-    more = (
-        {"vocabulary_map": vocabulary_map(rows.dataset, rows.rules)}
-        if kind.needs == "distributions"
-        else {}
-    )
+    more = {"vocabulary_map": vocabulary_map(rows)} if kind.needs == "distributions" else {}
     batch = rows.__getitems__([0, 1])
     method = Method(name, num_chunks=4) if name.startswith("chunks") else Method(name)
     result = _loss(method, learner, teacher, batch, **more)
