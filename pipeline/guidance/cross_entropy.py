@@ -34,8 +34,11 @@ from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
     OutputLayer,
     VocabularyShare,
+    autocast_dtype,
     logit_slopes,
     matmul_wide,
+    narrow,
+    narrow_once,
     row_chunks,
     rows_at_once,
     to_logits,
@@ -79,7 +82,8 @@ def linear_cross_entropy(
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
     Products of half-precision inputs are accumulated and kept in fp32, and so is what the model
-    does to them. An output layer with a bias is not covered.
+    does to them. Under autocast both operands of a product are rounded to its dtype, chunk by
+    chunk, and nothing else is. An output layer with a bias is not covered.
 
     Args:
         hidden: float [..., H], the states that enter the output layer.
@@ -127,7 +131,7 @@ def linear_cross_entropy(
         flat_labels,
         flat_entries,
         (layer.scale, layer.cap),
-        (share, chunk_rows, with_entropy),
+        (share, chunk_rows, with_entropy, autocast_dtype(hidden)),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
     if not check_labels:
@@ -209,13 +213,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         entry_ids: Tensor | None,
         change: _Change,
-        options: tuple[VocabularyShare, int, bool],
+        options: tuple[VocabularyShare, int, bool, torch.dtype | None],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        share, chunk_rows, with_entropy = options
+        share, chunk_rows, with_entropy, half = options
+        ctx.dtype, hidden = hidden.dtype, narrow(hidden, half)
         labels = share.own_ids(labels)
         entry_ids = None if entry_ids is None else share.own_ids(entry_ids)
         with torch.autocast(hidden.device.type, enabled=False):
-            products = (widen(hidden) * widen(weight[labels.clamp_min(0)])).sum(-1)
+            own = narrow(weight[labels.clamp_min(0)], half)
+            products = (widen(hidden) * widen(own)).sum(-1)
             label_products = share.sum(products.where(labels >= 0, 0.0))
             label_logits = to_logits(label_products, *change)
             log_normaliser, entropies, entry_log_probs = _log_normalisers(
@@ -227,6 +233,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 share=share,
                 chunks=row_chunks(share.num_own, chunk_rows),
                 with_entropy=with_entropy,
+                half=half,
             )
         ctx.save_for_backward(hidden, weight, labels, log_normaliser, entry_ids)
         ctx.change, ctx.options = change, options
@@ -242,7 +249,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, grad_losses: Tensor, _: Tensor | None, grad_entries: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         hidden, weight, labels, log_normaliser, entry_ids = ctx.saved_tensors
-        share, chunk_rows, _with_entropy = ctx.options
+        share, chunk_rows, _with_entropy, half = ctx.options
         counts = grad_losses
         if grad_entries is not None:
             counts = (grad_losses != 0) | (grad_entries != 0).any(-1)
@@ -258,8 +265,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 change=ctx.change,
                 chunks=row_chunks(share.num_own, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
+                half=half,
             )
-        grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
+        grad_hidden = torch.zeros_like(hidden, dtype=ctx.dtype)
+        grad_hidden.index_copy_(0, used, grad_used.to(ctx.dtype))
         return grad_hidden, grad_weight, None, None, None, None
 
 
@@ -273,6 +282,7 @@ def _log_normalisers(
     share: VocabularyShare,
     chunks: list[slice],
     with_entropy: bool,
+    half: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Walk the vocabulary once: log sum exp, entropies, log-probabilities of entries."""
     hidden = widen_once(hidden)
@@ -285,7 +295,7 @@ def _log_normalisers(
         unknown = maximum.new_full(entry_ids.shape, -torch.inf)
         entries = ChosenEntries.of(entry_ids, unknown, chunks)
     for number, chunk in enumerate(chunks):
-        logits_nv = to_logits(matmul_wide(hidden, weight[chunk].T), *change)
+        logits_nv = to_logits(matmul_wide(hidden, narrow(weight[chunk], half).T), *change)
         if entries is not None:
             entries.read_from(logits_nv, number)
         new_maximum = torch.maximum(maximum, logits_nv.amax(-1))
@@ -325,6 +335,7 @@ def _gradients(
     change: _Change,
     chunks: list[slice],
     needs_weight: bool,
+    half: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Walk the vocabulary again, for the gradients of losses and of entries' log-probabilities.
 
@@ -340,7 +351,7 @@ def _gradients(
         entries = ChosenEntries.of(*entries_with_grad, chunks)
         scale = scale - entries.values.sum(-1, keepdim=True)
     for number, chunk in enumerate(chunks):
-        rows = weight[chunk]
+        rows = narrow(weight[chunk], half)
         logits_nv = to_logits(matmul_wide(hidden, rows.T), *change)
         slopes = logit_slopes(logits_nv, *change)
         log_probabilities_nv = logits_nv.sub_(log_normaliser.unsqueeze(-1))
@@ -352,6 +363,7 @@ def _gradients(
         if entries is not None:
             entries.add_to(grad_logits_nv, number)
         grad_products_nv = grad_logits_nv if change == _UNCHANGED else grad_logits_nv.mul_(slopes)
+        grad_products_nv = narrow_once(grad_products_nv, rows)
         grad_hidden += matmul_wide(grad_products_nv, rows)
         if grad_weight is not None:
             grad_weight[chunk] = matmul_wide(grad_products_nv.T, hidden).to(weight.dtype)
