@@ -71,8 +71,8 @@ def build(
         development: further windows of the same packages.
         held: documents of each held-out set.
     """
-    own = _windows(packages)
-    found = {"package": own[train + development :], "others": _windows(OTHERS)}
+    own = source_windows(packages)
+    found = {"package": own[train + development :], "others": source_windows(OTHERS)}
     found["docstrings"] = healing_texts(OTHERS)
     found["gsm8k"] = read_questions(data, "gsm8k")
     texts = {"train": own[:train], "dev": own[train : train + development]}
@@ -82,7 +82,7 @@ def build(
     return texts | {"drawn": texts["train"]}
 
 
-def _windows(packages: Sequence[str]) -> list[Document]:
+def source_windows(packages: Sequence[str]) -> list[Document]:
     """Return one window of whole lines of each source file that is long enough, shuffled."""
     order = random.Random(SEED)
     windows = []

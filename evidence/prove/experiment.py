@@ -23,6 +23,7 @@ class Base:
         seq_length: student tokens per row.
         batch_size: rows per step.
         device: trains, scores and measures.
+        precision: in which it computes; None: bfloat16 where the device multiplies in it.
     """
 
     layers: tuple[int, ...] = (0, 1, 2, 15, 28, 29)
@@ -36,10 +37,13 @@ class Base:
     seq_length: int = 512
     batch_size: int = 4
     device: str = "cpu"
+    precision: str | None = None
 
     @property
     def dtype(self) -> str:
         """bfloat16 where the processor multiplies in it; others are slower in it."""
+        if self.precision is not None:
+            return self.precision
         flags = Path("/proc/cpuinfo")
         half = flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
         return "bfloat16" if half or self.device.startswith("cuda") else "float32"
@@ -128,6 +132,8 @@ class Experiment:
         first_rate: where the search begins; it doubles and halves while that is better.
         measured: units at which the sets are measured; None: the best of the development set, and
             the last.
+        prompts: texts, named `prompts_NAME`, that students go on with.
+        numbers: whether measures have sums over packed numbers, too.
         start_measured: texts on which the model that all arms begin with is measured, too.
         stages: what follows each run.
         seeds: one run each: order of rows, random choices, dropout.
@@ -151,6 +157,8 @@ class Experiment:
     warmup_steps: int | None = None
     first_rate: float = 1e-3
     measured: tuple[int, ...] | None = None
+    prompts: tuple[str, ...] = ()
+    numbers: bool = False
     start_measured: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)

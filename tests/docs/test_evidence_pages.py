@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prove import code, distributions, few, kinds, tokens, transfer
+from prove import cells, code, distributions, few, kinds, tokens, transfer
 from prove import filter as filtering
 from prove.compare import (
     Difference,
@@ -21,7 +21,7 @@ from prove.compare import (
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "evidence"
 RECORDS = PAGES / "records"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions)
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, cells)
 """All but code, whose draws have folders of their own."""
 
 

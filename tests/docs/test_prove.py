@@ -19,9 +19,9 @@ import scipy.stats
 import torch
 from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import code, distributions, few, kinds, tokens, transfer
+from prove import cells, code, distributions, few, kinds, tokens, transfer
 from prove import filter as filtering
-from prove.chain import Chain, search_rate
+from prove.chain import Chain
 from prove.compare import (
     Difference,
     bits_per_byte,
@@ -31,6 +31,7 @@ from prove.compare import (
 )
 from prove.counted import count_only
 from prove.filter import ranks
+from prove.kept import search_rate
 from prove.noise import KINDS
 from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
 
@@ -41,7 +42,7 @@ from vocag import AlignedRows, Reading, Rows, StreamConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, code)
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, cells, code)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -285,7 +286,7 @@ def test_draws_win_if_they_are_ahead_in_every_seed(drawn: float | None, rule: st
 
 
 def test_windows_of_sources_are_whole_lines_of_different_files() -> None:
-    windows = code._windows(["tqdm"])
+    windows = code.source_windows(["tqdm"])
     assert len(windows) > 5
     assert len({window.number for window in windows}) == len(windows)
     root = Path(code.find_spec("tqdm").origin).parent
@@ -392,7 +393,7 @@ def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
-    tokenizer = tmp_path / "tokenizer" if module in (transfer, distributions) else None
+    tokenizer = tmp_path / "tokenizer" if module in (transfer, distributions, cells) else None
     experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer, teacher="t.gguf")
     made: set[str] = set()
     tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
