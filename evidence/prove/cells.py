@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prove.code import OTHERS, source_windows
 from prove.compare import (
@@ -132,26 +133,22 @@ def packed_bits(records: Records, own: str, other: str) -> Difference | None:
     return difference_of(seeds, [(ours[..., 2] - theirs[..., 2], math.log(2) * ours[0, :, 1])])
 
 
-def _numbers(
-    records: Records, arm: str, seeds: Sequence[int]
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+def _numbers(records: Records, arm: str, seeds: Sequence[int]) -> NDArray[np.float64]:
     """Return sums over packed numbers of every document of all sets, [seeds, documents, 6]."""
-    runs = [records[arm][seed] for seed in seeds]
-    return np.array(
-        [[row for name in SETS for row in sums_of(run, name, "last")["numbers"]] for run in runs]
-    )
+    runs = [[sums_of(records[arm][seed], name, "last") for name in SETS] for seed in seeds]
+    return np.array([[row for sums in run for row in sums["numbers"]] for run in runs])
 
 
 def odd_shares(records: Records, arm: str, kind: str) -> dict[int, float]:
     """Return by seed the share of numbers or indents that the student's tokenizer splits elsewhere.
 
-    NaN where nothing of that kind was written.
+    Seeds that wrote nothing of that kind are left out.
     """
-    found = {}
+    found: dict[int, float] = {}
     for seed, run in records[arm].items():
         counts = [own[kind] for name in PROMPTS for own in sums_of(run, name, "last")["odd"]]
         written, odd = np.sum(counts, 0).tolist()
-        found[seed] = odd / written if written else math.nan
+        found |= {seed: odd / written} if written else {}
     return found
 
 
@@ -163,10 +160,9 @@ def number_table(records: Records) -> str:
     for arm in records:
         cells: list[object] = [f"`{arm}`"]
         for kind in KINDS:
-            mean, half = paired(odd_shares(records, arm, kind).values())
-            cells.append(
-                f"{100 * mean:.1f} %" + ("" if math.isnan(half) else f" ± {100 * half:.1f}")
-            )
+            mean, half = (100 * value for value in paired(odd_shares(records, arm, kind).values()))
+            shown = f"{mean:.1f} %" + ("" if math.isnan(half) else f" ± {half:.1f}")
+            cells.append("–" if math.isnan(mean) else shown)
         sums = _numbers(records, arm, sorted(records[arm])).sum(1)
         if sums[:, 1].all():
             cells.append(f"{fmean(sums[:, 2] / sums[:, 1]) / math.log(2):.3f}")
