@@ -180,12 +180,22 @@ class Chain:
         self._transfer(tokenizer, text, "--layers", *base.layers)
 
     def _make_transplant(self) -> None:
-        self._transfer(self.experiment.tokenizer, self.own / "text" / "train.jsonl")
+        text, sizes = self.own / "text" / "train.jsonl", self.experiment.new_model
+        if not sizes:
+            self._transfer(self.experiment.tokenizer, text)
+            return
+        # Of the transplant only its tokenizer is used.
+        cut = self.own / "transplant"
+        self._transfer(self.experiment.tokenizer, text, "--layers", 0, output=cut)
+        words = ["--like", cut, *sizes, "--output", self.student]
+        self.call("student", [HERE / "new_model.py", *words])
 
-    def _transfer(self, tokenizer: Path | None, text: Path, *options: object) -> None:
+    def _transfer(
+        self, tokenizer: Path | None, text: Path, *options: object, output: Path | None = None
+    ) -> None:
         self.vocag(
             *("student", "transfer", self.source, "--tokenizer", tokenizer, "--text", text),
-            *(*options, "--output", self.student),
+            *(*options, "--output", output or self.student),
         )
 
     def _heal(self) -> None:
@@ -354,9 +364,9 @@ class Chain:
 
     @property
     def _references(self) -> dict[str, Path]:
-        """What no arm trains: the model that all begin with, and before its transfer."""
-        original = {"original": self.source} if self.experiment.tokenizer else {}
-        return original | {"start": self.start}
+        """What no arm trains: the model that all begin with, and its teacher."""
+        name = "original" if self.experiment.tokenizer else "teacher"
+        return {name: Path(self.teacher), "start": self.start}
 
     def _measure_references(self) -> None:
         """Write records of the models that no arm trains."""

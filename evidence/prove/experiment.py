@@ -138,6 +138,7 @@ class Experiment:
         stages: what follows each run.
         seeds: one run each: order of rows, random choices, dropout.
         tokenizer: of another vocabulary for all of SmolLM2-135M; None: the healed student.
+        new_model: sizes of a student of random weights with that vocabulary; empty: SmolLM2.
         other_teacher: whether another model teaches, which the user names, all of SmolLM2-135M.
         teacher: the model that teaches; None: SmolLM2-135M.
         judge: returns the verdicts as Markdown, from the folder of the records.
@@ -163,6 +164,7 @@ class Experiment:
     stages: tuple[Stage, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     tokenizer: Path | None = None
+    new_model: tuple[object, ...] = ()
     other_teacher: bool = False
     teacher: str | None = None
     judge: Callable[[Path], str] = field(repr=False)

@@ -14,8 +14,10 @@ sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "exa
 from prove.chain import Chain
 from prove.tasks import perform
 
-EXPERIMENTS = ("few", "filter", "transfer", "distributions", "code", "tokens", "cells")
-TRANSFERS = ("transfer", "distributions", "cells")
+EXPERIMENTS = ("few", "filter", "transfer", "distributions", "code", "tokens")
+EXPERIMENTS += ("cells", "fresh", "random_weights")
+TRANSFERS = ("transfer", "distributions", "cells", "random_weights")
+CODE = ("code", "fresh")
 
 
 def main() -> int:
@@ -30,7 +32,7 @@ def main() -> int:
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        help="of transfer, distributions and cells: a folder or a file",
+        help="of experiments with a new vocabulary: a folder or a file",
     )
     parser.add_argument(
         "--records", type=Path, help="folder of published records: taken over, and added to"
@@ -39,7 +41,7 @@ def main() -> int:
     options = parser.parse_args()
     if (options.experiment in TRANSFERS) != (options.tokenizer is not None):
         parser.error(f"--tokenizer is the new vocabulary of {', '.join(TRANSFERS)}: needed there")
-    if (options.experiment == "code") != (options.teacher is not None):
+    if (options.experiment in CODE) != (options.teacher is not None):
         parser.error("--teacher is the model that teaches code: needed there, and only there")
     scales = importlib.import_module(f"prove.{options.experiment}").SCALES
     if options.scale not in scales:

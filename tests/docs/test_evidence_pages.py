@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prove import cells, code, distributions, few, kinds, tokens, transfer
+from prove import cells as mapping
+from prove import (
+    code,
+    distributions,
+    few,
+    fresh,
+    kinds,
+    random_weights,
+    tokens,
+    transfer,
+)
 from prove import filter as filtering
 from prove.compare import (
     Difference,
@@ -21,7 +31,7 @@ from prove.compare import (
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "evidence"
 RECORDS = PAGES / "records"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, cells)
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, fresh, random_weights)
 """All but code, whose draws have folders of their own."""
 
 
@@ -82,7 +92,12 @@ def test_the_short_pages_numbers_are_in_the_whole_record() -> None:
 
 @pytest.mark.parametrize(
     ("module", "runs"),
-    [*((module, "") for module in MODULES), (filtering, "-once")],
+    [
+        *((module, "") for module in MODULES),
+        (filtering, "-once"),
+        (mapping, "-gpt_neox"),
+        (mapping, "-llama2"),
+    ],
 )
 def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> None:
     name = module.__name__.rpartition(".")[2]

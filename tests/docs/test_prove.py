@@ -20,7 +20,17 @@ import tokenizers
 import torch
 from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import cells, code, distributions, few, kinds, tokens, transfer
+from prove import (
+    cells,
+    code,
+    distributions,
+    few,
+    fresh,
+    kinds,
+    random_weights,
+    tokens,
+    transfer,
+)
 from prove import filter as filtering
 from prove.chain import Chain
 from prove.compare import (
@@ -44,7 +54,10 @@ from vocag import AlignedRows, Reading, Rows, StreamConfig, Tokenizer, load_toke
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, cells, code)
+MODULES: tuple[Any, ...] = (
+    *(few, filtering, tokens, transfer, distributions, cells, code),
+    *(fresh, random_weights),
+)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -395,7 +408,11 @@ def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
-    tokenizer = tmp_path / "tokenizer" if module in (transfer, distributions, cells) else None
+    tokenizer = (
+        tmp_path / "tokenizer"
+        if module in (transfer, distributions, cells, random_weights)
+        else None
+    )
     experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer, teacher="t.gguf")
     made: set[str] = set()
     tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
@@ -655,7 +672,7 @@ def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path
     run()
     assert (own / "records" / "distill-0.json").stat().st_mtime_ns == before
     names = {path.stem for path in (own / "records").glob("*.json")}
-    assert names == {"start-0", *(f"{arm.name}-0" for arm in few.ARMS)}
+    assert names == {"start-0", "teacher-0", *(f"{arm.name}-0" for arm in few.ARMS)}
     for arm in few.ARMS:
         path = own / "records" / f"{arm.name}-0.json"
         record = json.loads(path.read_text("utf-8"))
