@@ -55,7 +55,8 @@ prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of evidenc
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python evidence/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \
 	  --output prove$(if $(filter tiny gpu,$(SCALE)),-$(SCALE)) --scale $(or $(SCALE),full) --jobs $(or $(JOBS),2) \
-	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(TEACHER),--teacher $(TEACHER))
+	  $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) $(if $(TEACHER),--teacher $(TEACHER)) \
+	  $(if $(RECORDS),--records $(RECORDS))
 
 # What needs more than the `test` extra, or many processes a test, has a target of its own.
 ELSEWHERE := --ignore tests/megatron_plugin --ignore tests/services --ignore tests/engines --ignore tests/served

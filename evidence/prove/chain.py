@@ -3,16 +3,16 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from prove.experiment import Arm, Experiment, Stage
+from prove.kept import Kept, drop_weights, search_rate
 from prove.student import END, train_tokenizer
 from prove.tasks import Task, once, task
 from prove.texts import Document, healing_texts, read_texts, write_texts
@@ -29,16 +29,24 @@ class Chain:
         experiment: what is done.
         data: folder of GSM8K, MATH and the other sets.
         output: folder of what experiments share: teacher, student, healing; `own` lies in it.
+        published: folder of published records, which are taken over and added to; None: there is
+            none.
     """
 
     experiment: Experiment
     data: Path
     output: Path
+    published: Path | None = None
 
     @property
     def own(self) -> Path:
         """Folder of what this experiment alone makes."""
         return self.output / f"{self.experiment.name}-{self.experiment.scale}"
+
+    @property
+    def kept(self) -> Kept:
+        """The records and rates."""
+        return Kept(self.own, self.published)
 
     @property
     def source(self) -> Path:
@@ -86,16 +94,16 @@ class Chain:
             ready.append(self.own / f"scored-{name}")
             needed = [self.own / name / "manifest.json"]
             yield task(f"score:{name}", ready[-1:], (self._score, name, options), needed)
-        references = [self._record(name, 0) for name in self._references]
+        references = [self.kept.record(name, 0) for name in self._references]
         yield task("references", references, self._measure_references, ready)
         ready, records = [*ready, *references], [*references]
         for arm, seed in self.runs():
             declared = (arm, experiment.units, experiment.unit)
             if arm.rate is None and seed == self._seeds(arm)[0]:
-                found, search = [self._rate_file(arm.name)], (self._search_rate, arm)
+                found, search = [self.kept.rate(arm.name)], (self._search_rate, arm)
                 yield task(f"rate:{arm.name}", found, search, ready, declared)
-            records.append(self._record(arm.name, seed))
-            rate = [] if isinstance(arm.rate, float) else [self._rate_file(arm.rate or arm.name)]
+            records.append(self.kept.record(arm.name, seed))
+            rate = [] if isinstance(arm.rate, float) else [self.kept.rate(arm.rate or arm.name)]
             needed, run = [*ready, *rate], (self.run, arm, seed)
             yield task(f"run:{arm.name}:{seed}", records[-1:], run, needed, declared)
         yield task("table", [self.own / "table.md"], self._make_table, records)
@@ -172,12 +180,22 @@ class Chain:
         self._transfer(tokenizer, text, "--layers", *base.layers)
 
     def _make_transplant(self) -> None:
-        self._transfer(self.experiment.tokenizer, self.own / "text" / "train.jsonl")
+        text, sizes = self.own / "text" / "train.jsonl", self.experiment.new_model
+        if not sizes:
+            self._transfer(self.experiment.tokenizer, text)
+            return
+        # Of the transplant only its tokenizer is used.
+        cut = self.own / "transplant"
+        self._transfer(self.experiment.tokenizer, text, "--layers", 0, output=cut)
+        words = ["--like", cut, *sizes, "--output", self.student]
+        self.call("student", [HERE / "new_model.py", *words])
 
-    def _transfer(self, tokenizer: Path | None, text: Path, *options: object) -> None:
+    def _transfer(
+        self, tokenizer: Path | None, text: Path, *options: object, output: Path | None = None
+    ) -> None:
         self.vocag(
             *("student", "transfer", self.source, "--tokenizer", tokenizer, "--text", text),
-            *(*options, "--output", self.student),
+            *(*options, "--output", output or self.student),
         )
 
     def _heal(self) -> None:
@@ -240,29 +258,28 @@ class Chain:
         """Return the folder of a run."""
         return self.own / "runs" / arm.name / f"{rate:g}" / f"seed-{seed}"
 
-    def _record(self, name: str, seed: int) -> Path:
-        return self.own / "records" / f"{name}-{seed}.json"
-
-    def _rate_file(self, name: str) -> Path:
-        return self.own / "rates" / f"{name}.json"
-
     def _search_rate(self, arm: Arm) -> None:
         """Double and halve the first rate while that is better; write down what was tried.
 
         A search is the beginning of the first seed's run: the best rate's goes on from there.
         """
         seed, units = self._seeds(arm)[0], self.experiment.search_units
+        place = self.kept.rate(arm.name)
+        known = (self.kept.take(place) or {"searched": {}})["searched"]
 
         def tried(rate: float) -> float:
-            self.train(arm, rate, seed, units)
-            return min(self.development(arm, rate, seed)[:units])
+            if f"{rate:g}" not in known:
+                self.train(arm, rate, seed, units)
+                known[f"{rate:g}"] = min(self.development(arm, rate, seed)[:units])
+                self.kept.write(place, {"searched": known})
+            return float(known[f"{rate:g}"])
 
         found = search_rate(tried, self.experiment.first_rate)
         best = min(found, key=found.__getitem__)
         for rate in found.keys() - {best}:
-            _drop_weights(self.folder(arm, rate, seed))
+            drop_weights(self.folder(arm, rate, seed))
         searched = {f"{rate:g}": bits for rate, bits in sorted(found.items())}
-        _write(self._rate_file(arm.name), {"searched": searched, "best": best})
+        self.kept.write(place, {"searched": searched, "best": best})
 
     def train(self, arm: Arm, rate: float, seed: int, units: int) -> None:
         """Train a run up to a number of units of its schedule."""
@@ -292,9 +309,11 @@ class Chain:
 
     def run(self, arm: Arm, seed: int) -> None:
         """Train a run to its end, measure it, write its record and drop its weights."""
+        if self.kept.take(self.kept.record(arm.name, seed)) is not None:
+            return
         rate, units = arm.rate, arm.units or self.experiment.units
         if not isinstance(rate, float):
-            rate = float(json.loads(self._rate_file(rate or arm.name).read_text("utf-8"))["best"])
+            rate = float(json.loads(self.kept.rate(rate or arm.name).read_text("utf-8"))["best"])
         folder = self.folder(arm, rate, seed)
         self.train(arm, rate, seed, units)
         bits = self.development(arm, rate, seed)
@@ -311,8 +330,8 @@ class Chain:
             **{"units": units, "development": bits, "best": best},
             "measured": self.measure(folder / "measures.json", models),
         }
-        _write(self._record(arm.name, seed), record)
-        _drop_weights(folder)
+        self.kept.write(self.kept.record(arm.name, seed), record)
+        drop_weights(folder)
 
     def _train_stage(self, stage: Stage, folder: Path, rate: float, seed: int) -> Path:
         output = folder / stage.name
@@ -331,10 +350,13 @@ class Chain:
         """Measure models on every held-out set, and on more texts; return sums by document."""
         sets = {p.stem.removeprefix("held_"): p for p in (self.own / "text").glob("held_*.jsonl")}
         sets |= {name: self.own / "text" / f"{name}.jsonl" for name in more}
+        prompts = {name: self.own / "text" / f"{name}.jsonl" for name in self.experiment.prompts}
         words = [
             *(HERE / "measure.py", *(f"{name}={path}" for name, path in sorted(sets.items()))),
             *("--students", *(f"{name}={path}" for name, path in models.items())),
             *("--output", output, *self._computes),
+            *(["--numbers"] if self.experiment.numbers else []),
+            *(["--prompts", *(f"{n}={p}" for n, p in prompts.items())] if prompts else []),
         ]
         self.call(str(output.relative_to(self.own).with_suffix("")), words)
         measured: dict[str, Any] = json.loads(output.read_text("utf-8"))
@@ -342,49 +364,19 @@ class Chain:
 
     @property
     def _references(self) -> dict[str, Path]:
-        """What no arm trains: the model that all begin with, and before its transfer."""
-        original = {"original": self.source} if self.experiment.tokenizer else {}
-        return original | {"start": self.start}
+        """What no arm trains: the model that all begin with, and its teacher."""
+        name = "original" if self.experiment.tokenizer else "teacher"
+        return {name: Path(self.teacher), "start": self.start}
 
     def _measure_references(self) -> None:
         """Write records of the models that no arm trains."""
+        places = [self.kept.record(name, 0) for name in self._references]
+        if all(self.kept.take(place) is not None for place in places):
+            return
         output, more = self.own / "references.json", self.experiment.start_measured
         for name, found in self.measure(output, self._references, more).items():
             record = {"arm": name, "seed": 0, "units": 0, "best": 0, "measured": {"0": found}}
-            _write(self._record(name, 0), record)
+            self.kept.write(self.kept.record(name, 0), record)
 
     def _make_table(self) -> None:
         (self.own / "table.md").write_text(self.experiment.judge(self.own / "records"), "utf-8")
-
-
-def search_rate(tried: Callable[[float], float], first: float) -> dict[float, float]:
-    """Return bits per byte by rate: a rate doubled and halved until both neighbours are worse.
-
-    Args:
-        tried: returns the bits per byte that a rate leads to.
-        first: rate to begin with.
-
-    Example:
-        >>> search_rate(lambda rate: abs(rate - 4), 1.0)
-        {1.0: 3.0, 2.0: 2.0, 0.5: 3.5, 4.0: 0.0, 8.0: 4.0}
-    """
-    found = {first: tried(first)}
-    while True:
-        best = min(found, key=found.__getitem__)
-        missing = [rate for rate in (2 * best, best / 2) if rate not in found]
-        if not missing:
-            return found
-        for rate in missing:
-            found[rate] = tried(rate)
-
-
-def _write(path: Path, found: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found) + "\n", "utf-8")
-
-
-def _drop_weights(folder: Path) -> None:
-    for path in (*folder.glob("step-*"), *folder.glob("*/model"), folder / "model"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.rglob("checkpoint.pt"):
-        path.unlink()

@@ -71,8 +71,8 @@ def build(
         development: further windows of the same packages.
         held: documents of each held-out set.
     """
-    own = _windows(packages)
-    found = {"package": own[train + development :], "others": _windows(OTHERS)}
+    own = source_windows(packages)
+    found = {"package": own[train + development :], "others": source_windows(OTHERS)}
     found["docstrings"] = healing_texts(OTHERS)
     found["gsm8k"] = read_questions(data, "gsm8k")
     texts = {"train": own[:train], "dev": own[train : train + development]}
@@ -82,7 +82,7 @@ def build(
     return texts | {"drawn": texts["train"]}
 
 
-def _windows(packages: Sequence[str]) -> list[Document]:
+def source_windows(packages: Sequence[str]) -> list[Document]:
     """Return one window of whole lines of each source file that is long enough, shuffled."""
     order = random.Random(SEED)
     windows = []
@@ -125,30 +125,36 @@ def judge_draws(
     return f"# One code base\n\n{verdict(records, plain, methods)}\n{tables}"
 
 
-def verdict(records: Records, plain: Sequence[str], methods: Sequence[str]) -> str:
-    """Return what the rules say, or which runs are missing."""
+def verdict(
+    records: Records,
+    plain: Sequence[str],
+    methods: Sequence[str],
+    sets: Sequence[str] = SETS,
+) -> str:
+    """Return what the rules say, or which runs are missing; the first set decides."""
     if missing := find_missing(records, (*plain, *methods), len(PACKAGES)):
         return f"Not finished: {missing}."
     best = best_arm(records, plain)
     lines = [f"The best plain arm is `{best}`. Less it, bits per byte:", ""]
     for arm in methods:
-        found = compare(records, arm, best, "package")
+        found = compare(records, arm, best, sets[0])
         rule = "for" if found.is_below_zero else "against" if found.mean >= 0 else "undecided"
-        rest = ", ".join(f"{name} {compare(records, arm, best, name)}" for name in SETS[1:])
-        lines.append(f"- `{arm}`: package {found}: **{rule}**; {rest}")
+        rest = ", ".join(f"{name} {compare(records, arm, best, name)}" for name in sets[1:])
+        lines.append(f"- `{arm}`: {sets[0]} {found}: **{rule}**; {rest}")
     return "\n".join(lines)
 
 
-def _texts_of(
+def texts_of(
     packages: Sequence[str], *, train: int = 20, development: int = 8, held: int = 20
 ) -> partial[Texts]:
+    """Return `build` of these packages."""
     return partial(build, packages=packages, train=train, development=development, held=held)
 
 
 _SMALL = Experiment(
     name="code",
     base=Base(batch_size=2),
-    build=_texts_of(()),
+    build=texts_of(()),
     aligned=("train", "drawn", "dev"),
     scored={"train": ("--top-k", 16, "--draws", 0), "drawn": ("--top-k", 8, "--draws", 4)},
     arms=ARMS,
@@ -161,7 +167,7 @@ _SMALL = Experiment(
 )
 _FRESH = replace(
     _SMALL,
-    build=_texts_of(PACKAGES, train=100),
+    build=texts_of(PACKAGES, train=100),
     aligned=("train", "dev"),
     scored={"train": ("--top-k", 16, "--draws", 0)},
     arms=FRESH_ARMS,
@@ -171,12 +177,12 @@ _FRESH = replace(
     judge=partial(judge, plain=("full",), methods=[arm.name for arm in FRESH_ARMS[1:]]),
 )
 SCALES = {
-    **{f"small-{package}": replace(_SMALL, build=_texts_of([package])) for package in PACKAGES},
+    **{f"small-{package}": replace(_SMALL, build=texts_of([package])) for package in PACKAGES},
     "fresh-all": _FRESH,
     "tiny-all": replace(
         _SMALL,
         base=Base(seq_length=128, batch_size=2),
-        build=_texts_of(PACKAGES, train=6, development=2, held=2),
+        build=texts_of(PACKAGES, train=6, development=2, held=2),
         arms=ARMS[:2],
         units=1,
     ),

@@ -23,6 +23,7 @@ class Base:
         seq_length: student tokens per row.
         batch_size: rows per step.
         device: trains, scores and measures.
+        precision: in which it computes; None: bfloat16 where the device multiplies in it.
     """
 
     layers: tuple[int, ...] = (0, 1, 2, 15, 28, 29)
@@ -36,10 +37,13 @@ class Base:
     seq_length: int = 512
     batch_size: int = 4
     device: str = "cpu"
+    precision: str | None = None
 
     @property
     def dtype(self) -> str:
         """bfloat16 where the processor multiplies in it; others are slower in it."""
+        if self.precision is not None:
+            return self.precision
         flags = Path("/proc/cpuinfo")
         half = flags.exists() and "avx512_bf16" in flags.read_text("utf-8")
         return "bfloat16" if half or self.device.startswith("cuda") else "float32"
@@ -128,10 +132,13 @@ class Experiment:
         first_rate: where the search begins; it doubles and halves while that is better.
         measured: units at which the sets are measured; None: the best of the development set, and
             the last.
+        prompts: texts, named `prompts_NAME`, that students go on with.
+        numbers: whether measures have sums over packed numbers, too.
         start_measured: texts on which the model that all arms begin with is measured, too.
         stages: what follows each run.
         seeds: one run each: order of rows, random choices, dropout.
         tokenizer: of another vocabulary for all of SmolLM2-135M; None: the healed student.
+        new_model: sizes of a student of random weights with that vocabulary; empty: SmolLM2.
         other_teacher: whether another model teaches, which the user names, all of SmolLM2-135M.
         teacher: the model that teaches; None: SmolLM2-135M.
         judge: returns the verdicts as Markdown, from the folder of the records.
@@ -151,10 +158,13 @@ class Experiment:
     warmup_steps: int | None = None
     first_rate: float = 1e-3
     measured: tuple[int, ...] | None = None
+    prompts: tuple[str, ...] = ()
+    numbers: bool = False
     start_measured: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     tokenizer: Path | None = None
+    new_model: tuple[object, ...] = ()
     other_teacher: bool = False
     teacher: str | None = None
     judge: Callable[[Path], str] = field(repr=False)

@@ -16,6 +16,7 @@ from prove.texts import HELD_OUT_PACKAGES, Document, Texts, read_pools
 SEED = 20
 PLAIN = ("full", "full-decay-1", "full-decay-3", "full-dropout")
 DISTILL = ("distill", "distill-kept")
+CELLS_PLAIN, CELLS = ("full", "full-decay-3", "full-dropout"), ("cells",)
 DECIDING = ("gsm8k", "math")
 KNOWN = ("docstrings", "mmlu_stem")
 _SHARED = ("--method", "distill", "--weight", 0.8)
@@ -62,20 +63,25 @@ def build(
     return texts | sets
 
 
-def judge(folder: Path) -> str:
+def judge(folder: Path, plain: Sequence[str] = PLAIN, distill: Sequence[str] = DISTILL) -> str:
     """Return the tables and the verdicts, by the rules of evidence/few.md."""
     records = read_records(folder)
     tables = both_overviews(records, (*DECIDING, *KNOWN), "full")
-    return f"# Few documents, many passes\n\n{verdict(records)}\n{tables}"
+    return f"# Few documents, many passes\n\n{verdict(records, plain, distill)}\n{tables}"
 
 
-def verdict(records: Records, num_seeds: int = 3) -> str:
+def verdict(
+    records: Records,
+    plain_arms: Sequence[str] = PLAIN,
+    distill_arms: Sequence[str] = DISTILL,
+    num_seeds: int = 3,
+) -> str:
     """Return what the rules say, and which runs are missing."""
-    missing = find_missing(records, (*PLAIN, *DISTILL), num_seeds)
-    if {"full", "distill"} - records.keys():
-        return "Not finished: neither `full` nor `distill` can be compared yet."
-    own = best_arm(records, [name for name in DISTILL if name in records])
-    plain = best_arm(records, [name for name in PLAIN if name in records])
+    missing = find_missing(records, (*plain_arms, *distill_arms), num_seeds)
+    if {"full", distill_arms[0]} - records.keys():
+        return f"Not finished: neither `full` nor `{distill_arms[0]}` can be compared yet."
+    own = best_arm(records, [name for name in distill_arms if name in records])
+    plain = best_arm(records, [name for name in plain_arms if name in records])
     found = {name: compare(records, own, plain, name) for name in (*DECIDING, *KNOWN)}
     wins = all(found[name].is_below_zero for name in DECIDING)
     loses = all(found[name].mean >= 0 for name in DECIDING)
@@ -101,15 +107,27 @@ FULL = Experiment(
 _SMALL_HELD = {"gsm8k": 60, "math": 40, "docstrings": 20, "mmlu_stem": 60}
 _TINY_HELD = dict.fromkeys(_HELD, 4)
 _GPU_HELD = {"gsm8k": 1000, "math": 400, "docstrings": 200, "mmlu_stem": 1000}
+SMALL = replace(
+    FULL,
+    base=Base(batch_size=2, heal_until=200),
+    build=partial(_BUILD, train=(26, 14), development=10, held=_SMALL_HELD),
+    units=10,
+    search_units=3,
+    measured=None,
+)
+CELLS_ARMS = (
+    *(replace(arm, order=0) for arm in ARMS if arm.name in CELLS_PLAIN),
+    Arm(name="cells", options=(*_SHARED, "--distill-map", "cells"), scored=True),
+)
 SCALES = {
     "full": FULL,
-    "small": replace(
-        FULL,
-        base=Base(batch_size=2, heal_until=200),
-        build=partial(_BUILD, train=(26, 14), development=10, held=_SMALL_HELD),
-        units=10,
-        search_units=3,
-        measured=None,
+    "small": SMALL,
+    "cells": replace(
+        SMALL,
+        base=replace(SMALL.base, precision="float32"),
+        scored={"train": ("--top-k", 8, "--draws", 4)},
+        arms=CELLS_ARMS,
+        judge=partial(judge, plain=CELLS_PLAIN, distill=CELLS),
     ),
     "tiny": replace(
         FULL,

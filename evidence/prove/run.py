@@ -15,6 +15,9 @@ from prove.chain import Chain
 from prove.tasks import perform
 
 EXPERIMENTS = ("few", "filter", "transfer", "distributions", "code", "tokens")
+EXPERIMENTS += ("cells", "fresh", "random_weights")
+TRANSFERS = ("transfer", "distributions", "cells", "random_weights")
+CODE = ("code", "fresh")
 
 
 def main() -> int:
@@ -29,16 +32,16 @@ def main() -> int:
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        help="of transfer and distributions: Llama 2's, a folder or a file",
+        help="of experiments with a new vocabulary: a folder or a file",
+    )
+    parser.add_argument(
+        "--records", type=Path, help="folder of published records: taken over, and added to"
     )
     parser.add_argument("--teacher", help="of code: a folder, a repository or a .gguf file")
     options = parser.parse_args()
-    transfers = options.experiment in ("transfer", "distributions")
-    if transfers != (options.tokenizer is not None):
-        parser.error(
-            "--tokenizer is the new vocabulary of transfer and distributions: needed there"
-        )
-    if (options.experiment == "code") != (options.teacher is not None):
+    if (options.experiment in TRANSFERS) != (options.tokenizer is not None):
+        parser.error(f"--tokenizer is the new vocabulary of {', '.join(TRANSFERS)}: needed there")
+    if (options.experiment in CODE) != (options.teacher is not None):
         parser.error("--teacher is the model that teaches code: needed there, and only there")
     scales = importlib.import_module(f"prove.{options.experiment}").SCALES
     if options.scale not in scales:
@@ -47,7 +50,8 @@ def main() -> int:
     experiment = replace(
         scales[options.scale], scale=options.scale, tokenizer=tokenizer, teacher=options.teacher
     )
-    chain = Chain(experiment, options.data.resolve(), options.output.resolve())
+    published = options.records.resolve() if options.records else None
+    chain = Chain(experiment, options.data.resolve(), options.output.resolve(), published)
     return perform(chain.tasks, chain.own, options.tasks, jobs=options.jobs)
 
 

@@ -69,8 +69,14 @@ def build(
         packages: whose docstrings are held out.
     """
     pool, sets = read_pools(data, healing, dict.fromkeys(SETS, held), packages)
-    random.Random(SEED).shuffle(pool)
-    return {"train": pool[:train], "dev": pool[train : train + development], **sets}
+    return draw_texts(pool, train, development) | sets
+
+
+def draw_texts(pool: Sequence[Document], train: int, development: int) -> Texts:
+    """Return documents to train on, and further ones, drawn from a pool."""
+    drawn = list(pool)
+    random.Random(SEED).shuffle(drawn)
+    return {"train": drawn[:train], "dev": drawn[train : train + development]}
 
 
 def shares(records: Records, arm: str, at: str = "last") -> dict[int, dict[str, float]]:

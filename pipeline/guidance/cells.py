@@ -18,6 +18,8 @@ from pipeline.guidance.output_layer import (
     VocabularyShare,
     logit_slopes,
     matmul_wide,
+    narrow,
+    narrow_once,
     to_logits,
 )
 
@@ -93,6 +95,7 @@ class CellSums:
         weight: float [V, H], this rank's rows.
         change: scale and cap of `OutputLayer`.
         chunk_rows: rows of the vocabulary at one time.
+        half: what an autocast rounds the weight's rows to.
     """
 
     cells: PlacedCells
@@ -100,6 +103,7 @@ class CellSums:
     weight: Tensor
     change: tuple[float, float | None]
     chunk_rows: int
+    half: torch.dtype | None = None
 
     def read_into(self, values_nk: Tensor, places_nk: Tensor) -> Tensor:
         """Return values, with this rank's log-sum-exps where `places_nk` names a cell."""
@@ -133,16 +137,19 @@ class CellSums:
             logits_ngs = self._logits(rows)
             slopes = logit_slopes(logits_ngs, *self.change)
             shares = torch.exp(logits_ngs - sums[:, :-1, None]).masked_fill(rows < 0, 0.0)
-            grad_nv = (grads[:, :-1, None] * shares * slopes).flatten(1)
-            ids = rows.clamp_min(0).flatten()
-            grad_hidden += matmul_wide(grad_nv, self.weight[ids])
+            ids, weight = rows.clamp_min(0).flatten(), self._weight(rows)
+            grad_nv = narrow_once((grads[:, :-1, None] * shares * slopes).flatten(1), weight)
+            grad_hidden += matmul_wide(grad_nv, weight)
             if grad_weight is not None:
                 products = matmul_wide(grad_nv.T, self.hidden)
                 grad_weight.index_add_(0, ids, products.to(grad_weight.dtype))
 
     def _logits(self, rows: Tensor) -> Tensor:
-        products = matmul_wide(self.hidden, self.weight[rows.clamp_min(0).flatten()].T)
+        products = matmul_wide(self.hidden, self._weight(rows).T)
         return to_logits(products, *self.change).unflatten(1, rows.shape)
+
+    def _weight(self, rows: Tensor) -> Tensor:
+        return narrow(self.weight[rows.clamp_min(0).flatten()], self.half)
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
         """Yield parts of the cells' tables, and where their first cell comes."""

@@ -35,8 +35,11 @@ from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
     OutputLayer,
     VocabularyShare,
+    autocast_dtype,
     logit_slopes,
     matmul_wide,
+    narrow,
+    narrow_once,
     row_chunks,
     rows_at_once,
     to_logits,
@@ -82,7 +85,8 @@ def linear_cross_entropy(
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
     Products of half-precision inputs are accumulated and kept in fp32, and so is what the model
-    does to them. An output layer with a bias is not covered.
+    does to them. Under autocast both operands of a product are rounded to its dtype, chunk by
+    chunk, and nothing else is. An output layer with a bias is not covered.
 
     Args:
         hidden: float [..., H], the states that enter the output layer.
@@ -131,7 +135,7 @@ def linear_cross_entropy(
         flat_labels,
         flat_entries,
         (layer.scale, layer.cap),
-        (share, chunk_rows, with_entropy),
+        (share, chunk_rows, with_entropy, autocast_dtype(hidden)),
         None if cells is None else cells.on(hidden.device, share),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
@@ -214,10 +218,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         entry_ids: Tensor | None,
         change: _Change,
-        options: tuple[VocabularyShare, int, bool],
+        options: tuple[VocabularyShare, int, bool, torch.dtype | None],
         cells: PlacedCells | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        share, chunk_rows, with_entropy = options
+        share, chunk_rows, with_entropy, half = options
+        ctx.dtype, hidden = hidden.dtype, narrow(hidden, half)
         labels = share.own_ids(labels)
         cell_places = sums = None
         if entry_ids is not None:
@@ -225,7 +230,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 entry_ids, cell_places = cells.split(entry_ids)
             entry_ids = share.own_ids(entry_ids)
         with torch.autocast(hidden.device.type, enabled=False):
-            products = (widen(hidden) * widen(weight[labels.clamp_min(0)])).sum(-1)
+            own = narrow(weight[labels.clamp_min(0)], half)
+            products = (widen(hidden) * widen(own)).sum(-1)
             label_products = share.sum(products.where(labels >= 0, 0.0))
             label_logits = to_logits(label_products, *change)
             entry_log_probs = None
@@ -238,10 +244,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 share=share,
                 chunks=row_chunks(share.num_own, chunk_rows),
                 with_entropy=with_entropy,
+                half=half,
             )
             if entry_ids is not None:
                 if cells is not None:
-                    walk = CellSums(cells, widen_once(hidden), weight, change, chunk_rows)
+                    states = widen_once(hidden)
+                    walk = CellSums(cells, states, weight, change, chunk_rows, half)
                     sums = walk.read_into(sums, cell_places)
                 sums = share.logsumexp(sums)
                 entry_log_probs = (sums - log_normaliser.unsqueeze(-1)).clamp_max_(0.0)
@@ -260,7 +268,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, grad_losses: Tensor, _: Tensor | None, grad_entries: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         hidden, weight, labels, log_normaliser, entry_ids, sums, cell_places = ctx.saved_tensors
-        share, chunk_rows, _with_entropy = ctx.options
+        share, chunk_rows, _with_entropy, half = ctx.options
         counts = grad_losses
         if grad_entries is not None:
             counts = (grad_losses != 0) | (grad_entries != 0).any(-1)
@@ -276,13 +284,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 change=ctx.change,
                 chunks=row_chunks(share.num_own, chunk_rows),
                 needs_weight=ctx.needs_input_grad[1],
+                half=half,
             )
             if ctx.cells is not None and grad_entries is not None:
                 states = widen_once(hidden[used])
-                CellSums(ctx.cells, states, weight, ctx.change, chunk_rows).add_gradients(
+                CellSums(ctx.cells, states, weight, ctx.change, chunk_rows, half).add_gradients(
                     sums[used], grad_entries[used], cell_places[used], grad_used, grad_weight
                 )
-        grad_hidden = torch.zeros_like(hidden).index_copy_(0, used, grad_used.to(hidden.dtype))
+        grad_hidden = torch.zeros_like(hidden, dtype=ctx.dtype)
+        grad_hidden.index_copy_(0, used, grad_used.to(ctx.dtype))
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
@@ -296,6 +306,7 @@ def _log_normalisers(
     share: VocabularyShare,
     chunks: list[slice],
     with_entropy: bool,
+    half: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Walk the vocabulary once: log sum exp, entropies, and this rank's logits of entries."""
     hidden = widen_once(hidden)
@@ -308,7 +319,7 @@ def _log_normalisers(
         unknown = maximum.new_full(entry_ids.shape, -torch.inf)
         entries = ChosenEntries.of(entry_ids, unknown, chunks)
     for number, chunk in enumerate(chunks):
-        logits_nv = to_logits(matmul_wide(hidden, weight[chunk].T), *change)
+        logits_nv = to_logits(matmul_wide(hidden, narrow(weight[chunk], half).T), *change)
         if entries is not None:
             entries.read_from(logits_nv, number)
         new_maximum = torch.maximum(maximum, logits_nv.amax(-1))
@@ -345,6 +356,7 @@ def _gradients(
     change: _Change,
     chunks: list[slice],
     needs_weight: bool,
+    half: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Walk the vocabulary again, for the gradients of losses and of entries' log-probabilities.
 
@@ -360,7 +372,7 @@ def _gradients(
         entries = ChosenEntries.of(*entries_with_grad, chunks)
         scale = scale - entries.values.sum(-1, keepdim=True)
     for number, chunk in enumerate(chunks):
-        rows = weight[chunk]
+        rows = narrow(weight[chunk], half)
         logits_nv = to_logits(matmul_wide(hidden, rows.T), *change)
         slopes = logit_slopes(logits_nv, *change)
         log_probabilities_nv = logits_nv.sub_(log_normaliser.unsqueeze(-1))
@@ -372,6 +384,7 @@ def _gradients(
         if entries is not None:
             entries.add_to(grad_logits_nv, number)
         grad_products_nv = grad_logits_nv if change == _UNCHANGED else grad_logits_nv.mul_(slopes)
+        grad_products_nv = narrow_once(grad_products_nv, rows)
         grad_hidden += matmul_wide(grad_products_nv, rows)
         if grad_weight is not None:
             grad_weight[chunk] = matmul_wide(grad_products_nv.T, hidden).to(weight.dtype)

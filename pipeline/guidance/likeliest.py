@@ -18,7 +18,9 @@ from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
     OutputLayer,
     VocabularyShare,
+    autocast_dtype,
     matmul_wide,
+    narrow,
     row_chunks,
     rows_at_once,
     to_logits,
@@ -68,6 +70,9 @@ def score_with_likeliest(
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
     tail = tail if tail is not None and tail.ids.shape[1] else None
     num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
+    half = autocast_dtype(hidden)
+    hidden = narrow(hidden, half)
+    output_layer = replace(output_layer, weight=narrow(output_layer.weight, half))
     ids, logits, log_normaliser = _walk_shared(hidden, output_layer, top_k, num_ids, share, tail)
     if tail is not None:
         excluded = torch.cat([ids, labels.unsqueeze(-1)], -1)

@@ -1,10 +1,12 @@
 """What turns hidden states into logits, how its rows are walked in chunks, and shared by ranks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # Logits held at once. On CPU a chunk of 8 MiB stays in cache (measured: 4,096 tokens by 512 rows is
 # 2.5 times faster than by 4,096); on an accelerator larger chunks keep the matrix units busy.
@@ -38,13 +40,16 @@ class OutputLayer:
         return len(self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return whole logits, float [..., V], differentiable; for few tokens at once.
+        """Return whole logits, fp32 at least [..., V], differentiable; for few tokens at once.
 
         Example:
             >>> OutputLayer(torch.eye(2), scale=0.5).logits(torch.ones(1, 2))
             tensor([[0.5000, 0.5000]])
         """
-        return to_logits(hidden @ self.weight.T, self.scale, self.cap)
+        products = _WideProducts.apply(
+            hidden.reshape(-1, hidden.shape[-1]), self.weight, autocast_dtype(hidden)
+        )
+        return to_logits(products.view(*hidden.shape[:-1], -1), self.scale, self.cap)
 
 
 def to_logits(products: Tensor, scale: float, cap: float | None) -> Tensor:
@@ -61,7 +66,7 @@ def logit_slopes(logits: Tensor, scale: float, cap: float | None) -> Tensor | fl
 def matmul_wide(left: Tensor, right: Tensor) -> Tensor:
     """Multiply with an fp32 result (fp64 for fp64 inputs).
 
-    torch 2.15 has a half-precision product with an fp32 result on CUDA only; elsewhere the operands
+    torch has a half-precision product with an fp32 result on CUDA only (2.15); elsewhere operands
     are widened first. A gradient of logits (fp32) is narrowed to meet half-precision weights.
     """
     half = next(
@@ -70,6 +75,48 @@ def matmul_wide(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda and half is not None:
         return torch.mm(left.to(half), right.to(half), out_dtype=torch.float32)
     return widen(left) @ widen(right)
+
+
+class _WideProducts(torch.autograd.Function):
+    """hidden_nh, weight_vh -> products_nv, at least fp32, of operands in an autocast's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, half: torch.dtype | None) -> Tensor:
+        ctx.half = half
+        ctx.save_for_backward(narrow(hidden, half), weight)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return matmul_wide(narrow(hidden, half), narrow(weight, half).T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight = ctx.saved_tensors
+        with torch.autocast(hidden.device.type, enabled=False):
+            grad_hidden = matmul_wide(grad, narrow(weight, ctx.half))
+            return grad_hidden, matmul_wide(grad.T, hidden).to(weight.dtype), None
+
+
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """Return the dtype to which an autocast rounds what enters a product; None without one.
+
+    Weights of a student stay fp32, and so do the states behind its last norm: unless both are
+    rounded, its largest product would run in fp32, without tensor cores.
+    """
+    kind = tensor.device.type
+    if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def narrow(tensor: Tensor, half: torch.dtype | None) -> Tensor:
+    """Return a tensor as an autocast of this dtype takes it into a product."""
+    return tensor if half is None else tensor.to(half)
+
+
+def narrow_once(gradient: Tensor, rows: Tensor) -> Tensor:
+    """Narrow once what `matmul_wide` would narrow again for every product."""
+    is_half = gradient.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)
+    return gradient.to(rows.dtype) if is_half else gradient
 
 
 def widen_once(hidden: Tensor) -> Tensor:

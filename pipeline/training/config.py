@@ -51,7 +51,7 @@ class TrainConfig:
         clip_norm: largest norm of the gradient.
         seed: seed of the order, the initial weights and random choices.
         device: device such as cpu or cuda:1 (default: the GPU if there is one).
-        bf16: compute in bfloat16; weights stay fp32.
+        bf16: compute in bfloat16; weights, logits and losses stay fp32.
         evaluate_every: steps between measurements of --heldout; 0: at the end only.
         checkpoint_every: steps between checkpoints; 0: at the end only.
         export_every: steps between Hugging Face folders OUTPUT/step-N; 0: only OUTPUT/model at the

@@ -1,10 +1,11 @@
 """Bits per byte of short texts by a model's own logits, whatever it does to them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
@@ -24,7 +25,36 @@ def context_of(tokenizer: Tokenizer) -> int:
     return found
 
 
-@torch.inference_mode()
+def text_logits(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[bytes],
+    *,
+    context: int,
+    seq_length: int | None = None,
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield a text's number, ids of its tokens, int64 [n], and the logits before each, [n, V].
+
+    `seq_length` tokens of a UTF-8 text are read together, each time after `context`; None: all, and
+    the text must be short enough for the model's positions.
+
+    Raises:
+        ValueError: a text that can't be tokenized.
+    """
+    batch = tokenizer.tokenize_batch(list(texts))
+    if batch.failures:
+        place, reason = next(iter(batch.failures.items()))
+        raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
+    for place in range(len(texts)):
+        own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
+        width = seq_length or max(1, len(own))
+        for start in range(0, len(own), width):
+            ids = torch.tensor([[context, *own[start : start + width]]], device=model.device)
+            with torch.inference_mode():
+                logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
+            yield place, ids[0, 1:], logits
+
+
 def code_lengths(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
@@ -35,25 +65,12 @@ def code_lengths(
 ) -> list[float]:
     """Return how long each UTF-8 text is in a model's code, in nats: the losses of its own tokens.
 
-    `seq_length` tokens of a text are read together, each time after `context`; None: all, and the
-    text must be short enough for the model's positions.
-
-    Raises:
-        ValueError: a text that can't be tokenized.
+    Arguments and errors are those of `text_logits`.
     """
-    batch = tokenizer.tokenize_batch(list(texts))
-    if batch.failures:
-        place, reason = next(iter(batch.failures.items()))
-        raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
-    found = []
-    for place in range(len(texts)):
-        own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
-        nats, width = 0.0, seq_length or max(1, len(own))
-        for start in range(0, len(own), width):
-            ids = torch.tensor([[context, *own[start : start + width]]], device=model.device)
-            logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
-            nats += float(cross_entropy(logits.double(), ids[0, 1:], reduction="sum"))
-        found.append(nats)
+    found = [0.0] * len(texts)
+    read = text_logits(model, tokenizer, texts, context=context, seq_length=seq_length)
+    for place, ids, logits in read:
+        found[place] += float(cross_entropy(logits.double(), ids, reduction="sum"))
     return found
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prove import code, distributions, few, kinds, tokens, transfer
+from prove import cells as mapping
+from prove import (
+    code,
+    distributions,
+    few,
+    fresh,
+    kinds,
+    random_weights,
+    tokens,
+    transfer,
+)
 from prove import filter as filtering
 from prove.compare import (
     Difference,
@@ -21,7 +31,7 @@ from prove.compare import (
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "evidence"
 RECORDS = PAGES / "records"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions)
+MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, fresh, random_weights)
 """All but code, whose draws have folders of their own."""
 
 
@@ -82,7 +92,12 @@ def test_the_short_pages_numbers_are_in_the_whole_record() -> None:
 
 @pytest.mark.parametrize(
     ("module", "runs"),
-    [*((module, "") for module in MODULES), (filtering, "-once")],
+    [
+        *((module, "") for module in MODULES),
+        (filtering, "-once"),
+        (mapping, "-gpt_neox"),
+        (mapping, "-llama2"),
+    ],
 )
 def test_the_published_runs_are_what_the_page_says(module: Any, runs: str) -> None:
     name = module.__name__.rpartition(".")[2]
@@ -230,12 +245,36 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
     back = read_records(RECORDS / "distributions")
     gain = transfer.compare_shares(back, "drawn-plain", "plain", transfer.ELSEWHERE)
     assert f"{100 * gain.mean:.1f} points {hull(gain, 1, 100)}" in said
-    for runs, own, other, name in (
-        ("few", "distill", "full-dropout", "math"),
-        ("filter-once", "teacher", "all", "gsm8k"),
+    for runs, own, other, name, at in (
+        ("few", "distill", "full-decay-3", "math", "best"),
+        ("filter-once", "teacher", "all", "gsm8k", "last"),
     ):
-        found = compare(read_records(RECORDS / runs), own, other, name, "last")
+        found = compare(read_records(RECORDS / runs), own, other, name, at)
         assert f"{-found.mean:.2f} {hull(found, 2)}" in said
+
+
+def test_the_readme_says_what_the_teacher_loses() -> None:
+    said = (ROOT / "README.md").read_text("utf-8")
+    few_runs = read_records(RECORDS / "few")
+    assert few.best_arm(few_runs, few.PLAIN) == "full-decay-3"
+    math, gsm8k, docstrings = (
+        compare(few_runs, "distill", "full-decay-3", name)
+        for name in ("math", "gsm8k", "docstrings")
+    )
+    assert math.is_below_zero
+    assert not gsm8k.is_below_zero
+    assert not gsm8k.is_above_zero
+    assert docstrings.is_above_zero
+    assert f"better on MATH, level on GSM8K, {docstrings.mean:.2f} worse on docstrings" in said
+    back = read_records(RECORDS / "distributions")
+    plain, taught = (
+        100 * np.mean([own["gsm8k"] for own in transfer.shares(back, arm).values()])
+        for arm in ("plain", "drawn-plain")
+    )
+    assert f"{plain:.0f} % against {taught:.0f} %" in said
+    zlib = compare(read_records(RECORDS / "filter-once"), "zlib", "all", "gsm8k", "last")
+    assert f"A filter by zlib gains {-zlib.mean:.2f}" in said
+    assert f"{zlib}".replace("-", "−") in (ROOT / "docs" / "evidence.md").read_text("utf-8")
 
 
 def test_the_pages_acceptance_is_what_the_command_printed() -> None:

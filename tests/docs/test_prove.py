@@ -16,12 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import tokenizers
 import torch
 from numpy.typing import NDArray
 from packaged_model import find_gguf
-from prove import code, distributions, few, kinds, tokens, transfer
+from prove import (
+    cells,
+    code,
+    distributions,
+    few,
+    fresh,
+    kinds,
+    random_weights,
+    tokens,
+    transfer,
+)
 from prove import filter as filtering
-from prove.chain import Chain, search_rate
+from prove.chain import Chain
 from prove.compare import (
     Difference,
     bits_per_byte,
@@ -31,17 +42,22 @@ from prove.compare import (
 )
 from prove.counted import count_only
 from prove.filter import ranks
+from prove.kept import search_rate
 from prove.noise import KINDS
+from prove.numerals import Numbers, find_odd
 from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
 
 from pipeline.streaming.dataset_rows import DatasetRows
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
-from vocag import AlignedRows, Reading, Rows, StreamConfig
+from vocag import AlignedRows, Reading, Rows, StreamConfig, Tokenizer, load_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
-MODULES: tuple[Any, ...] = (few, filtering, tokens, transfer, distributions, code)
+MODULES: tuple[Any, ...] = (
+    *(few, filtering, tokens, transfer, distributions, cells, code),
+    *(fresh, random_weights),
+)
 
 
 def _words(count: int, seed: int) -> list[str]:
@@ -285,7 +301,7 @@ def test_draws_win_if_they_are_ahead_in_every_seed(drawn: float | None, rule: st
 
 
 def test_windows_of_sources_are_whole_lines_of_different_files() -> None:
-    windows = code._windows(["tqdm"])
+    windows = code.source_windows(["tqdm"])
     assert len(windows) > 5
     assert len({window.number for window in windows}) == len(windows)
     root = Path(code.find_spec("tqdm").origin).parent
@@ -392,7 +408,11 @@ def test_each_kind_of_noise_is_what_it_is_called(tmp_path: Path) -> None:
 def test_every_task_needs_what_an_earlier_one_makes(
     module: Any, scale: str, tmp_path: Path
 ) -> None:
-    tokenizer = tmp_path / "tokenizer" if module in (transfer, distributions) else None
+    tokenizer = (
+        tmp_path / "tokenizer"
+        if module in (transfer, distributions, cells, random_weights)
+        else None
+    )
     experiment = replace(module.SCALES[scale], scale=scale, tokenizer=tokenizer, teacher="t.gguf")
     made: set[str] = set()
     tasks = {task["name"]: task for task in Chain(experiment, tmp_path, tmp_path).tasks()}
@@ -410,6 +430,133 @@ def test_every_task_needs_what_an_earlier_one_makes(
     assert {arm.data for arm in experiment.arms} <= set(experiment.aligned)
     names = {arm.name for arm in experiment.arms}
     assert {arm.rate for arm in experiment.arms if isinstance(arm.rate, str)} <= names
+
+
+def _packing_tokenizer(folder: Path) -> Tokenizer:
+    """Return a byte-level BPE that writes 2015 and four spaces as one token each."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        special_tokens=["<|end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["in 2015\n     x"] * 20, trainer)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(str(folder))
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    found: list[int] = tokenizer.tokenize_batch([text.encode()]).input_ids.tolist()
+    return found
+
+
+def test_numbers_and_indents_are_odd_where_the_tokenizer_splits_them_elsewhere(
+    tmp_path: Path,
+) -> None:
+    tokenizer = _packing_tokenizer(tmp_path / "tokenizer")
+    usual = _ids(tokenizer, " 2015\n     x 2015")
+    assert find_odd(tokenizer, b"in", usual) == {"numbers": [1, 0], "indents": [1, 0]}
+    digits = [token for digit in "2015" for token in _ids(tokenizer, digit)]
+    space, line = _ids(tokenizer, " "), _ids(tokenizer, "\n")
+    odd = [*space, *digits, *line, *5 * space, *_ids(tokenizer, "x")]
+    assert find_odd(tokenizer, b"in", odd) == {"numbers": [1, 1], "indents": [1, 1]}
+    begun_before = [*digits, *_ids(tokenizer, "x")]
+    assert find_odd(tokenizer, b"in 20", begun_before) == {"numbers": [0, 0], "indents": [0, 0]}
+
+
+def test_packed_numbers_are_summed_with_what_is_expected_there(tmp_path: Path) -> None:
+    tokenizer = _packing_tokenizer(tmp_path / "tokenizer")
+    numbers = Numbers(tokenizer, tokenizer.vocab_size)
+    ids = torch.tensor(_ids(tokenizer, "in 2015 x 7"))
+    (place,) = [n for n, i in enumerate(ids.tolist()) if b"2015" in tokenizer.token_bytes(i)]
+    chances = torch.rand(len(ids), tokenizer.vocab_size, dtype=torch.float64)
+    chances /= chances.sum(1, keepdim=True)
+    spelt = [tokenizer.token_bytes(token).strip() for token in range(tokenizer.vocab_size)]
+    lone = [tokenizer.token_bytes(token) == b" " for token in range(tokenizer.vocab_size)]
+    sizes = [len(own) * own.isdigit() for own in spelt]
+    groups = [[size > 1 for size in sizes], [size == 1 for size in sizes]]
+    expected = [float(chances[place][torch.tensor(own)].sum()) for own in (*groups, lone)]
+    nats = -math.log(float(chances[place, ids[place]]))
+    assert numbers.sums(ids, chances.log()) == pytest.approx([1, 4, nats, *expected])
+
+
+@pytest.mark.parametrize(
+    ("domain", "elsewhere", "rule"),
+    [
+        (1.0, 0.0, "for cells"),
+        (1.0, -1.0, "undecided"),
+        (0.0, 1.0, "for cells"),
+        (-1.0, 0.0, "against cells"),
+    ],
+)
+def test_cells_win_if_they_are_ahead_somewhere_and_behind_nowhere(
+    domain: float, elsewhere: float, rule: str
+) -> None:
+    def record(arm: str, seed: int, gains: tuple[float, float]) -> dict[str, Any]:
+        made = _record(arm, seed, [0.0] * 3, ()) | {"units": 2}
+        for names, gain in zip((transfer.DOMAIN, transfer.ELSEWHERE), gains, strict=True):
+            for name in names:
+                nats = [26 - gain + 0.01 * seed] * 3
+                numbers = [[1, 4, 8 - gain, 0.5, 0.25, 0.125]] * 3
+                sums = {"bytes": [10, 20, 30], "nats": nats, "numbers": numbers}
+                made["measured"]["2"][name] = sums
+        odd = {"numbers": [4, 3 if arm == "prefix" else 1], "indents": [0, 0]}
+        made["measured"]["2"] |= {name: {"odd": [odd] * 5} for name in cells.PROMPTS}
+        return made
+
+    records = {
+        name: {0: record(name, 0, own)}
+        for name, own in (("original", (16.0, 16.0)), ("start", (-4.0, -4.0)))
+    }
+    gains = {"plain": (0.0, 0.0), "prefix": (0.0, 0.0), "cells": (domain, elsewhere)}
+    for arm, own in gains.items():
+        records[arm] = {seed: record(arm, seed, own) for seed in range(3)}
+    said = cells.verdict(records)
+    assert f"By the rules: **{rule}**" in said
+    assert ("elsewhere it helps" in said) == (elsewhere > 0)
+    packed = cells.packed_bits(records, "cells", "prefix")
+    assert packed is not None
+    gain = (2 * domain + 3 * elsewhere) / 5
+    assert packed.mean == pytest.approx(-gain / 4 / math.log(2))
+    assert set(cells.odd_shares(records, "prefix", "numbers").values()) == {0.75}
+    row = next(r for r in cells.number_table(records).splitlines() if r.startswith("| `plain`"))
+    assert "| 25.0 % ± 0.0 | – |" in row
+    assert "| 0.500 | 0.250 | 0.125 |" in row
+    del records["cells"][2]
+    assert cells.verdict(records) == "Not finished: cells 2 of 3."
+
+
+def test_what_is_published_is_taken_over_and_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[float, int]] = []
+
+    def train(self: Chain, arm: Any, rate: float, seed: int, units: int) -> None:
+        trained.append((rate, seed))
+
+    def development(self: Chain, arm: Any, rate: float, seed: int) -> list[float]:
+        return [abs(math.log2(rate / 4e-4))] * self.experiment.units
+
+    monkeypatch.setattr(Chain, "train", train)
+    monkeypatch.setattr(Chain, "development", development)
+    published = tmp_path / "records"
+    published.mkdir()
+    # A search that was stopped, and a run that was finished, on another machine.
+    (published / "rate-plain.json").write_text('{"searched": {"0.0004": 0.0, "0.0008": 1.0}}')
+    (published / "plain-1.json").write_text('{"arm": "plain"}')
+    experiment = replace(cells.SCALES["tiny"], tokenizer=tmp_path)
+    chain, plain = Chain(experiment, tmp_path, tmp_path / "prove", published), cells.ARMS[0]
+    chain._search_rate(plain)
+    assert trained == [(2e-4, 0)]
+    expected = {"searched": {"0.0002": 1.0, "0.0004": 0.0, "0.0008": 1.0}, "best": 4e-4}
+    for place in (published / "rate-plain.json", chain.kept.rate("plain")):
+        assert json.loads(place.read_text()) == expected
+    chain.run(plain, 1)
+    assert trained == [(2e-4, 0)]
+    assert json.loads(chain.kept.record("plain", 1).read_text()) == {"arm": "plain"}
 
 
 @pytest.mark.slow
@@ -525,7 +672,7 @@ def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path
     run()
     assert (own / "records" / "distill-0.json").stat().st_mtime_ns == before
     names = {path.stem for path in (own / "records").glob("*.json")}
-    assert names == {"start-0", *(f"{arm.name}-0" for arm in few.ARMS)}
+    assert names == {"start-0", "teacher-0", *(f"{arm.name}-0" for arm in few.ARMS)}
     for arm in few.ARMS:
         path = own / "records" / f"{arm.name}-0.json"
         record = json.loads(path.read_text("utf-8"))

@@ -82,4 +82,5 @@ def test_one_teacher_says_the_same_however_it_is_asked(tmp_path, name):
         assert both.sum() > 0.99 * online.is_known.sum()
         assert torch.equal(found.own_ids[both], online.own_ids[both])
         expected, given = (whole(each, student.vocab_size)[both] for each in (online, found))
-        torch.testing.assert_close(given, expected, rtol=0, atol=atol)
+        rtol = 5e-3 if found is stored else 0  # losses in fp16
+        torch.testing.assert_close(given, expected, rtol=rtol, atol=atol)

@@ -42,12 +42,13 @@ class FakeGpu:
     Attributes:
         waits: how often the host waited for it, by the function of ours that did.
         operations: that ran on it.
+        products: matrix products that ran on it, by their operands' dtype.
     """
 
     def __init__(self):
         if not hasattr(torch_varlen, "_cudnn_version_and_major_capability"):
             pytest.skip("the fake device stands in for what torch 2.15 asks of one")
-        self.waits, self.operations = Counter(), Counter()
+        self.waits, self.operations, self.products = Counter(), Counter(), Counter()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._entered = (
             patch.object(FakeTensorMode, "avoid_device_init", True),
@@ -143,6 +144,8 @@ class _Twins(TorchDispatchMode):
             self._gpu.note(name)
             fake = None
         self._gpu.operations[name] += 1
+        if name in ("mm", "addmm"):
+            self._gpu.products[args[-1].dtype if name == "addmm" else args[0].dtype] += 1
         real = self._on_cpu(function, name, args, kwargs, fake)
         return self._joined(name, fake, real)
 

@@ -147,12 +147,33 @@ def test_bf16_inputs_keep_fp32_losses():
     torch.testing.assert_close(found.entry_log_probs[:, 0], -exact, atol=2e-5, rtol=0)
 
 
-def test_autocast_does_not_lower_the_precision():
-    hidden, weight, labels = make_inputs()
+@pytest.mark.parametrize("change", [(1.0, None), (0.125, 3.0)])
+def test_autocast_rounds_both_operands_and_nothing_else(change):
+    """Losses and gradients are those of rounded states and weights; gradients stay wide."""
+    hidden, weight, labels = make_inputs(num_tokens=64)
+    found, expected = [], []
+    for rounded, results in ((False, found), (True, expected)):
+        inputs = [t.bfloat16().float() if rounded else t.clone() for t in (hidden, weight)]
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not rounded):
+            layer = OutputLayer(inputs[1], *change)
+            scores = linear_cross_entropy(
+                inputs[0], layer, labels, with_entropy=True, entry_ids=make_entries(64)
+            )
+            own = -layer.logits(inputs[0]).log_softmax(-1)[torch.arange(64), labels]
+        loss = scores.losses.sum() + scores.entry_log_probs.exp().sum() + own.square().sum()
+        results += [scores.losses, scores.entropies, scores.entry_log_probs, own]
+        results += torch.autograd.grad(loss, inputs)
+    torch.testing.assert_close(found, expected)
+    exact = linear_cross_entropy(hidden, OutputLayer(weight, *change), labels).losses
+    assert (found[0] - exact).abs().max() > 1e-4, "nothing was rounded"
+
+
+def test_autocast_leaves_fp64_alone():
+    hidden, weight, labels = make_inputs(dtype=torch.float64)
     expected = linear_cross_entropy(hidden, weight, labels).losses
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = linear_cross_entropy(hidden, weight, labels).losses
-    assert torch.equal(losses, expected)
+        assert torch.equal(linear_cross_entropy(hidden, weight, labels).losses, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
