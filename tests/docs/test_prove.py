@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from prove import (
     cells,
     code,
     distributions,
+    falling,
     few,
     fresh,
     kinds,
     random_weights,
     tokens,
     transfer,
+    where,
 )
 from prove import filter as filtering
 from prove.chain import Chain
@@ -48,9 +51,20 @@ from prove.numerals import Numbers, find_odd
 from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
 
 from pipeline.streaming.dataset_rows import DatasetRows
+from pipeline.training.config import TrainConfig
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
-from vocag import AlignedRows, Reading, Rows, StreamConfig, Tokenizer, load_tokenizer
+from vocag import (
+    AlignedRows,
+    Method,
+    Reading,
+    Rows,
+    StreamConfig,
+    Teaching,
+    Tokenizer,
+    load_language_model,
+    load_tokenizer,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
@@ -557,6 +571,77 @@ def test_what_is_published_is_taken_over_and_not_made_again(
     chain.run(plain, 1)
     assert trained == [(2e-4, 0)]
     assert json.loads(chain.kept.record("plain", 1).read_text()) == {"arm": "plain"}
+
+
+def test_the_teachers_weight_falls_with_the_rate(tmp_path: Path) -> None:
+    config = TrainConfig(
+        data=Reading("data"),
+        student="student",
+        output=tmp_path,
+        teaching=Teaching(stored_losses="teacher"),
+        method=Method("distill", weight=0.5),
+        num_steps=40,
+        warmup_steps=10,
+        learning_rate=1e-3,
+        min_lr_fraction=0.1,
+    )
+    weights = [falling.weight_at(config, step) for step in range(40)]
+    assert weights[:11] == [0.5] * 11
+    assert weights[10:] == sorted(weights[10:], reverse=True)
+    assert weights[25] == pytest.approx(0.25)  # half of a cosine
+    assert 0 < weights[-1] < 0.002
+
+
+@pytest.mark.slow
+def test_a_new_model_has_the_sizes_and_the_tokens_that_it_should(tmp_path: Path) -> None:
+    write_model(tmp_path / "like", byte_level(400))
+    words = ["--like", tmp_path / "like", "--layers", 2, "--hidden", 192]
+    program = [sys.executable, PAGES / "prove" / "new_model.py", *words, "--output"]
+    subprocess.run(list(map(str, [*program, tmp_path / "made"])), check=True)
+    model = load_language_model(str(tmp_path / "made"))
+    config = model.config
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 192, 512)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (3, 1)
+    own, like = (load_tokenizer(str(tmp_path / name)) for name in ("made", "like"))
+    assert own.sha256 == like.sha256
+    assert model.get_input_embeddings().weight.shape == (like.vocab_size, 192)
+
+
+def test_pieces_of_sources_are_whole_lines_each_once() -> None:
+    pieces = list(random_weights._windows(["tqdm", "tqdm"]))
+    assert len(pieces) > 5
+    assert len({own.text for own in pieces}) == len(pieces)
+    root = Path(find_spec("tqdm").origin).parent
+    files = ["\n" + path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
+    assert all(any(f"\n{own.text}" in file for file in files) for own in pieces)
+    assert all(3000 <= len(own.text) < 3400 for own in pieces)
+
+
+def test_tokens_to_reach_are_counted_along_the_curve() -> None:
+    curve = [3.0, 2.5, 2.4, 2.0]
+    assert random_weights.tokens_to_reach(curve, 2.45, 10) == pytest.approx(25)
+    assert random_weights.tokens_to_reach(curve, 2.0, 10) == 40
+    assert random_weights.tokens_to_reach(curve, 1.9, 10) is None
+
+
+def test_where_a_teacher_helps_is_what_the_records_say(tmp_path: Path) -> None:
+    records = PAGES / "records"
+    sources = [source for source in where.SOURCES if source.folder == "distributions"]
+    found = list(where.places(records, sources))
+    assert [own.held_out for own in found] == list(transfer.SETS)
+    for own in found:
+        bits: dict[str, list[float]] = {}
+        for arm in ("start", "original", "plain", "drawn-plain"):
+            for path in sorted((records / "distributions").glob(f"{arm}-[0-9].json")):
+                record = json.loads(path.read_text("utf-8"))
+                sums = record["measured"][str(record["units"])][own.held_out]
+                bits.setdefault(arm, []).append(math.fsum(sums["nats"]) / math.fsum(sums["bytes"]))
+        mean = {arm: math.fsum(values) / len(values) / math.log(2) for arm, values in bits.items()}
+        assert own.gap == pytest.approx(mean["start"] - mean["original"])
+        assert own.less.mean == pytest.approx(mean["drawn-plain"] - mean["plain"])
+    assert not list(where.places(tmp_path, sources))
+    where.draw(found, tmp_path / "where.svg")
+    assert "Llama 2" in (tmp_path / "where.svg").read_text("utf-8")
 
 
 @pytest.mark.slow
