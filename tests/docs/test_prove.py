@@ -543,6 +543,17 @@ def test_cells_win_if_they_are_ahead_somewhere_and_behind_nowhere(
     assert cells.verdict(records) == "Not finished: cells 2 of 3."
 
 
+def test_every_command_says_what_it_took(tmp_path: Path) -> None:
+    chain = Chain(cells.SCALES["tiny"], tmp_path, tmp_path / "prove", tmp_path / "records")
+    chain.call("busy", ["-c", "import time\nwhile time.process_time() < 0.3: pass"])
+    with pytest.raises(RuntimeError, match=r"ended with 3: see .*failed\.log"):
+        chain.call("failed", ["-c", "raise SystemExit(3)"])
+    for folder in (chain.own, tmp_path / "records"):
+        (found,) = map(json.loads, (folder / "costs.jsonl").read_text().splitlines())
+        assert found["command"] == "busy"
+        assert 0.3 <= found["cpu_seconds"] < 5
+
+
 def test_what_is_published_is_taken_over_and_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
