@@ -48,7 +48,7 @@ from prove.filter import ranks
 from prove.kept import search_rate
 from prove.noise import KINDS
 from prove.numerals import Numbers, find_odd
-from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
+from prove.texts import NOISE_SHARE, Document, read_questions, with_noise, without_overlap
 
 from pipeline.streaming.dataset_rows import DatasetRows
 from pipeline.training.config import TrainConfig
@@ -653,6 +653,31 @@ def test_where_a_teacher_helps_is_what_the_records_say(tmp_path: Path) -> None:
     assert not list(where.places(tmp_path, sources))
     where.draw(found, tmp_path / "where.svg")
     assert "Llama 2" in (tmp_path / "where.svg").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_prompts_are_beginnings_of_texts_that_are_not_measured(tmp_path: Path) -> None:
+    _write_benchmarks(tmp_path / "data")
+    asked = {"table_title": "", "table": "", "solution": ""}
+    lines = [json.dumps(asked | {"question": " ".join(_words(9, n))}) for n in range(20)]
+    (tmp_path / "data" / "tabmwp.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    sizes = {"train": 30, "development": 4, "held": 5, "prompts": 8}
+    texts = cells.build(tmp_path / "data", [], **sizes, packages=("tqdm",))
+    assert [len(texts[name]) for name in ("train", "dev")] == [30, 4]
+    assert all(len(texts[f"held_{name}"]) == 5 for name in transfer.SETS)
+    measured = {(own.source, own.number) for name in transfer.SETS for own in texts[f"held_{name}"]}
+    read = {(own.source, own.number) for name in ("train", "dev") for own in texts[name]}
+    mathematics, sources = (texts[name] for name in cells.PROMPTS)
+    assert [len(mathematics), len(sources)] == [8, 8]
+    begun = {(own.source, own.number) for own in mathematics}
+    assert begun.isdisjoint(measured | read)
+    problems = {own.text for own in read_questions(tmp_path / "data", "gsm8k")}
+    for own in mathematics:
+        if own.source == "gsm8k":
+            assert any(text.startswith(f"{own.text} ") for text in problems)
+    windows = [own.text for own in code.source_windows(code.OTHERS)]
+    for own in sources:
+        assert any(text.startswith(f"{own.text}\n") for text in windows)
 
 
 @pytest.mark.slow
