@@ -47,11 +47,13 @@ from prove.counted import count_only
 from prove.filter import ranks
 from prove.kept import search_rate
 from prove.noise import KINDS
-from prove.numerals import Numbers, find_odd
+from prove.numerals import Numbers, find_odd, write_on
 from prove.texts import NOISE_SHARE, Document, read_questions, with_noise, without_overlap
 
 from pipeline.streaming.dataset_rows import DatasetRows
 from pipeline.training.config import TrainConfig
+from pipeline.transfer.acceptance import Side
+from pipeline.transfer.measure import context_of
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
 from vocag import (
@@ -653,6 +655,27 @@ def test_where_a_teacher_helps_is_what_the_records_say(tmp_path: Path) -> None:
     assert not list(where.places(tmp_path, sources))
     where.draw(found, tmp_path / "where.svg")
     assert "Llama 2" in (tmp_path / "where.svg").read_text("utf-8")
+
+
+def test_continuations_of_many_prompts_are_those_of_each(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", byte_level(400))
+    model, tokenizer = (
+        load(str(tmp_path / "model")) for load in (load_language_model, load_tokenizer)
+    )
+    # So sure of everything that sampling is choosing the likeliest.
+    model.get_output_embeddings().weight.data *= 1e4
+    context = context_of(tokenizer)
+    prompts = [b"one", b"a longer prompt of many tokens", b"two words"] * 9
+    together = write_on(model, tokenizer, prompts, context=context, num_tokens=6)
+    found = [list(own) for own in together]
+    side = Side(model, tokenizer)
+    for prompt, own in zip(prompts[:3], found, strict=False):
+        ids = side.encode(prompt)
+        assert ids is not None
+        alone = side.write(ids, 6, sampled=False)
+        end = tokenizer.eos_token_id
+        assert own == (alone[: alone.index(end)] if end in alone else alone)
+    assert found == found[:3] * 9
 
 
 @pytest.mark.slow
