@@ -62,7 +62,9 @@ def make_models(work: Path) -> None:
     )
     for name, config in (("student", student), ("teacher", teacher)):
         if not (work / name / "config.json").exists():
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.bfloat16, trust_remote_code=False
+            )
             model.save_pretrained(work / name)
 
 

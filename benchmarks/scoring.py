@@ -130,7 +130,9 @@ def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(text) + "\n" for text in texts), "utf-8")
     tokenizer = folder / "tokenizer"
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(tokenizer)
+    AutoTokenizer.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, trust_remote_code=False
+    ).save_pretrained(tokenizer)
     # One shard, whatever its size; the student's tokens play no part.
     return align(
         AlignOptions(

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 
-from vocag import GuidedTrainer, StreamConfig, Teaching
+from vocag import GuidedTrainer, StreamConfig, Teaching, load_language_model
 
 
 @dataclass
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     guided, args = parser.parse_args_into_dataclasses(args=argv)
     trainer = GuidedTrainer(
-        AutoModelForCausalLM.from_pretrained(guided.student),
+        load_language_model(guided.student),
         args,
         data=StreamConfig(
             guided.data,

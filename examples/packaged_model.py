@@ -41,7 +41,9 @@ def write_smollm2(output: Path) -> None:
     found = find_gguf()
     assert found is not None
     output.mkdir(parents=True, exist_ok=True)
-    AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(output)
+    AutoTokenizer.from_pretrained(
+        found.parent, gguf_file=found.name, trust_remote_code=False
+    ).save_pretrained(output)
     load_language_model(str(found)).save_pretrained(output)
 
 

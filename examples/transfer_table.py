@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 
 from pipeline.dataset.texts import read_texts
 from pipeline.drawing.formatting import format_table
 from pipeline.transfer.measure import bits_per_byte
-from vocag import load_tokenizer
+from vocag import load_language_model, load_tokenizer
 
 Bits = dict[str, float]
 """Bits per byte by domain."""
@@ -28,7 +26,7 @@ Bits = dict[str, float]
 
 def measure(folder: Path, domains: Mapping[str, list[bytes]]) -> Bits:
     """Return a model's bits per byte of each domain."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_language_model(str(folder), packed=False)
     tokenizer = load_tokenizer(str(folder))
     bar = tqdm(domains.items(), desc=str(folder), disable=None)
     return {name: bits_per_byte(model, tokenizer, texts) for name, texts in bar}

@@ -63,6 +63,7 @@ ALLOWED = {
     "pipeline.transfer": "pipeline.models pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing",
     "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.devices"
+    " pipeline.models.weights"
     " pipeline.dataset pipeline.remote pipeline.drawing",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
     " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",
@@ -94,7 +95,8 @@ ALLOWED = {
     " megatron_plugin.student"
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
-    " pipeline.models.teacher_files pipeline.models.varlen pipeline.guidance",
+    " pipeline.models.teacher_files pipeline.models.varlen pipeline.models.weights"
+    " pipeline.guidance",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"

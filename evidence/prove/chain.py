@@ -150,9 +150,12 @@ class Chain:
             print(shlex.join(line), file=file, flush=True)
             files: dict[str, Any] = {"stdout": file, "stderr": file}
             # The command inherits the folder's lock, and holds it as long as it runs.
-            ended = subprocess.run(line, env=os.environ | settings, close_fds=False, **files)
-        if ended.returncode:
-            raise RuntimeError(f"{shlex.join(line)}\nended with {ended.returncode}: see {log}")
+            begun = subprocess.Popen(line, env=os.environ | settings, close_fds=False, **files)
+            _, status, used = os.wait4(begun.pid, 0)
+        begun.returncode = os.waitstatus_to_exitcode(status)
+        if begun.returncode:
+            raise RuntimeError(f"{shlex.join(line)}\nended with {begun.returncode}: see {log}")
+        self.kept.add_cost(name, used.ru_utime + used.ru_stime)
 
     def vocag(self, name: str, *words: object) -> None:
         """Run a vocag command."""

@@ -84,13 +84,13 @@ def find_missing(records: Records, arms: Iterable[str], num_seeds: int = 3) -> s
 def bits_per_byte(record: Mapping[str, Any], held_out: str, at: str = "best") -> float:
     """Return a run's bits per byte of a set, at its best unit or a named one."""
     sums = sums_of(record, held_out, at)
-    return sum(sums["nats"]) / math.log(2) / sum(sums["bytes"])
+    return math.fsum(sums["nats"]) / math.log(2) / math.fsum(sums["bytes"])
 
 
-def sums_of(record: Mapping[str, Any], held_out: str, at: str) -> dict[str, list[float]]:
-    """Return `bytes` and `nats` of every document of a set, at a unit or a stage."""
+def sums_of(record: Mapping[str, Any], held_out: str, at: str) -> dict[str, list[Any]]:
+    """Return `bytes` and `nats` of every document of a set, and what else there is, at a unit."""
     name = {"best": record["best"], "last": record["units"]}.get(at, at)
-    sums: dict[str, list[float]] = record["measured"][str(name)][held_out]
+    sums: dict[str, list[Any]] = record["measured"][str(name)][held_out]
     return sums
 
 

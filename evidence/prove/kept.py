@@ -47,6 +47,14 @@ class Kept:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(json.dumps(found) + "\n", "utf-8")
 
+    def add_cost(self, command: str, cpu_seconds: float) -> None:
+        """Write down what a command took, in `costs.jsonl`."""
+        line = json.dumps({"command": command, "cpu_seconds": round(cpu_seconds, 1)})
+        for folder in filter(None, (self.own, self.published)):
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "costs.jsonl").open("a", encoding="utf-8") as file:
+                print(line, file=file)
+
     def _published(self, path: Path) -> Path | None:
         name = path.name if path.parent.name == "records" else f"rate-{path.name}"
         return None if self.published is None else self.published / name

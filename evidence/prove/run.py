@@ -14,8 +14,10 @@ sys.path += [str(Path(__file__).parents[2] / name) for name in ("evidence", "exa
 from prove.chain import Chain
 from prove.tasks import perform
 
-EXPERIMENTS = ("few", "filter", "transfer", "distributions", "code", "tokens")
-EXPERIMENTS += ("cells", "fresh", "random_weights")
+EXPERIMENTS = (
+    *("few", "filter", "transfer", "distributions", "code", "tokens"),
+    *("cells", "fresh", "random_weights"),
+)
 TRANSFERS = ("transfer", "distributions", "cells", "random_weights")
 CODE = ("code", "fresh")
 

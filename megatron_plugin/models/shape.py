@@ -153,9 +153,9 @@ def read_shape(folder: str | Path) -> ModelShape:
 
     UnsupportedModelError for another architecture, or a part of it that isn't translated.
     """
-    from transformers import AutoConfig
+    from pipeline.models.weights import read_config
 
-    return shape_of_config(AutoConfig.from_pretrained(folder).to_dict())
+    return shape_of_config(read_config(folder).to_dict())
 
 
 def shape_of_config(config: dict[str, Any]) -> ModelShape:

@@ -21,6 +21,7 @@ from torch import Tensor
 from megatron_plugin.models.shape import ModelShape
 from pipeline.command_line.failures import hinted
 
+_NORMS = ("input", "post_attention")
 _EXPERT = "local_experts"  # what a layer's list of experts is called
 
 
@@ -117,6 +118,41 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
                 parts[place] = str(layer.mlp.local_expert_indices[int(parts[place])])
         named[".".join(parts)] = parameter
     return named
+
+
+def tensors_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every Hugging Face tensor that a whole model is made of, by its name."""
+    wide, head = shape.hidden_size, shape.head_size
+    heads, groups = shape.num_attention_heads * head, shape.num_query_groups * head
+    found = {"model.embed_tokens.weight": (shape.vocab_size, wide), "model.norm.weight": (wide,)}
+    if not shape.tied_embeddings:
+        found["lm_head.weight"] = (shape.vocab_size, wide)
+    for number in range(shape.num_layers):
+        layer = f"model.layers.{number}."
+        attention = layer + "self_attn."
+        found |= {layer + f"{norm}_layernorm.weight": (wide,) for norm in _NORMS}
+        found |= {attention + "o_proj.weight": (wide, heads)}
+        for side, rows in (("q", heads), ("k", groups), ("v", groups)):
+            found[f"{attention}{side}_proj.weight"] = (rows, wide)
+            if shape.qkv_bias:
+                found[f"{attention}{side}_proj.bias"] = (rows,)
+        if shape.qk_layernorm:
+            found |= {f"{attention}{side}_norm.weight": (head,) for side in "qk"}
+        found |= _mlp_tensors(layer + "mlp.", number, shape)
+    return found
+
+
+def _mlp_tensors(mlp: str, number: int, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    wide, experts, found = shape.hidden_size, shape.experts, {}
+    parts, inner = [mlp], shape.ffn_hidden_size
+    if experts is not None and experts.layers[number]:
+        found[mlp + "gate.weight"] = (experts.count, wide)
+        parts = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
+        inner = experts.ffn_hidden_size
+    for part in parts:
+        found |= {f"{part}{side}_proj.weight": (inner, wide) for side in ("gate", "up")}
+        found[part + "down_proj.weight"] = (wide, inner)
+    return found
 
 
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:

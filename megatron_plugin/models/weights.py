@@ -18,14 +18,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
-from megatron_plugin.models.weight_rules import merge_weights
+from megatron_plugin.models.weight_rules import merge_weights, tensors_of
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
+from pipeline.models.weights import require_fit
 
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _PER_LAYER = "decoder.layers."
+_COMPUTED = "rotary_emb.inv_freq"  # of old files
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 """Beside a run's checkpoints, which iteration's is the newest."""
 
@@ -64,21 +66,16 @@ class Weights:
     def open(self, name: str) -> StoredTensor:
         """Return a tensor to take slices of; `[:]` takes all of it.
 
-        WeightsError if the model has none of that name; on slicing also if the file is damaged.
+        WeightsError on slicing if the file is damaged.
         """
-        if name not in self.tensors:
-            raise WeightsError(
-                f"{self.files.path} has no tensor {name}: the files are incomplete or of another "
-                f"architecture than its config says ({self.shape.family})"
-            )
         return StoredTensor(self.tensors[name], name)
 
 
 def open_weights(source: str) -> Weights:
     """Find a model, as `find_teacher` does; its weights are safetensors, in one file or several.
 
-    WeightsError if nothing is usable there, UnsupportedModelError for an architecture that isn't
-    translated.
+    WeightsError if nothing is usable there, UnfittingWeightsError if these are not the weights of
+    its configuration, UnsupportedModelError for an architecture that isn't translated.
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE
@@ -100,14 +97,16 @@ def open_weights(source: str) -> Weights:
             f"{folder} lacks {len(missing)} of the {len(known)} files that {_INDEX_FILE} names, "
             f"{missing[0]} first: download it again"
         )
-    return Weights(files, read_shape(folder), tensors)
+    shape = read_shape(folder)
+    _require_fit(str(folder), shape, _shapes(tensors))
+    return Weights(files, shape, tensors)
 
 
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
 
     The folder is a run's `--save` folder (its newest iteration), or one iteration's. WeightsError
-    if it isn't such a checkpoint, or its model isn't known.
+    if it isn't such a checkpoint, or its model isn't known; UnfittingWeightsError if it lacks some.
     """
     folder = newest_iteration(folder)
     require_whole(folder)
@@ -119,7 +118,9 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
         )
     shape = shape_of_config(config)
     slices = {name: [tensor] for name, tensor in _whole_parameters(folder).items()}
-    return shape, merge_weights(slices, shape)
+    merged = merge_weights(slices, shape)
+    _require_fit(str(folder), shape, {name: tuple(own.shape) for name, own in merged.items()})
+    return shape, merged
 
 
 def newest_iteration(folder: Path) -> Path:
@@ -201,6 +202,33 @@ def _one_process() -> Iterator[None]:
         # Megatron's, at its import.
         warnings.filterwarnings("ignore", ".*Transformer Engine and Apex")
         yield
+
+
+def _require_fit(where: str, shape: ModelShape, found: Mapping[str, tuple[int, ...]]) -> None:
+    expected = tensors_of(shape)
+    if shape.tied_embeddings and "lm_head.weight" in found:  # its second copy
+        expected["lm_head.weight"] = expected["model.embed_tokens.weight"]
+    computed = {name for name in found if name.endswith(_COMPUTED)}
+    require_fit(
+        where,
+        missing=expected.keys() - found.keys(),
+        unexpected=found.keys() - expected.keys() - computed,
+        mismatched=[
+            (name, found[name], expected[name])
+            for name in expected.keys() & found.keys()
+            if found[name] != expected[name]
+        ],
+    )
+
+
+def _shapes(tensors: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of safetensors files, from their headers."""
+    found = {}
+    for path in sorted({*tensors.values()}):
+        with _named(path), safe_open(path, framework="pt") as file:
+            names: list[str] = file.keys()
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    return found
 
 
 @contextmanager

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lm_eval.api.model import LM
-from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
 
 from pipeline.evaluation.settings import Engine
 from pipeline.models.teacher_files import digest_of_files, find_teacher
+from pipeline.models.weights import load_weights
 
 # Where a run leaves its student; the run's name says more.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
@@ -58,6 +59,7 @@ def open_model(student: Student, engine: Engine) -> LM:
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,
         "device": with_device(engine).device,
+        "trust_remote_code": False,
     }
     if student.path.suffix == ".gguf":
         arguments |= {"pretrained": str(student.path.parent), "gguf_file": student.path.name}
@@ -66,7 +68,7 @@ def open_model(student: Student, engine: Engine) -> LM:
     if (student.path / _OWN_TOKENIZER).is_dir():
         arguments["tokenizer"] = str(student.path / _OWN_TOKENIZER)
     try:
-        model: LM = get_model("hf")(**arguments)
+        model = _Loaded(**arguments)
     except (OSError, RuntimeError, ImportError) as error:
         raise ValueError(f"student {student.source}: {str(error).strip()}") from error
     if getattr(model, "prefix_token_id", 0) is None:
@@ -75,6 +77,16 @@ def open_model(student: Student, engine: Engine) -> LM:
             "there is nothing to begin a text with: name one in its tokenizer_config.json"
         )
     return model
+
+
+class _Loaded(HFLM):  # type: ignore[misc]
+    """lm-eval's model, whose weights are loaded as everywhere here: all of them, or none."""
+
+    def _create_model(
+        self, pretrained: str, *, dtype: str, gguf_file: str | None = None, **_: object
+    ) -> None:
+        model = load_weights(Path(pretrained), dtype=dtype, gguf_file=gguf_file or "")
+        self._model = model.to(self.device)
 
 
 def with_device(engine: Engine) -> Engine:

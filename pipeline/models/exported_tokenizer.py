@@ -209,7 +209,7 @@ def _load(files: Mapping[str, bytes]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, dict[int, str]]:

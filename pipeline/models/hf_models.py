@@ -11,16 +11,17 @@ lost. It gets positions instead, which start again with every document, no mask 
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.models.output_layer import require_own_losses
 from pipeline.models.packed_attention import packed_arguments
 from pipeline.models.packed_check import keep_documents_apart
 from pipeline.models.teacher_files import find_folder
+from pipeline.models.weights import load_weights
 
 
 def load_language_model(
@@ -42,8 +43,9 @@ def load_language_model(
         packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
 
     Raises:
-        ValueError: losses that are not the model's own, or documents of a packed row that see each
-            other; no folder or repository of that name.
+        ValueError: weights that are missing, unexpected or of another shape; losses that are not
+            the model's own, or documents of a packed row that see each other; no folder or
+            repository of that name.
         OSError: no model in the folder.
 
     Example:
@@ -53,20 +55,19 @@ def load_language_model(
     path = Path(source)
     arguments: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     if path.suffix == ".gguf":
-        arguments["gguf_file"] = path.name
-        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **arguments)
+        model = load_weights(path.parent, dtype=dtype, gguf_file=path.name, **arguments)
         # Its weights are plain now. Still taken for a quantised model, it couldn't be saved.
         vars(model).pop("hf_quantizer", None)
         vars(model.config).pop("quantization_config", None)
         model.config.name_or_path = str(path)  # not its folder
     else:
         path = find_folder(source, role="model")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **arguments)
-    model.train(False).to(device)
+        model = load_weights(path, dtype=dtype, **arguments)
+    model.to(torch.device(device))
     require_own_losses(model)
     if packed:
         keep_documents_apart(model, attention)
-    return cast(PreTrainedModel, model)
+    return model
 
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor) -> Tensor:

@@ -145,7 +145,9 @@ def _convert_gguf(path: Path) -> bytes:
     try:
         from transformers import AutoTokenizer
 
-        read = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        read = AutoTokenizer.from_pretrained(
+            str(path.parent), gguf_file=path.name, trust_remote_code=False
+        )
         return bytes(read.backend_tokenizer.to_str().encode())
     except ImportError as error:
         missing = TokenizerError(f'tokenizer "{path}" is a .gguf file, and {error.name} is missing')

@@ -1,13 +1,12 @@
 """The models of a run, which belong to its data."""
 
-from typing import Any, cast
-
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.methods.hf_pass import compute_teacher_losses
 from pipeline.models.running_teacher import open_model, open_running_teacher
+from pipeline.models.weights import make_model, read_config
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 
@@ -17,8 +16,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
     source: str | PreTrainedModel = config.student
     if config.random_init:
         torch.manual_seed(config.seed)
-        shape = AutoConfig.from_pretrained(config.student)
-        source = cast(Any, AutoModelForCausalLM).from_config(shape).float()
+        source = make_model(read_config(config.student)).float()
     return open_model(source, rows.opened, rows.rules, side="student", device=device)
 
 

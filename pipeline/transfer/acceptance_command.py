@@ -64,19 +64,18 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
 
     import torch
     from tqdm import tqdm
-    from transformers import AutoModelForCausalLM
 
     from pipeline.dataset.texts import read_texts
     from pipeline.models.fit import tokenize_alike
     from pipeline.models.teacher_files import find_folder
+    from pipeline.models.weights import load_weights
     from pipeline.tokenization import load_tokenizer
     from pipeline.transfer.acceptance import Acceptance, Side, judge_servers, measure_acceptance
     from pipeline.transfer.run import cut_text
 
     def load(source: str) -> Side:
         folder = find_folder(source, role="model")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-        return Side(model, load_tokenizer(str(folder)))
+        return Side(load_weights(folder, dtype="auto"), load_tokenizer(str(folder)))
 
     texts = read_texts(options.text, text_field=options.text_field)
     prompts = [

@@ -8,9 +8,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.models.packed_check import short_windows
+from pipeline.models.weights import make_model
 from pipeline.transfer.origins import MEAN, Origins
 
 _LAYERS = "model.layers."
@@ -119,10 +120,10 @@ def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
     for place, layer in enumerate(layers):
         own = model.get_submodule(f"{_LAYERS}{layer}")
         weights |= own.state_dict(prefix=f"{_LAYERS}{place}.")
-    pruned = cast(Any, AutoModelForCausalLM).from_config(config, dtype=model.dtype)
+    pruned = make_model(config, dtype=model.dtype)
     pruned.load_state_dict(weights)
     pruned.generation_config = model.generation_config
-    return cast(PreTrainedModel, pruned.train(model.training))
+    return pruned.train(model.training)
 
 
 def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) -> list[Any]:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import batched
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
@@ -16,6 +15,7 @@ from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
+from pipeline.models.weights import load_weights, read_config
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.model import keep_layers, transfer_vocabulary
@@ -43,12 +43,12 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model: Any = load_weights(folder, dtype="auto")
     num_rows = _count_rows(options, new)
     defaults, left = in_vocabulary(read_generation_defaults(str(folder)), old, new)
     # Before any hour is spent: without a tokenizer for transformers nobody can use the model.
     record, known = describe_tokenizer(new, "tokenizer"), _known(new, seen)
-    config = cast(Any, model).config.to_dict()
+    config = model.config.to_dict()
     tokenizer = convert_tokenizer(new, record, known, config=config, defaults=defaults)
     before = bits_per_byte(model, old, held_out)
     own_rows = model.get_input_embeddings().weight.shape[0]
@@ -88,7 +88,7 @@ def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
     if options.rows_of is None:
         return -(-new.vocab_size // options.multiple) * options.multiple
     folder = find_folder(options.rows_of, role="target", files=("config.json",))
-    rows: int = AutoConfig.from_pretrained(folder).get_text_config(decoder=True).vocab_size
+    rows: int = read_config(folder).get_text_config(decoder=True).vocab_size
     if any(map(new.token_bytes, range(rows, new.vocab_size))):  # control tokens may lie beyond
         raise ValueError(
             f"--rows-of {options.rows_of}: it has {rows} rows, {options.tokenizer} has "

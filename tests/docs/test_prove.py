@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from prove import (
     cells,
     code,
     distributions,
+    falling,
     few,
     fresh,
     kinds,
     random_weights,
     tokens,
     transfer,
+    where,
 )
 from prove import filter as filtering
 from prove.chain import Chain
@@ -44,13 +47,26 @@ from prove.counted import count_only
 from prove.filter import ranks
 from prove.kept import search_rate
 from prove.noise import KINDS
-from prove.numerals import Numbers, find_odd
-from prove.texts import NOISE_SHARE, Document, with_noise, without_overlap
+from prove.numerals import Numbers, find_odd, write_on
+from prove.texts import NOISE_SHARE, Document, read_questions, with_noise, without_overlap
 
 from pipeline.streaming.dataset_rows import DatasetRows
+from pipeline.training.config import TrainConfig
+from pipeline.transfer.acceptance import Side
+from pipeline.transfer.measure import context_of
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
-from vocag import AlignedRows, Reading, Rows, StreamConfig, Tokenizer, load_tokenizer
+from vocag import (
+    AlignedRows,
+    Method,
+    Reading,
+    Rows,
+    StreamConfig,
+    Teaching,
+    Tokenizer,
+    load_language_model,
+    load_tokenizer,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGES = EXAMPLES.parent / "evidence"
@@ -529,6 +545,17 @@ def test_cells_win_if_they_are_ahead_somewhere_and_behind_nowhere(
     assert cells.verdict(records) == "Not finished: cells 2 of 3."
 
 
+def test_every_command_says_what_it_took(tmp_path: Path) -> None:
+    chain = Chain(cells.SCALES["tiny"], tmp_path, tmp_path / "prove", tmp_path / "records")
+    chain.call("busy", ["-c", "import time\nwhile time.process_time() < 0.3: pass"])
+    with pytest.raises(RuntimeError, match=r"ended with 3: see .*failed\.log"):
+        chain.call("failed", ["-c", "raise SystemExit(3)"])
+    for folder in (chain.own, tmp_path / "records"):
+        (found,) = map(json.loads, (folder / "costs.jsonl").read_text().splitlines())
+        assert found["command"] == "busy"
+        assert 0.3 <= found["cpu_seconds"] < 5
+
+
 def test_what_is_published_is_taken_over_and_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,6 +584,123 @@ def test_what_is_published_is_taken_over_and_not_made_again(
     chain.run(plain, 1)
     assert trained == [(2e-4, 0)]
     assert json.loads(chain.kept.record("plain", 1).read_text()) == {"arm": "plain"}
+
+
+def test_the_teachers_weight_falls_with_the_rate(tmp_path: Path) -> None:
+    config = TrainConfig(
+        data=Reading("data"),
+        student="student",
+        output=tmp_path,
+        teaching=Teaching(stored_losses="teacher"),
+        method=Method("distill", weight=0.5),
+        num_steps=40,
+        warmup_steps=10,
+        learning_rate=1e-3,
+        min_lr_fraction=0.1,
+    )
+    weights = [falling.weight_at(config, step) for step in range(40)]
+    assert weights[:11] == [0.5] * 11
+    assert weights[10:] == sorted(weights[10:], reverse=True)
+    assert weights[25] == pytest.approx(0.25)  # half of a cosine
+    assert 0 < weights[-1] < 0.002
+
+
+@pytest.mark.slow
+def test_a_new_model_has_the_sizes_and_the_tokens_that_it_should(tmp_path: Path) -> None:
+    write_model(tmp_path / "like", byte_level(400))
+    words = ["--like", tmp_path / "like", "--layers", 2, "--hidden", 192]
+    program = [sys.executable, PAGES / "prove" / "new_model.py", *words, "--output"]
+    subprocess.run(list(map(str, [*program, tmp_path / "made"])), check=True)
+    model = load_language_model(str(tmp_path / "made"))
+    config = model.config
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 192, 512)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (3, 1)
+    own, like = (load_tokenizer(str(tmp_path / name)) for name in ("made", "like"))
+    assert own.sha256 == like.sha256
+    assert model.get_input_embeddings().weight.shape == (like.vocab_size, 192)
+
+
+def test_pieces_of_sources_are_whole_lines_each_once() -> None:
+    pieces = list(random_weights._windows(["tqdm", "tqdm"]))
+    assert len(pieces) > 5
+    assert len({own.text for own in pieces}) == len(pieces)
+    root = Path(find_spec("tqdm").origin).parent
+    files = ["\n" + path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
+    assert all(any(f"\n{own.text}" in file for file in files) for own in pieces)
+    assert all(3000 <= len(own.text) < 3400 for own in pieces)
+
+
+def test_tokens_to_reach_are_counted_along_the_curve() -> None:
+    curve = [3.0, 2.5, 2.4, 2.0]
+    assert random_weights.tokens_to_reach(curve, 2.45, 10) == pytest.approx(25)
+    assert random_weights.tokens_to_reach(curve, 2.0, 10) == 40
+    assert random_weights.tokens_to_reach(curve, 1.9, 10) is None
+
+
+def test_where_a_teacher_helps_is_what_the_records_say(tmp_path: Path) -> None:
+    records = PAGES / "records"
+    sources = [source for source in where.SOURCES if source.folder == "distributions"]
+    found = list(where.places(records, sources))
+    assert [own.held_out for own in found] == list(transfer.SETS)
+    for own in found:
+        bits: dict[str, list[float]] = {}
+        for arm in ("start", "original", "plain", "drawn-plain"):
+            for path in sorted((records / "distributions").glob(f"{arm}-[0-9].json")):
+                record = json.loads(path.read_text("utf-8"))
+                sums = record["measured"][str(record["units"])][own.held_out]
+                bits.setdefault(arm, []).append(math.fsum(sums["nats"]) / math.fsum(sums["bytes"]))
+        mean = {arm: math.fsum(values) / len(values) / math.log(2) for arm, values in bits.items()}
+        assert own.gap == pytest.approx(mean["start"] - mean["original"])
+        assert own.less.mean == pytest.approx(mean["drawn-plain"] - mean["plain"])
+    assert not list(where.places(tmp_path, sources))
+    where.draw(found, tmp_path / "where.svg")
+    assert "Llama 2" in (tmp_path / "where.svg").read_text("utf-8")
+
+
+def test_continuations_of_many_prompts_are_those_of_each(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", byte_level(400))
+    model, tokenizer = (
+        load(str(tmp_path / "model")) for load in (load_language_model, load_tokenizer)
+    )
+    # So sure of everything that sampling is choosing the likeliest.
+    model.get_output_embeddings().weight.data *= 1e4
+    context = context_of(tokenizer)
+    prompts = [b"one", b"a longer prompt of many tokens", b"two words"] * 9
+    together = write_on(model, tokenizer, prompts, context=context, num_tokens=6)
+    found = [list(own) for own in together]
+    side = Side(model, tokenizer)
+    for prompt, own in zip(prompts[:3], found, strict=False):
+        ids = side.encode(prompt)
+        assert ids is not None
+        alone = side.write(ids, 6, sampled=False)
+        end = tokenizer.eos_token_id
+        assert own == (alone[: alone.index(end)] if end in alone else alone)
+    assert found == found[:3] * 9
+
+
+@pytest.mark.slow
+def test_prompts_are_beginnings_of_texts_that_are_not_measured(tmp_path: Path) -> None:
+    _write_benchmarks(tmp_path / "data")
+    asked = {"table_title": "", "table": "", "solution": ""}
+    lines = [json.dumps(asked | {"question": " ".join(_words(9, n))}) for n in range(20)]
+    (tmp_path / "data" / "tabmwp.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    sizes = {"train": 30, "development": 4, "held": 5, "prompts": 8}
+    texts = cells.build(tmp_path / "data", [], **sizes, packages=("tqdm",))
+    assert [len(texts[name]) for name in ("train", "dev")] == [30, 4]
+    assert all(len(texts[f"held_{name}"]) == 5 for name in transfer.SETS)
+    measured = {(own.source, own.number) for name in transfer.SETS for own in texts[f"held_{name}"]}
+    read = {(own.source, own.number) for name in ("train", "dev") for own in texts[name]}
+    mathematics, sources = (texts[name] for name in cells.PROMPTS)
+    assert [len(mathematics), len(sources)] == [8, 8]
+    begun = {(own.source, own.number) for own in mathematics}
+    assert begun.isdisjoint(measured | read)
+    problems = {own.text for own in read_questions(tmp_path / "data", "gsm8k")}
+    for own in mathematics:
+        if own.source == "gsm8k":
+            assert any(text.startswith(f"{own.text} ") for text in problems)
+    windows = [own.text for own in code.source_windows(code.OTHERS)]
+    for own in sources:
+        assert any(text.startswith(f"{own.text}\n") for text in windows)
 
 
 @pytest.mark.slow

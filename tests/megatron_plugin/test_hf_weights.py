@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.models.shape import UnsupportedModelError, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights, rule_for
 from megatron_plugin.models.weights import WeightsError, open_weights
+from pipeline.models.weights import UnfittingWeightsError
 from tests.megatron_plugin.models import FAMILIES, make_model, save_model
 
 LAYER = (
@@ -157,10 +158,36 @@ def test_a_cut_file_is_named(tmp_path):
     save_model(tmp_path, "llama")
     path = next(tmp_path.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-100])
-    weights = open_weights(str(tmp_path))
-    name = next(name for name, file in weights.tensors.items() if file == path)
     with pytest.raises(WeightsError, match=rf"{path.name} \(\d+ bytes\) is cut or damaged: "):
-        weights.open(name)[:]
+        open_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("lose", r"1 missing \(model.layers.1.self_attn.k_proj.weight\)"),
+        ("add", r"1 unexpected \(model.layers.1.self_attn.o_proj.bias\)"),
+        ("cut", r"1 of another shape \(.*k_proj.weight \[8, 32\] instead of \[\d+, 32\]\)"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, family, change, message):
+    """As transformers' loading refuses them: by one function, in the same words."""
+    name = "model.layers.1.self_attn.k_proj.weight"
+    save_model(tmp_path, family)
+    weights = {}
+    for path in tmp_path.glob("*.safetensors*"):
+        weights |= load_file(path) if path.suffix == ".safetensors" else {}
+        path.unlink()
+    if change == "lose":
+        del weights[name]
+    elif change == "add":
+        weights["model.layers.1.self_attn.o_proj.bias"] = torch.ones(32)
+    else:
+        weights[name] = weights[name][:8].clone()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnfittingWeightsError, match=f"^{tmp_path}: its weights .*: {message}"):
+        open_weights(str(tmp_path))
 
 
 def test_frequencies_are_those_of_transformers(tmp_path):

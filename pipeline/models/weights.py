@@ -1,0 +1,149 @@
+"""Models of transformers, loaded whole or not at all, and without code from their folders.
+
+transformers fills in random numbers for weights that a file lacks, leaves out those that it
+doesn't know, and warns. What comes out trains, exports and teaches. Here either is an error.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+_NUM_NAMED = 3
+_ADAPTER_FILE = "adapter_config.json"
+# What published models for pictures hold besides the text model that is loaded of them.
+_OTHER_SENSES = re.compile(r"(model\.)?(vision_model|vision_tower|multi_modal_projector)\.")
+
+Shapes = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A tensor's name, its shape in the file and in the model."""
+
+
+class UnfittingWeightsError(ValueError):
+    """A model's files don't hold the weights that its configuration asks for, or hold others."""
+
+
+class ForeignCodeError(ValueError):
+    """A model's own code, or transformers', failed or isn't run."""
+
+
+def load_weights(
+    folder: Path, *, dtype: torch.dtype | str, gguf_file: str = "", **more: Any
+) -> PreTrainedModel:
+    """Return the causal model of a folder, on the CPU, in evaluation mode.
+
+    Args:
+        folder: in the layout of Hugging Face, or with a .gguf file.
+        dtype: of the weights; "auto": as they are stored.
+        gguf_file: the .gguf file's name, if it is one.
+        more: what `AutoModelForCausalLM.from_pretrained` takes.
+
+    Raises:
+        UnfittingWeightsError: weights that are missing, unexpected or of another shape.
+        ForeignCodeError: transformers can't load it, or not without running code from the folder.
+        OSError: no model in the folder.
+    """
+    where = str(folder / gguf_file)
+    if (folder / _ADAPTER_FILE).is_file():
+        raise UnfittingWeightsError(
+            f"{where} holds {_ADAPTER_FILE}: an adapter's other weights would come from elsewhere; "
+            "merge it into its model (peft's merge_and_unload), and save_pretrained that"
+        )
+    if gguf_file:
+        more["gguf_file"] = gguf_file
+    with foreign_code(where):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=False,
+            # Else the first mismatch is reported without the others, in transformers' words.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **more,
+        )
+    require_fit(
+        where,
+        missing=found["missing_keys"],
+        unexpected=_unexpected(model, found["unexpected_keys"]),
+        mismatched=found["mismatched_keys"],
+    )
+    return cast(PreTrainedModel, model)
+
+
+def read_config(folder: str | Path) -> Any:
+    """Return a folder's configuration; errors are those of `load_weights`."""
+    with foreign_code(str(folder)):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def make_model(config: Any, **more: Any) -> PreTrainedModel:
+    """Return a model of a configuration, with random weights."""
+    with foreign_code(str(getattr(config, "name_or_path", "")) or str(config.model_type)):
+        model = cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=False, **more)
+    return cast(PreTrainedModel, model)
+
+
+def require_fit(
+    where: str,
+    *,
+    missing: Collection[str],
+    unexpected: Collection[str],
+    mismatched: Collection[Shapes] = (),
+) -> None:
+    """Raise UnfittingWeightsError, with names, unless a model's files hold exactly its weights."""
+    shapes = [f"{name} {[*held]} instead of {[*asked]}" for name, held, asked in mismatched]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+    found = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds if names]
+    if found:
+        raise UnfittingWeightsError(
+            f"{where}: its weights don't fit its configuration: {'; '.join(found)}: download all "
+            "of its files again, with the config.json that belongs to them"
+        )
+
+
+@contextmanager
+def foreign_code(where: str) -> Iterator[None]:
+    """Say in a sentence what code that isn't ours raises, whatever it is."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ForeignCodeError(
+            f"{where} brings code of its own (auto_map), which is never run: name a model that "
+            "transformers has code for, or serve this one as a teacher (vocag score --engine "
+            "openai)"
+        ) from error
+    except (MemoryError, torch.OutOfMemoryError, ModuleNotFoundError):
+        raise  # the machine's, and known to commands
+    except Exception as error:
+        raise ForeignCodeError(
+            f"{where}: its code in transformers {transformers.__version__} ends with "
+            f"{type(error).__name__}: {error}: try another release of transformers, or another "
+            "model"
+        ) from error
+
+
+def _unexpected(model: PreTrainedModel, names: Collection[str]) -> list[str]:
+    """Return tensors that nothing of a model reads, though something should.
+
+    Buffers that are computed anew may lie in old files.
+    """
+    computed = [f".{name}" for name, _ in model.named_buffers()]
+    own = {name for name, _ in model.named_modules()}
+
+    def is_known(name: str) -> bool:
+        part = _OTHER_SENSES.match(name)
+        of_others = part is not None and part[0][:-1] not in own
+        return of_others or any(buffer.endswith(f".{name}") for buffer in computed)
+
+    return [name for name in names if not is_known(name)]
+
+
+def _some(names: Collection[str]) -> str:
+    first = sorted(names)[:_NUM_NAMED]
+    return ", ".join([*first, *(["…"] if len(names) > len(first) else [])])
