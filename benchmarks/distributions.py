@@ -4,31 +4,38 @@
 
 For each way of storing: bytes a teacher token, and how far the gradient of all the student's
 parameters is from that of the cross entropy with the teacher's whole distribution, relative to its
-size, at four batch sizes. A bias stays as the batch grows; noise falls. Labels that start where a
-teacher token starts are compared: there the whole distribution is known, and mapped if the student
-has another vocabulary. Stored values are rounded as they are stored.
+size, at four batch sizes. A bias stays as the batch grows; noise falls. All labels are compared
+that learn a distribution whatever is stored, those inside a teacher token too, where the whole is
+what the teacher expects given the bytes before. Stored values are rounded as they are stored.
 """
 
 import argparse
 import time
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
 from pipeline.distributions.mapping import map_batch
+from pipeline.distributions.prefixes import find_prefixes
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.walk import AMID, LabelStarts, RowFields, find_starts
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import distilled_loss
+from pipeline.guidance.distributions import LabelDistributions, distilled_loss
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.methods.hf_pass import student_states
 from pipeline.methods.label_distributions import ask_entries
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig
-from pipeline.streaming.next_tokens import vocabulary_map
+from pipeline.streaming.vocabularies import vocabulary_map
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import stored_values, to_stored
 
@@ -48,7 +55,7 @@ def main() -> None:
     parser.add_argument("--log-probs", choices=("uint8", "float16"), default="uint8")
     options = parser.parse_args()
     rows = AlignedRows(StreamConfig(options.dataset, seq_length=options.seq_length))
-    tables = vocabulary_map(rows.dataset, rows.rules)
+    tables = vocabulary_map(rows)
     teacher, student = (load_language_model(m) for m in (options.teacher, options.student))
     size, kind = rows.manifest.teacher.vocab_size, options.log_probs
     rules = [DistributionRule(k, 1.0, size, kind, draws) for k, draws in SCHEMES]
@@ -116,73 +123,87 @@ def losses_of_row(
 ) -> tuple[list[Tensor], int]:
     """Return the losses of a row in the order of names, and how many labels they are over."""
     teacher, student = models
+    assert tables.cells is not None
     with torch.no_grad():
         places = batch["teacher_position_ids"]
         states = hidden_states(teacher, batch["teacher_input_ids"], position_ids=places)
     given = states, output_layer(teacher), batch, tables
     hidden, layer = student_states(student, batch), output_layer(student)
-    state = boundary_states(batch, tables)
+    labels, cells = batch["labels"].long(), Cells.of(tables.cells)
+    starts = find_starts(RowFields(**row_of(batch)), tables.tables, tables.edges)
+    known = [replace(stored_distributions(*given, rule), cells=cells) for rule in rules]
     # A text's first label may be mapped with a space before it, by another table.
-    chosen = (state >= 0) & (batch["position_ids"] > 0) & batch["loss_mask"].bool()
-    whole = whole_distributions(states[0], output_layer(teacher), tables, state[chosen])
-    _give_labels(whole, batch, chosen, state, stored_distributions(*given, rules[-1])[2], tables)
+    chosen = torch.from_numpy((starts.token >= 0) & (starts.where == AMID))[None]
+    chosen &= batch["loss_mask"].bool()
+    for each in known:  # those that learn a distribution whatever is stored
+        chosen &= each.can_teach(labels)
+    whole = whole_distributions(states[0], output_layer(teacher), batch, tables, starts, chosen[0])
     own = log_softmax(layer.logits(hidden[chosen]), -1)
-    losses = [-(whole * own[:, : whole.shape[1]]).sum()]
-    labels = batch["labels"].long()
+    placed = cells.on(own.device)
+    of_cell = torch.zeros_like(own).index_add_(1, placed.numbers, own.exp()).clamp_min(1e-30).log()
+    of_cell = of_cell[:, placed.numbers]
+    own_labels = labels[chosen].unsqueeze(-1)
+    within = own.gather(1, own_labels) - of_cell.gather(1, own_labels)
+    losses = [-(whole * of_cell).sum() - within.sum()]
     losses.append(linear_cross_entropy(hidden, layer, labels, loss_mask=chosen).losses.sum())
-    for rule in rules:
-        ids, probs, moved = stored_distributions(*given, rule)
-        scores = linear_cross_entropy(hidden, layer, labels, loss_mask=chosen, entry_ids=ids)
-        found = distilled_loss(
-            scores,
-            ids,
-            probs,
-            moved=moved,
+    for each in known:
+        scores = linear_cross_entropy(
+            hidden,
+            layer,
+            labels,
             loss_mask=chosen,
-            weight=1.0,
-            draws=rule.draws,
+            entry_ids=each.asked_of(labels),
+            cells=cells,
         )
+        found = distilled_loss(scores, each, labels, loss_mask=chosen, weight=1.0)
         losses.append(found.loss_sum)
     return losses, int(chosen.sum())
 
 
-def boundary_states(batch: Rows, tables: VocabularyMap) -> Tensor:
-    """Return the teacher's place behind which each label at a boundary begins, int64; else -1.
-
-    Read from the mapping itself: what an entry leaves over to a draw is the place's number.
-    """
-    shape = batch["teacher_input_ids"].shape
-    numbers = (np.arange(shape[1], dtype=np.float32) + 1) / (2 * shape[1])
-    known = int(np.flatnonzero(tables.tables.mapped[0] >= 0)[0])
-    ids = np.broadcast_to(np.array([known, -1, known], np.int32), (*shape, 3)).copy()
-    log_probs = np.broadcast_to(np.log1p(-numbers)[:, None], ids.shape).astype(np.float32)
-    no_losses = np.full(shape, np.float32(np.nan))
-    found, masses, _ = map_batch(batch, ids, log_probs, tables, no_losses, draws=1)
-    state = np.rint(masses[..., 2] * 2 * shape[1]).astype(np.int64) - 1
-    return torch.from_numpy(np.where(found[..., 2] >= 0, state, -1))
+def row_of(batch: Rows) -> dict[str, NDArray[Any]]:
+    """Return the only row of a batch as the walk reads it."""
+    names = [name for name in RowFields._fields if name != "teacher_losses"]
+    unread = {"teacher_losses": np.empty(0, np.float32)}
+    return {name: batch[name][0].numpy() for name in names} | unread
 
 
 @torch.no_grad()
 def whole_distributions(
-    states: Tensor, layer: OutputLayer, tables: VocabularyMap, wanted: Tensor
+    states: Tensor,
+    layer: OutputLayer,
+    batch: Rows,
+    tables: VocabularyMap,
+    starts: LabelStarts,
+    chosen: Tensor,
 ) -> Tensor:
-    """Return the whole mapped distributions behind some places, fp32 [n, student's tokens]."""
-    probs = layer.logits(states[wanted]).softmax(-1)
-    to = torch.from_numpy(tables.tables.mapped[0]).long()
-    probs, is_known = probs[:, : len(to)], to >= 0
-    size = len(tables.tables.student_starts) - 1
-    return probs.new_zeros(len(wanted), size).index_add_(1, to[is_known], probs[:, is_known])
+    """Return the whole mapped distributions of some labels, fp32 [n, student's tokens].
 
-
-def _give_labels(
-    whole: Tensor, batch: Rows, chosen: Tensor, state: Tensor, moved: Tensor, tables: VocabularyMap
-) -> None:
-    """Give labels what the mapping gives them of the mass of the text's own next token."""
-    own = batch["teacher_input_ids"].long().gather(1, state.clamp_min(0) + 1)[chosen]
-    to = torch.from_numpy(tables.tables.mapped[0]).long()[own]
-    mass, places = moved[chosen], torch.arange(len(whole))
-    whole[places, batch["labels"].long()[chosen]] += mass
-    whole[places, to.clamp_min(0)] -= mass.where(to >= 0, 0.0)
+    At a boundary of all that the teacher expects; inside a token of all that begin with its bytes.
+    """
+    flat, bounds = tables.tables.teacher_bytes.tobytes(), tables.tables.teacher_starts.tolist()
+    texts = [flat[start:stop] for start, stop in pairwise(bounds)]
+    to = torch.from_numpy(tables.tables.mapped[AMID]).long()
+    ids, size = batch["teacher_input_ids"][0].tolist(), len(tables.tables.student_starts) - 1
+    found = torch.zeros(int(chosen.sum()), size)
+    behind: dict[bytes, tuple[Tensor, Tensor]] = {b"": (torch.arange(len(to)), to)}
+    for line, place in enumerate(chosen.nonzero()[:, 0].tolist()):
+        token = int(starts.token[place])
+        prefix = texts[ids[token]][: starts.offset[place]]
+        if prefix not in behind:
+            longer = [
+                i for i, text in enumerate(texts) if text.startswith(prefix) and text != prefix
+            ]
+            rests = [texts[i][len(prefix) :] for i in longer]
+            lengths = np.cumsum([0, *map(len, rests)], dtype=np.int64)
+            spelled = np.frombuffer(b"".join(rests), np.uint8)
+            targets = find_prefixes(spelled, lengths, tables.tables)
+            behind[prefix] = torch.tensor(longer), torch.from_numpy(targets).long()
+        tokens, targets_of = behind[prefix]
+        probs = layer.logits(states[token - 1]).softmax(-1)[tokens]
+        probs = probs / probs.sum() if prefix else probs
+        spelt = targets_of >= 0
+        found[line].index_add_(0, targets_of[spelt], probs[spelt])
+    return found
 
 
 def stored_distributions(
@@ -191,18 +212,18 @@ def stored_distributions(
     batch: Rows,
     tables: VocabularyMap,
     rule: DistributionRule,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, masses and moved masses of labels as rows hold them, rounded as stored."""
+) -> LabelDistributions:
+    """Return the distributions of labels as rows hold them, rounded as stored."""
     losses, ids, log_probs = ask_entries(
-        states, layer, batch, top_k=rule.top_k, draws=rule.draws, vocab_size=rule.vocab_size
+        states, layer, batch, rule.shape, vocab_size=rule.vocab_size
     )
     codes = to_stored(log_probs[..., : rule.top_k], rule.log_probs)
     codes = codes if codes.dtype == np.uint8 else codes.view(np.uint16)
     log_probs[..., : rule.top_k] = stored_values(rule.log_probs)[0][codes]
     losses = losses.astype(np.float16).astype(np.float32)
-    found = map_batch(batch, ids, log_probs, tables, losses, draws=rule.draws)
-    masses, moved = (torch.from_numpy(each) for each in found[1:])
-    return torch.from_numpy(found.ids).long(), masses, moved
+    found = map_batch(batch, ids, log_probs, tables, losses, exact=rule.shape.exact)
+    to, probs, own_ids = (torch.from_numpy(each) for each in found)
+    return LabelDistributions(to.long(), probs, own_ids.long(), rule.shape)
 
 
 if __name__ == "__main__":

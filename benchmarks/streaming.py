@@ -130,7 +130,7 @@ def distributions(options: argparse.Namespace) -> None:
     # All of it is arithmetic of one thread: its CPU time, which other work changes least.
     seconds = best_of(dict(zip(names, runs, strict=True)), 25, clock=time.thread_time)
     before = 0.0
-    print(f"  {every.layout.top_k} entries a place, rows of {seq_length} tokens")
+    print(f"  {every.layout.entries.width} entries a place, rows of {seq_length} tokens")
     for name, value in seconds.items():
         more = 1e6 * (value - before) / len(every)
         print(f"  {name:24} {len(every) / value:8.0f} rows/s   {more:6.0f} µs a row more")

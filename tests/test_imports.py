@@ -30,7 +30,7 @@ ALLOWED = {
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
     "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled"
-    " pipeline.dataset.selection",
+    " pipeline.dataset",
     "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
     " pipeline.compiled pipeline.remote",
     "pipeline.dataset.cache": "",
@@ -69,7 +69,7 @@ ALLOWED = {
     " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",
     "pipeline.doctor": "pipeline.tokenization pipeline.drawing pipeline.remote",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
-    " pipeline.tokenization pipeline.drawing",
+    " pipeline.tokenization pipeline.distributions pipeline.drawing",
     "pipeline.figures": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
     " pipeline.guidance pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",
     "beam_jobs.__init__": "vocag.own_packages",
@@ -81,6 +81,7 @@ ALLOWED = {
     "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
     " pipeline.batches pipeline.compiled pipeline.drawing",
     "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing"
+    " pipeline.distributions.pair"
     " pipeline.explore.preview",
     "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing",
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"

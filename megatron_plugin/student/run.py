@@ -207,7 +207,7 @@ class StudentRun:
         if options.teacher.world_size:
             assert self._world.bridge_store is not None
             self._bridge = connect(
-                options.teacher, args, self._world.bridge_store, width=options.online_width
+                options.teacher, args, self._world.bridge_store, width=options.served.entries.width
             )
         elif options.teaching.teacher:
             score_steps_ahead(load_teacher(options, self._opened, args), self._data.guide)

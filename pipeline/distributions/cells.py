@@ -14,6 +14,7 @@ They stay small: docs/concepts/distributions.md has the figures.
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,24 @@ class NoSharedStartError(ValueError):
     """No label of a sample starts where a teacher token's bytes are known."""
 
 
+class Pairs(NamedTuple):
+    """What occurs together where labels start, int64 [N] each.
+
+    Attributes:
+        rests: numbers of what is left of the teacher's token, equal for equal bytes.
+        labels: student tokens that were written there.
+        targets: student tokens that the rests give their mass to, -1 for none.
+        inside: 1 where a rest is not a whole token.
+        counts: how often.
+    """
+
+    rests: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    inside: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
 def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> NDArray[np.int32]:
     """Return the cell of each student token, int32 [V]: the least token id in it.
 
@@ -41,28 +60,39 @@ def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -
     Raises:
         NoSharedStartError: there is nothing to count.
     """
-    codes, labels = _pairs(documents, vocabulary_map)
-    num_students = len(vocabulary_map.tables.student_starts) - 1
+    num_tokens = len(vocabulary_map.tables.student_starts) - 1
+    return join_pairs(count_pairs(documents, vocabulary_map), num_tokens)
+
+
+def count_pairs(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> Pairs:
+    """Return how often what is left of a teacher's token and a label begin together."""
+    codes, labels = _codes(documents, vocabulary_map)
     if not len(codes):
         raise NoSharedStartError(
             "no label of the sample starts at a byte that both tokenizers' tokens account for, so "
             "nothing shows which of their tokens stand for each other"
         )
+    num_students = len(vocabulary_map.tables.student_starts) - 1
     pairs, counts = np.unique(codes * num_students + labels, return_counts=True)
-    rests, to = _rests(pairs // num_students, vocabulary_map)
-    labels = pairs % num_students
-    # Equal bytes that were left of different tokens are one rest.
-    order = np.lexsort((labels, rests))
-    rests, labels, to, counts = rests[order], labels[order], to[order], counts[order]
-    is_new = np.append(True, (rests[1:] != rests[:-1]) | (labels[1:] != labels[:-1]))
+    codes, labels = pairs // num_students, pairs % num_students
+    inside = codes >= len(vocabulary_map.tables.teacher_starts) - 1
+    rests, targets = _rests(codes, vocabulary_map)
+    return Pairs(rests, labels, targets.astype(np.int64), inside.astype(np.int64), counts)
+
+
+def join_pairs(pairs: Pairs, num_tokens: int) -> NDArray[np.int32]:
+    """Return the cells of so many student tokens, see `count_cells`."""
+    order = np.lexsort((pairs.labels, pairs.rests))
+    rests, labels, targets, _, counts = (each[order] for each in pairs)
+    is_new = (np.diff(rests, prepend=-1) != 0) | (np.diff(labels, prepend=-1) != 0)
     firsts = np.flatnonzero(is_new)
     counts = np.add.reduceat(counts, firsts)
-    rests, labels, to = rests[firsts], labels[firsts], to[firsts]
+    rests, labels, targets = rests[firsts], labels[firsts], targets[firsts]
     of_rest, of_label = np.bincount(rests, counts), np.bincount(labels, counts)
     least = LEAST_SHARE * np.minimum(of_rest[rests], of_label[labels])
-    joined = (counts >= LEAST_COUNT) & (counts > least) & (to >= 0)
-    cells = np.arange(num_students, dtype=np.int32)
-    _join(to[joined].astype(np.int32), labels[joined].astype(np.int32), cells)
+    joined = (counts >= LEAST_COUNT) & (counts > least) & (targets >= 0)
+    cells = np.arange(num_tokens, dtype=np.int32)
+    _join(targets[joined].astype(np.int32), labels[joined].astype(np.int32), cells)
     return cells
 
 
@@ -101,7 +131,7 @@ def describe_cell(tokens: Sequence[bytes]) -> str:
     return f"{quoted}{' …' if len(tokens) > 3 else ''}, {len(tokens):,} tokens"
 
 
-def _pairs(
+def _codes(
     documents: Iterable[RowFields], vocabulary_map: VocabularyMap
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the teacher's rest at each label, as offset * V_teacher + token id, and the label."""

@@ -86,7 +86,8 @@ def _own_id(
         return edges.student_end
     token_id = teacher_ids[token]
     if offset == 0:
-        return tables.mapped[where, token_id]
+        own: int = tables.mapped[where, token_id]
+        return own
     at, stop = tables.teacher_starts[token_id] + offset, tables.teacher_starts[token_id + 1]
     return find_prefix(tables.teacher_bytes[at:stop], tables)
 

@@ -22,6 +22,8 @@ examples:
       The first documents, student tokens above, teacher tokens below.
   vocag explore preview aligned --id train/17 --html preview.html
       One document as a page for a browser.
+  vocag explore cells aligned
+      Which student tokens stand for a teacher's, as vocag train --method distill counts them.
   vocag explore scores aligned --by source --at 0.5 0.9 0.95 0.99 --html scores.html
       What a threshold on a teacher's bits per byte keeps, and texts around it.
   vocag explore plan gs://bucket/aligned --seq-length 2048 --global-batch-size 256
@@ -100,6 +102,39 @@ class PreviewOptions:
         for document in documents:
             yield from draw_document(document, width=width)
         yield LEGEND
+
+
+@dataclass(frozen=True)
+class CellsOptions:
+    """Student tokens that stand for the same of a teacher's: what distill compares.
+
+    Attributes:
+        dataset: folder, URL or manifest of a dataset.
+        largest: cells to list.
+    """
+
+    dataset: DatasetSource
+    largest: int = 20
+
+    def __post_init__(self) -> None:
+        if self.largest < 1:
+            raise ValueError(f"--largest {self.largest}: it must be at least 1")
+
+    def lines(self) -> Iterator[str]:
+        """Yield what to print."""
+        from pipeline.dataset.files import open_dataset
+        from pipeline.distributions.pair import look_at_pair
+        from pipeline.drawing.formatting import format_count, printable
+
+        found = look_at_pair(open_dataset(self.dataset), num_cells=self.largest)
+        yield f"labels counted                        {format_count(found.num_labels)}"
+        yield f"start inside a teacher token          {found.inside:.1%}"
+        yield f"others than the teacher's beginning   {found.differing:.1%} of those at a boundary"
+        yield f"learn no distribution                 {found.crossing:.1%}"
+        yield ""
+        yield f"largest of {format_count(found.num_cells)} cells with several tokens:"
+        for cell in found.cells:
+            yield f"  {printable(cell)}"
 
 
 @dataclass(frozen=True)
@@ -209,9 +244,11 @@ class PlanOptions:
         yield from describe_plan(plan, global_batch_size=self.global_batch_size)
 
 
-_COMMANDS: dict[str, type[InfoOptions | PreviewOptions | ScoresOptions | PlanOptions]] = {
+_Commands = InfoOptions | PreviewOptions | CellsOptions | ScoresOptions | PlanOptions
+_COMMANDS: dict[str, type[_Commands]] = {
     "info": InfoOptions,
     "preview": PreviewOptions,
+    "cells": CellsOptions,
     "scores": ScoresOptions,
     "plan": PlanOptions,
 }
