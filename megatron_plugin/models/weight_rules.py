@@ -124,7 +124,10 @@ def tensors_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Return the shape of every Hugging Face tensor that a whole model is made of, by its name."""
     wide, head = shape.hidden_size, shape.head_size
     heads, groups = shape.num_attention_heads * head, shape.num_query_groups * head
-    found = {"model.embed_tokens.weight": (shape.vocab_size, wide), "model.norm.weight": (wide,)}
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocab_size, wide),
+        "model.norm.weight": (wide,),
+    }
     if not shape.tied_embeddings:
         found["lm_head.weight"] = (shape.vocab_size, wide)
     for number in range(shape.num_layers):
@@ -143,7 +146,8 @@ def tensors_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_tensors(mlp: str, number: int, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    wide, experts, found = shape.hidden_size, shape.experts, {}
+    found: dict[str, tuple[int, ...]] = {}
+    wide, experts = shape.hidden_size, shape.experts
     parts, inner = [mlp], shape.ffn_hidden_size
     if experts is not None and experts.layers[number]:
         found[mlp + "gate.weight"] = (experts.count, wide)

@@ -223,7 +223,7 @@ def _require_fit(where: str, shape: ModelShape, found: Mapping[str, tuple[int, .
 
 def _shapes(tensors: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of safetensors files, from their headers."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for path in sorted({*tensors.values()}):
         with _named(path), safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()

@@ -45,7 +45,7 @@ GROUPS = {
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 _OWN_PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
-_OWN_EXTRA = dict.fromkeys(("httpx2", "tenacity"), "served")
+_OWN_EXTRA = {"httpx2": "served", "tenacity": "served", "gguf": "packaged-teacher"}
 """Extras of packages that only some uses of a command need."""
 
 

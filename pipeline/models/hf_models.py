@@ -11,7 +11,7 @@ lost. It gets positions instead, which start again with every document, no mask 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def load_language_model(
     else:
         path = find_folder(source, role="model")
         model = load_weights(path, dtype=dtype, **arguments)
-    model.to(torch.device(device))
+    cast(Any, model).to(device)
     require_own_losses(model)
     if packed:
         keep_documents_apart(model, attention)

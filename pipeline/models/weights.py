@@ -14,6 +14,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tensors_read
+
 _NUM_NAMED = 3
 _ADAPTER_FILE = "adapter_config.json"
 # What published models for pictures hold besides the text model that is loaded of them.
@@ -44,6 +46,7 @@ def load_weights(
 
     Raises:
         UnfittingWeightsError: weights that are missing, unexpected or of another shape.
+        UnreadGgufError: a .gguf file says something of its model that isn't read.
         ForeignCodeError: transformers can't load it, or not without running code from the folder.
         OSError: no model in the folder.
     """
@@ -53,10 +56,11 @@ def load_weights(
             f"{where} holds {_ADAPTER_FILE}: an adapter's other weights would come from elsewhere; "
             "merge it into its model (peft's merge_and_unload), and save_pretrained that"
         )
-    if gguf_file:
-        more["gguf_file"] = gguf_file
+    file = GgufFile(folder / gguf_file) if gguf_file else None
     with foreign_code(where):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        if file is not None:
+            more |= {"gguf_file": gguf_file, "config": read_gguf_config(file)}
+        model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=False,
@@ -71,6 +75,8 @@ def load_weights(
         unexpected=_unexpected(model, found["unexpected_keys"]),
         mismatched=found["mismatched_keys"],
     )
+    if file is not None:
+        require_tensors_read(file, model)
     return cast(PreTrainedModel, model)
 
 

@@ -123,7 +123,8 @@ def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
     pruned = make_model(config, dtype=model.dtype)
     pruned.load_state_dict(weights)
     pruned.generation_config = model.generation_config
-    return pruned.train(model.training)
+    pruned.train(model.training)
+    return pruned
 
 
 def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) -> list[Any]:
