@@ -71,9 +71,9 @@ class Guide:
         exact = self.asked.exact
         mapped = (
             map_batch(
-                batch.rows, *(each.numpy() for each in own), tables, losses.numpy(), exact=exact
+                batch.rows, ids.numpy(), log_probs.numpy(), tables, losses.numpy(), exact=exact
             )
-            for batch, *own, losses in asked
+            for batch, ids, log_probs, losses in asked
         )
         found = (np.concatenate(each).astype(np.float32) for each in zip(*mapped, strict=True))
         return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)

@@ -146,7 +146,8 @@ class CellSums:
 
     def _logits(self, rows: Tensor) -> Tensor:
         products = matmul_wide(self.hidden, self._weight(rows).T)
-        return to_logits(products, *self.change).unflatten(1, rows.shape)
+        logits: Tensor = to_logits(products, *self.change).unflatten(1, rows.shape)
+        return logits
 
     def _weight(self, rows: Tensor) -> Tensor:
         return narrow(self.weight[rows.clamp_min(0).flatten()], self.half)

@@ -246,8 +246,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 with_entropy=with_entropy,
                 half=half,
             )
-            if entry_ids is not None:
-                if cells is not None:
+            if sums is not None:
+                if cells is not None and cell_places is not None:
                     states = widen_once(hidden)
                     walk = CellSums(cells, states, weight, change, chunk_rows, half)
                     sums = walk.read_into(sums, cell_places)
