@@ -76,12 +76,11 @@ ALLOWED = {
     "megatron_plugin.__init__": "vocag.own_packages",
     "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote",
     "beam_jobs.align": "beam_jobs beam_jobs.align.inputs beam_jobs.running beam_jobs.report"
-    " pipeline.tokenization pipeline.alignment pipeline.dataset"
+    " pipeline.tokenization pipeline.alignment pipeline.dataset pipeline.distributions.pair"
     " pipeline.batches pipeline.compiled pipeline.drawing",
     "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
     " pipeline.batches pipeline.compiled pipeline.drawing",
     "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing"
-    " pipeline.distributions.pair"
     " pipeline.explore.preview",
     "beam_jobs.running": "beam_jobs pipeline.dataset pipeline.drawing",
     "beam_jobs.remove": "beam_jobs beam_jobs.running beam_jobs.report pipeline.dataset"

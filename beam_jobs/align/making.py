@@ -40,7 +40,9 @@ from beam_jobs.runs import SUMMARY_FILE, close_run, read_left_file, start_run
 from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.dataset.conventions import describe_convention
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import read_manifest
+from pipeline.distributions.pair import FEW_TOKENS, look_at_pair
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import MANIFEST_FILE, Manifest
 
@@ -206,4 +208,15 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
         **sides,
         reused_buckets=told["reused_buckets"],
         versions=library_versions(),
+        pair=_describe_pair(Dataset(attempt.output, manifest)),
     )
+
+
+def _describe_pair(dataset: Dataset) -> str:
+    """Return what distillation would make of the two tokenizers, "" if they are one."""
+    if dataset.manifest.student.sha256 == dataset.manifest.teacher.sha256:
+        return ""
+    try:
+        return look_at_pair(dataset, num_tokens=FEW_TOKENS).describe()
+    except ValueError as error:  # words without bytes, or no byte that both know
+        return f"no distributions: {error}"

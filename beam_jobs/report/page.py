@@ -61,7 +61,7 @@ class RunSummary:
     """What only the run that made the dataset knows.
 
     The seconds are wall time, start to manifest and start to first document, the bytes those of the
-    input files as stored.
+    input files as stored. `pair` says what the two tokenizers mean to each other, "" for nothing.
     """
 
     runner: str
@@ -73,6 +73,7 @@ class RunSummary:
     teacher: SideSummary
     reused_buckets: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    pair: str = ""
 
     @property
     def aligning_seconds(self) -> float:

@@ -9,7 +9,6 @@ from beam_jobs.report.card import CARD_FILE, MARK, render_card
 from beam_jobs.report.page import RunSummary, render_report
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_read
-from pipeline.distributions.pair import FEW_TOKENS, look_at_pair
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -81,8 +80,8 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
     ]
     if manifest.student.sha256 == manifest.teacher.sha256:
         lines.append("  one tokenizer   the teacher's is the student's: every token maps to itself")
-    else:
-        lines.append(f"  pair            {_describe_pair(Dataset(output, manifest))}")
+    elif run.pair:
+        lines.append(f"  pair            {run.pair}")
     if UNREAD in manifest.dead_letters.by_reason:
         unread = find_unread(storage.join(output, manifest.dead_letters.file))
         lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
@@ -94,14 +93,6 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
         lines.append(f"  generation      {told}")
     return "\n".join(lines)
-
-
-def _describe_pair(dataset: Dataset) -> str:
-    """Return what `--method distill` would make of the two tokenizers; `vocag explore cells`."""
-    try:
-        return look_at_pair(dataset, num_tokens=FEW_TOKENS).describe()
-    except ValueError as error:  # words without bytes, or no byte that both know
-        return f"no distributions: {error}"
 
 
 def _reference_paths(manifest: Manifest, run: RunSummary) -> list[str]:
