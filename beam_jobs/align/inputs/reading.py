@@ -18,10 +18,10 @@ from beam_jobs.align.inputs.documents import (
     unreadable,
 )
 from beam_jobs.align.inputs.input_identity import require_unchanged
+from beam_jobs.align.inputs.json_parsing import parse_json
 from beam_jobs.align.inputs.json_values import (
     BYTE_ORDER_MARK,
     JsonValue,
-    parse_json,
     split_line,
     split_values,
 )

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from beam_jobs.align.inputs.decompression import CONVERT, UTF_16
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     Outcome,
@@ -14,6 +13,7 @@ from beam_jobs.align.inputs.documents import (
     UnusableError,
     Value,
 )
+from beam_jobs.align.inputs.first_bytes import why_not_utf8
 from beam_jobs.align.inputs.metadata import fit_value
 from beam_jobs.align.inputs.templates import parse_template
 
@@ -82,7 +82,10 @@ def _look_up(record: Mapping[str, Any], field: str) -> Any:
 
 def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
     value = _look_up(record, rules.id_field) if rules.id_field else None
-    if value is None or isinstance(value, str):
+    if value is None:
+        return None
+    if isinstance(value, str):
+        _encode(value, rules.id_field)
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -116,7 +119,7 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
     if not isinstance(text, str | bytes):
         kind = type(text).__name__
         raise UnusableError(Reason.TEXT_NOT_A_STRING, f'"{field}" is of type {kind}')
-    data = text.encode() if isinstance(text, str) else text
+    data = _encode(text, field) if isinstance(text, str) else text
     if not data:
         raise UnusableError(Reason.EMPTY_TEXT, "the text has no characters")
     if len(data) > rules.max_document_bytes:
@@ -128,9 +131,7 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            detail = f"{error.reason} at byte {error.start}"
-            if data.startswith(UTF_16):
-                detail = f"it is UTF-16, {CONVERT}"
+            detail = why_not_utf8(data[:4]) or f"{error.reason} at byte {error.start}"
             raise UnusableError(Reason.INVALID_UNICODE, detail) from None
     return data
 
@@ -138,6 +139,23 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
 def _fit_metadata(
     record: Mapping[str, Any], rules: ReadingRules, *, is_text: bool = False
 ) -> tuple[Value, ...]:
-    return tuple(
-        fit_value(field, _look_up(record, field.name), is_text=is_text) for field in rules.metadata
-    )
+    values = []
+    for field in rules.metadata:
+        value = fit_value(field, _look_up(record, field.name), is_text=is_text)
+        if isinstance(value, str):
+            _encode(value, field.name)
+        values.append(value)
+    return tuple(values)
+
+
+def _encode(text: str, field: str) -> bytes:
+    """Return a string's UTF-8; UnusableError for what no string of Unicode holds."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Readers put U+DC80 to U+DCFF in the place of bytes that aren't UTF-8.
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        what = f"byte {code & 0xFF:#x}" if is_byte else f"half a surrogate pair, U+{code:X},"
+        detail = f'"{field}" has {what} at character {error.start}, which is not UTF-8'
+        raise UnusableError(Reason.INVALID_UNICODE, detail) from None

@@ -195,15 +195,7 @@ def _csv_rows(
         if isinstance(cells, UnusableError):
             yield cells
             continue
-        row = {name: cells[column] for name, column in wanted}
-        try:
-            "".join(row.values()).encode()
-        except UnicodeEncodeError as error:  # `surrogateescape` let the bytes through
-            byte = ord(error.object[error.start]) & 0xFF
-            detail = f"the row holds byte {byte:#x}, which is not UTF-8"
-            yield UnusableError(Reason.INVALID_UNICODE, detail)
-            continue
-        yield row
+        yield {name: cells[column] for name, column in wanted}
 
 
 def _csv_shape(opened: BinaryIO, file: InputFile) -> Shape:

@@ -154,7 +154,7 @@ def test_every_compression_and_its_cuts(tmp_path: Path, suffix: str) -> None:
     path.write_bytes(stored)
     assert texts_of(read(path)) == TEXTS
     first = len(COMPRESS[suffix](b"".join(lines[:20])))
-    for num_bytes in (0, *range(1, len(stored), 17), first - 1, first + 7, len(stored) - 1):
+    for num_bytes in (*range(1, len(stored), 17), first - 1, first + 7, len(stored) - 1):
         if num_bytes == first:
             continue  # a whole file
         path.write_bytes(stored[:num_bytes])
