@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from beam_jobs import storage
-from beam_jobs.left_out import UNREAD, find_unread
+from beam_jobs.left_out import OF_FILES, find_unread
 from beam_jobs.report.card import CARD_FILE, MARK, render_card
 from beam_jobs.report.page import RunSummary, render_report
 from pipeline.dataset.files import Dataset
@@ -80,7 +80,7 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
     ]
     if manifest.student.sha256 == manifest.teacher.sha256:
         lines.append("  one tokenizer   the teacher's is the student's: every token maps to itself")
-    if UNREAD in manifest.dead_letters.by_reason:
+    if OF_FILES & manifest.dead_letters.by_reason.keys():
         unread = find_unread(storage.join(output, manifest.dead_letters.file))
         lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
     lines += _reference_paths(manifest, run)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from shlex import quote
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow as pa
 from beam_jobs import storage
 from beam_jobs.align.inputs import json_values
 from beam_jobs.align.inputs.decompression import DamageError, decompress
+from beam_jobs.align.inputs.fields import longest_string, name_fields
 from beam_jobs.align.inputs.first_bytes import (
     HEAD_BYTES,
     compression_of,
@@ -25,14 +27,16 @@ from beam_jobs.align.inputs.first_bytes import (
 from beam_jobs.align.inputs.input_identity import content_of
 from beam_jobs.align.inputs.json_values import holds_values
 from beam_jobs.align.inputs.listing import FORMATS, FoundFile, fixed_folder, list_files, split_name
-from beam_jobs.align.inputs.parts import Format, InputFile
-from beam_jobs.align.inputs.tables import TABLES, read_shape
+from beam_jobs.align.inputs.parts import Format, InputFile, InputPart
+from beam_jobs.align.inputs.tables import TABLES, read_rows, read_shape
 from beam_jobs.errors import InputError
+from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.drawing.formatting import format_plural
 
 _RANDOM_ACCESS = ("parquet", "arrow")
 _OPEN_THREADS = 16
+_FIRST_ROW_BYTES = 1 << 24
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +179,7 @@ def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
 
 
 def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
-    """Return a file's first bytes, decompressed; b"" if it is damaged, which reading it will say."""
+    """Return a file's first bytes, decompressed; b"" if it is damaged: reading it will say so."""
     try:
         return decompress(opened, file.compression).read(num_bytes)
     except DamageError:
@@ -188,9 +192,36 @@ def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[s
     for field in fields:
         root = field if file.format in ("csv", "tsv") else field.split(".")[0]
         if field not in columns and root not in columns:
-            raise InputError(
-                f'{file.path} has no column "{field}", it has {", ".join(columns)}; '
-                "choose with --text-field or --text-template"
-            )
+            raise _lacks_column(file, columns, field)
         if list(columns).count(field) > 1:
             raise InputError(f'{file.path} has several columns "{field}"; rename all but one')
+
+
+def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputError:
+    """Return an error that names what there is: another separator, or the likeliest column."""
+    separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
+    if file.format == "csv" and len(columns) == 1 and separator:
+        error = InputError(
+            f'{file.path} has no column "{field}", it has {name_fields(columns)}: its separator is '
+            f'"{separator}", where .csv has ","; convert it'
+        )
+        if separator == "\t":
+            return hinted(error, "--format tsv")
+        convert = (
+            "import csv, sys; csv.writer(sys.stdout)"
+            f'.writerows(csv.reader(sys.stdin, delimiter="{separator}"))'
+        )
+        path = quote(file.path)
+        return hinted(error, f"python -c {quote(convert)} < {path} > {quote(file.path + '.csv')}")
+    error = InputError(
+        f'{file.path} has no column "{field}", it has {name_fields(columns)}; choose with '
+        "--text-field or --text-template"
+    )
+    rows = (row for _, row in read_rows(InputPart(file), columns, max_cell_bytes=_FIRST_ROW_BYTES))
+    first = next(rows, {})
+    longest = longest_string(first) if isinstance(first, dict) else None
+    if longest is None:
+        return error
+    return hinted(
+        error, f"--text-field {quote(longest)}  # has the longest string of the first row"
+    )

@@ -13,6 +13,7 @@ from beam_jobs.align.inputs.documents import (
     UnusableError,
     Value,
 )
+from beam_jobs.align.inputs.fields import describe_others
 from beam_jobs.align.inputs.first_bytes import why_not_utf8
 from beam_jobs.align.inputs.metadata import fit_value
 from beam_jobs.align.inputs.templates import parse_template
@@ -101,21 +102,25 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
 
 def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
     if not rules.text_template:
-        return _check_text(_look_up(record, rules.text_field), rules.text_field, rules)
+        value = _look_up(record, rules.text_field)
+        return _check_text(value, rules.text_field, rules, record=record)
     text = ""
     for literal, field in parse_template(rules.text_template):
         text += literal
         if field:
             value = _look_up(record, field)
             if not isinstance(value, str):
-                _check_text(value, field, rules)  # says what is wrong with it
+                _check_text(value, field, rules, record=record)  # says what is wrong with it
             text += value
     return _check_text(text, rules.text_template, rules)
 
 
-def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
+def _check_text(
+    text: Any, field: str, rules: ReadingRules, *, record: Mapping[str, Any] | None = None
+) -> bytes:
     if text is None or (isinstance(text, float) and math.isnan(text)):
-        raise UnusableError(Reason.MISSING_TEXT, f'no "{field}" in the record')
+        others = describe_others(record or {}, field, is_text_field=not rules.text_template)
+        raise UnusableError(Reason.MISSING_TEXT, f'no "{field}" in the record{others}')
     if not isinstance(text, str | bytes):
         kind = type(text).__name__
         raise UnusableError(Reason.TEXT_NOT_A_STRING, f'"{field}" is of type {kind}')

@@ -382,7 +382,7 @@ def test_text_joined_from_several_fields(tmp_path: Path) -> None:
         "Q: \nA: \\{1}\t!",
     ]
     assert isinstance(outcomes[1], DeadLetter)
-    assert outcomes[1].detail == 'no "a.b" in the record'
+    assert outcomes[1].detail == 'no "a.b" in the record, which has "question"'
     pq.write_table(pa.table({"question": ["x"], "a": [{"b": "y", "c": 1}]}), tmp_path / "a.parquet")
     assert texts_of(read(tmp_path / "a.parquet", rules)) == ["Q: x\nA: y\\{1}\t!"]
     with pytest.raises(InputError, match='has no column "other"'):
