@@ -20,7 +20,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from beam_jobs.align.inputs.first_bytes import why_not_utf8
+from beam_jobs.first_bytes import why_not_utf8
 
 _CHUNK_BYTES = 1 << 17
 _BUFFER_BYTES = 1 << 20

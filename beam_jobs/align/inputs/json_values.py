@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from beam_jobs.align.inputs.decompression import DamageError
 from beam_jobs.align.inputs.documents import Reason, UnusableError
-from beam_jobs.align.inputs.first_bytes import why_not_utf8
 from beam_jobs.align.inputs.json_parsing import find_end, parse_json
+from beam_jobs.first_bytes import why_not_utf8
 
 HEAD_BYTES = 1 << 16
 """How much of a file is looked at to distinguish values from lines."""

@@ -14,9 +14,9 @@ from beam_jobs.align.inputs.documents import (
     Value,
 )
 from beam_jobs.align.inputs.fields import describe_others
-from beam_jobs.align.inputs.first_bytes import why_not_utf8
 from beam_jobs.align.inputs.metadata import fit_value
 from beam_jobs.align.inputs.templates import parse_template
+from beam_jobs.first_bytes import why_not_utf8
 
 _MAX_EXACT_FLOAT = float(1 << 53)
 
@@ -85,6 +85,8 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
     value = _look_up(record, rules.id_field) if rules.id_field else None
     if value is None:
         return None
+    if isinstance(value, bytes):
+        value = _decode(value)
     if isinstance(value, str):
         _encode(value, rules.id_field)
         return value
@@ -94,7 +96,7 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
         return None  # how pandas writes a missing number
     if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
         return str(int(value))  # a column of integers with one missing is one of floats in pandas
-    kind = type(value).__name__
+    kind = "bytes that aren't UTF-8" if isinstance(value, bytes) else type(value).__name__
     raise UnusableError(
         Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
     )
@@ -146,11 +148,21 @@ def _fit_metadata(
 ) -> tuple[Value, ...]:
     values = []
     for field in rules.metadata:
-        value = fit_value(field, _look_up(record, field.name), is_text=is_text)
+        value = _look_up(record, field.name)
+        value = _decode(value) if isinstance(value, bytes) else value
+        value = fit_value(field, value, is_text=is_text)
         if isinstance(value, str):
             _encode(value, field.name)
         values.append(value)
     return tuple(values)
+
+
+def _decode(value: bytes) -> str | bytes:
+    """Return a string that a table holds as bytes, as some programs write every string."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _encode(text: str, field: str) -> bytes:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from beam_jobs import storage
-from beam_jobs.align.inputs.first_bytes import compression_of, table_of
 from beam_jobs.align.inputs.parts import STANDARD_INPUT
 from beam_jobs.errors import InputError
+from beam_jobs.first_bytes import compression_of, table_of
 
 SPOOL_PREFIX = ".vocag-stdin-"
 
