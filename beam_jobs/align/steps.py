@@ -187,8 +187,12 @@ def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
     records.sort(key=lambda record: record.bucket)
     dead_letters = _write_dead_letters(records, job)
     reused = sum(record.attempt != job.attempt for record in records)
+    control_strings: Counter[str] = Counter()
+    for record in records:
+        control_strings.update(record.control_strings)
     summary = storage.join(job.run_folder, SUMMARY_FILE)
-    _write(summary, json.dumps({"reused_buckets": reused}).encode(), job)
+    told = {"reused_buckets": reused, "control_strings": control_strings}
+    _write(summary, json.dumps(told).encode(), job)
     path = storage.join(job.output, MANIFEST_FILE)
     if any(record.tars for record in records):
         _write(path, encode_manifest(make_manifest(records, dead_letters, job)), job)

@@ -83,7 +83,7 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
     if OF_FILES & manifest.dead_letters.by_reason.keys():
         unread = find_unread(storage.join(output, manifest.dead_letters.file))
         lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
-    lines += _reference_paths(manifest, run)
+    lines += _control_strings(run) + _reference_paths(manifest, run)
     if run.reused_buckets:
         lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
     if manifest.generation:
@@ -91,6 +91,18 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
         lines.append(f"  generation      {told}")
     return "\n".join(lines)
+
+
+def _control_strings(run: RunSummary) -> list[str]:
+    """Return how many texts spell a control token, which no token of the text shows."""
+    if not run.control_strings:
+        return []
+    name, _ = max(run.control_strings.items(), key=lambda item: item[1])
+    texts = format_plural(sum(run.control_strings.values()), "text")
+    return [
+        f"  control strings {texts} with one, most often {name}, read as plain characters by both "
+        "sides; --special-strings honoured reads them as tokens"
+    ]
 
 
 def _reference_paths(manifest: Manifest, run: RunSummary) -> list[str]:

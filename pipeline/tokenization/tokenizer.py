@@ -15,9 +15,10 @@ The fast path is exact or it is not taken:
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Literal
 
@@ -147,6 +148,15 @@ class Tokenizer:
     def named_tokens(self) -> Mapping[str, int]:
         """Ids of added and control tokens, by the names that the tokenizer's file gives them."""
         return self._reference.named_tokens
+
+    @cached_property
+    def control_strings(self) -> re.Pattern[bytes] | None:
+        """What finds strings of control tokens that a text may spell, read as plain characters.
+
+        None if there are none, or they become their tokens.
+        """
+        names = sorted(filter(None, self._reference.control), key=len, reverse=True)
+        return re.compile(b"|".join(re.escape(n.encode()) for n in names)) if names else None
 
     def keeps_text(self, text: bytes) -> bool:
         """Return whether normalising leaves a text as it is, but for a space put before it.

@@ -68,9 +68,9 @@ def find_inputs(
     ordered = [by_source[source] for source in sorted(by_source)]
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
         inspect = partial(_inspect, fields=fields, is_named=format is None)
-        found = list(pool.map(inspect, ordered))
-    _say_misnamed(ordered, found)
-    return found
+        inspected = list(pool.map(inspect, ordered))
+    _say_misnamed(ordered, inspected)
+    return inspected
 
 
 def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
