@@ -109,6 +109,16 @@ class Tokenizer:
         return self._fast is not None
 
     @property
+    def template_before(self) -> tuple[int, ...]:
+        """What the tokenizer's template puts before a text; rows have room for one token."""
+        return self._reference.conventions.template_before
+
+    @property
+    def control_names(self) -> tuple[str, ...]:
+        """Names of the control tokens, known or not."""
+        return self._reference.conventions.control_names
+
+    @property
     def around_text(self) -> ConventionRecord:
         """What rows put around a text unless the user says otherwise."""
         return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
