@@ -17,8 +17,15 @@ DUPLICATE_OF = "the id was first used at "
 UNREAD = "unreadable_input"
 """The reason of what was lost without knowing how many documents it held."""
 
-EXPECTED = frozenset({"known_id"})
-"""Reasons that aren't a loss: the dataset that grows already has the document's id."""
+UNUSABLE = "nothing_usable"
+"""The reason of a file of which no document can be used; each is listed as well."""
+
+OF_FILES = frozenset({UNREAD, UNUSABLE})
+"""Reasons that say nothing about how many documents are lost."""
+
+EXPECTED = frozenset({"known_id", UNUSABLE})
+"""Reasons that aren't a loss, or none besides: the dataset that grows has the document's id, or the
+file's documents are counted."""
 
 _MAX_NAMED = 3
 
@@ -30,6 +37,8 @@ def describe_place(letter: Mapping[str, Any]) -> str:
         >>> describe_place({"source": "a.jsonl", "position": 90, "line": 3})
         'a.jsonl line 3'
     """
+    if letter.get("reason") == UNUSABLE:
+        return str(letter["source"])
     line = letter.get("line")  # null if the input has no lines
     return f"{letter['source']} line {line}" if line else f"{letter['source']}#{letter['position']}"
 
@@ -55,14 +64,14 @@ def count_reasons(path: str) -> Counter[str]:
 
 
 def find_unread(path: str) -> list[str]:
-    """Return place and extent of everything that a file of dead letters lists as unreadable."""
+    """Return place and extent of what a file of dead letters lists as unreadable or useless."""
     with storage.open_to_read(path) as lines:
-        letters = [letter for letter in map(orjson.loads, lines) if letter["reason"] == UNREAD]
+        letters = [each for each in map(orjson.loads, lines) if each["reason"] in OF_FILES]
     return [f"{describe_place(letter)}: {letter['detail']}" for letter in letters]
 
 
 def require_all_read(path: str, *, max_share: float) -> None:
-    """Raise TooManyDeadLettersError if dead letters say that some of the input can't be read.
+    """Raise TooManyDeadLettersError if dead letters say that some file can't be read, or used.
 
     How many documents that loses, nobody knows; where everything may be lost, it passes.
     """
@@ -82,11 +91,12 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
     It names the reasons, their first places and the likely remedy. What is expected is not lost.
     """
     letters = storage.join(output, manifest.dead_letters.file)
-    if UNREAD in manifest.dead_letters.by_reason:
+    if OF_FILES & manifest.dead_letters.by_reason.keys():
         require_all_read(letters, max_share=max_share)
     lost = count_lost(manifest.dead_letters.by_reason)
     num_lost = lost.total()
-    num_documents = totals_of(manifest.newest_shards)["num_documents"] + manifest.dead_letters.count
+    num_documents = totals_of(manifest.newest_shards)["num_documents"]
+    num_documents += manifest.dead_letters.count - manifest.dead_letters.by_reason.get(UNUSABLE, 0)
     if num_lost <= max_share * num_documents:
         return
     # What names the documents of a dataset stays as it is when it grows.

@@ -155,6 +155,7 @@ def _order(record: Record) -> tuple[str, bool, str, int]:
 
 def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job) -> BucketRecord:
     documents, letters = _separate(records)
+    control_strings = count_control_strings(documents, job)
     progress = worker_progress(job.run_folder)
     progress.add(aligned_documents=len(letters))
     bytes_left = sum(len(document.text) for document in documents)
@@ -176,6 +177,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
             name,
             num_bytes,
             dict(sorted(Counter(letter.reason.value for letter in letters).items())),
+            control_strings,
             job.attempt,
         )
 
@@ -222,6 +224,19 @@ def _align(batch: Sequence[PlacedDocument], job: Job) -> AlignedBatch:
     student, teacher = load_stored(job.student), load_stored(job.teacher)
     with _align_lock:  # the tokenizers of a process are shared by its threads
         return align_batch(documents, student, teacher)
+
+
+def count_control_strings(documents: Iterable[PlacedDocument], job: Job) -> dict[str, int]:
+    """Count texts that spell control tokens, by the first string in each, in order."""
+    tokenizers = dict.fromkeys((load_stored(job.student), load_stored(job.teacher)))
+    patterns = [each.control_strings for each in tokenizers if each.control_strings]
+    counts: Counter[str] = Counter()
+    for document in documents:
+        found = [match for each in patterns if (match := each.search(document.text))]
+        if found:
+            first = min(found, key=lambda match: (match.start(), -match.end()))
+            counts[first[0].decode()] += 1
+    return dict(sorted(counts.items()))
 
 
 def _failures(aligned: AlignedBatch, batch: Sequence[PlacedDocument]) -> list[DeadLetter]:

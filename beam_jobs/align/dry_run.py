@@ -12,10 +12,15 @@ import msgspec
 from beam_jobs.align.blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
-from beam_jobs.align.inputs.parts import InputFile, InputPart
+from beam_jobs.align.inputs.parts import InputFile
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
-from beam_jobs.align.inputs.reading import read_part
-from beam_jobs.align.inputs.sampling import SampledPart, sample_input
+from beam_jobs.align.inputs.sampling import (
+    HEAD_LETTERS,
+    SampledPart,
+    look_at_heads,
+    sample_input,
+)
+from beam_jobs.align.inputs.unusable import describe_unusable, may_be_unusable
 from beam_jobs.align.job import choose_shuffle, estimate_memory
 from beam_jobs.align.opened import OpenedInput
 from beam_jobs.errors import TooManyDeadLettersError
@@ -67,13 +72,11 @@ def describe_job(opened: OpenedInput) -> tuple[str, str]:
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)
-    sampled = {part.part.file.source for part in sample}
-    rest = [file for file in files if file.source not in sampled]
-    sample += _read_unsampled(rest, opened.rules)
+    heads = _look_at_others(files, sample, opened.rules)
     require_fields(sample, opened.rules)
     columns = settle_metadata(opened.rules, sample).metadata
     documents = [document for part in sample for document in part.documents]
-    letters = _describe_letters(sample)
+    letters = _describe_letters(sample) + heads.lines
     if not documents:
         told = (
             "--dry-run can't estimate tokens, disk, memory or time: no document could be used in "
@@ -95,7 +98,7 @@ def describe_job(opened: OpenedInput) -> tuple[str, str]:
     if columns:
         told = ", ".join(f"{column.name} {column.type}" for column in columns)
         lines.append(f"  metadata        {told}")
-    return "\n".join(lines + letters), _describe_loss(sample, opened)
+    return "\n".join(lines + letters), _describe_loss(sample, heads, opened)
 
 
 def estimate_volume(
@@ -223,24 +226,57 @@ def _letters_of(sample: Sequence[SampledPart]) -> list[DeadLetter]:
     ]
 
 
-def _read_unsampled(files: Sequence[InputFile], rules: ReadingRules) -> list[SampledPart]:
-    """Return what files give that a sample by size passes over: empty ones, tables without end."""
-    found = [
-        InputPart(file)
-        for file in files
-        if not file.num_bytes or (file.format == "parquet" and not file.row_group_bytes)
-    ]
-    read = (SampledPart(part, tuple(read_part(part, rules)), 0, None) for part in found)
-    return [part for part in read if _letters_of([part])]
+@dataclass(frozen=True)
+class _Heads:
+    """How many files' heads were looked at besides the sample, and what they show."""
+
+    lines: list[str]
+    unreadable: list[str]
+    unusable: list[str]
 
 
-def _describe_loss(sample: Sequence[SampledPart], opened: OpenedInput) -> str:
-    """Return why the job would end with status 3, as far as the sample shows; "" if it wouldn't."""
+def _look_at_others(
+    files: Sequence[InputFile], sample: Sequence[SampledPart], rules: ReadingRules
+) -> _Heads:
+    """Look at the head of each file of which the sample has no document.
+
+    Text files are passed over, each of which is one document: what they lose is a share.
+    """
+    usable = {part.part.file.source for part in sample if part.documents}
+    others = [f for f in files if f.source not in usable and may_be_unusable(f)]
+    heads = look_at_heads(others, rules)
+    sampled = {part.part.file.source for part in sample}
+    num_passed = sum(f.source not in sampled and f.format == "text" for f in files)
+    told = f"  not looked at   {format_plural(num_passed, 'text file')}, a document each"
+    lines = [told] if num_passed else []
+    unreadable, unusable = [], []
+    for source, letters in heads.items():
+        if any(letter.reason == Reason.UNREADABLE_INPUT for letter in letters):
+            unreadable.append(source)
+        else:
+            unusable.append(source)
+        if len(unreadable) + len(unusable) <= SHOWN_LETTERS:
+            of = f" of the first {HEAD_LETTERS}" if len(letters) == HEAD_LETTERS else ""
+            why = describe_unusable([msgspec.structs.asdict(letter) for letter in letters], of=of)
+            lines.append(f"  unusable        {source}: {why}")
+    if len(heads) > SHOWN_LETTERS:
+        lines.append(f"  unusable        {format_plural(len(heads), 'file')} in all")
+    return _Heads(lines, unreadable, unusable)
+
+
+def _describe_loss(sample: Sequence[SampledPart], heads: _Heads, opened: OpenedInput) -> str:
+    """Return why the job would end with status 3, as far as it was seen; "" if it wouldn't."""
     num_outcomes = sum(len(part.outcomes) for part in sample)
     letters, most = _letters_of(sample), opened.options.max_dead_letters
-    unread = [letter for letter in letters if letter.reason == Reason.UNREADABLE_INPUT]
+    unread = {each.source for each in letters if each.reason == Reason.UNREADABLE_INPUT}
+    unread.update(heads.unreadable)
     if unread and most < 1:
-        told = f"{format_plural(len(unread), 'place')} of the input can't be read"
+        told = f"{format_plural(len(unread), 'file')} of the input can't be read to the end"
+    elif heads.unusable and most < 1:
+        told = (
+            f"no document of {format_plural(len(heads.unusable), 'file')} can be used, such as "
+            f"{heads.unusable[0]}"
+        )
     elif len(letters) > most * num_outcomes:
         told = (
             f"{format_share(len(letters), num_outcomes)} of the sampled documents are left out, "

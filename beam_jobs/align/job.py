@@ -77,8 +77,9 @@ class BucketTar:
 class BucketRecord:
     """The commit record of a bucket: it is written last, so a bucket that has one is finished.
 
-    The digest is over everything that went into it: with another one there are other documents. The
-    dead letters are a file in the run's folder, "" if it has none.
+    Control strings have the number of texts in which they come first. The digest is over everything
+    that went into it: with another one there are other documents. The dead letters are a file in
+    the run's folder, "" if it has none.
     """
 
     bucket: Count
@@ -87,6 +88,7 @@ class BucketRecord:
     dead_letters: str
     dead_letters_bytes: Count
     by_reason: Mapping[str, Count]
+    control_strings: Mapping[str, Count]
     attempt: str
 
     @property

@@ -207,6 +207,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
         num_input_files=attempt.configuration["input_files"],
         **sides,
         reused_buckets=told["reused_buckets"],
+        control_strings=told.get("control_strings", {}),  # an earlier release didn't count them
         versions=library_versions(),
         pair=_describe_pair(Dataset(attempt.output, manifest)),
     )

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from shlex import quote
 from typing import Any
 
 from beam_jobs import storage
@@ -24,12 +25,15 @@ from beam_jobs.align.options import AlignOptions
 from beam_jobs.errors import InputError, OptionsError
 from beam_jobs.generations import read_newest
 from beam_jobs.tokenizer_files import load_stored
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.conventions import NOTHING
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.manifest import Manifest
 
 _OF_FILES = {"text_field": "text", "id_field": "id", "text_template": "", "metadata": ""}
 """Options that say what a document of a file is, and their defaults."""
+
+_MAX_NAMED = 5
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +86,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
     options = replace(options, **(files | {"metadata": names, "format": DATASET}))
     student, teacher = (_load(side, options, model) for side in ("student", "teacher"))
     options = _take_conventions(options, model.manifest, student, teacher)
+    _look_at_conventions(options, student, teacher)
     metadata = str(made.get("metadata", names))
     tokenizers, rules = (student, teacher), reading_rules(options)
     return OpenedInput(options, rules, metadata, dataset.files, tokenizers, dataset)
@@ -117,6 +122,7 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
     files = find_inputs(options.input, fields=rules.text_fields, format=options.format)
     _require_separate(files, options.output)
     student, teacher = (_load(side, options, None) for side in ("student", "teacher"))
+    _look_at_conventions(options, student, teacher)
     return OpenedInput(options, rules, options.metadata, files, (student, teacher), None)
 
 
@@ -151,6 +157,45 @@ def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Toke
     if tokenizer.slow_reason:
         logger.warning("%s takes the reference path: %s", tokenizer.source, tokenizer.slow_reason)
     return tokenizer
+
+
+def _look_at_conventions(options: AlignOptions, student: Tokenizer, teacher: Tokenizer) -> None:
+    """Refuse a tokenizer whose template is cut, and warn of one whose control tokens are unknown.
+
+    What a user has chosen is neither; nor is what a dataset has, whose tokenizer isn't named again.
+    """
+    sides = (
+        (student, options.student, options.student_bos, "--student-bos"),
+        (teacher, options.teacher, options.teacher_context, "--teacher-context"),
+    )
+    unknown: dict[str, list[str]] = {}
+    for tokenizer, source, chosen, option in sides:
+        if not source or chosen is not None:
+            continue
+        before, around = tokenizer.template_before, tokenizer.around_text
+        if len(before) > 1:
+            raise _cut_template(tokenizer, [tokenizer.token_name(i) for i in before], option)
+        if tokenizer.control_names and around.first_token_id is around.end_token_id is None:
+            names = ", ".join(tokenizer.control_names[:_MAX_NAMED])
+            more = ", …" if tokenizer.control_names[_MAX_NAMED:] else ""
+            told = f"{source}: {len(tokenizer.control_names)} control tokens ({names}{more})"
+            unknown.setdefault(told, []).append(option)
+    for told, asked in unknown.items():
+        also = ["--student-eos"] if "--student-bos" in asked else []
+        logger.warning(
+            "%s, of which none is known to begin or end a text, so nothing is put around it: "
+            "choose with %s",
+            *(told, ", ".join([*asked, *also])),
+        )
+
+
+def _cut_template(tokenizer: Tokenizer, names: Sequence[str], option: str) -> OptionsError:
+    error = OptionsError(
+        f'tokenizer "{tokenizer.source}" puts {len(names)} tokens before a text, '
+        f"{' '.join(names)}, and rows have room for one: choose it with {option}, or "
+        f"{option} {NOTHING}"
+    )
+    return hinted(error, f"{option} {quote(names[-1])}")
 
 
 def _take_conventions(

@@ -86,7 +86,8 @@ had is left out and counted: known_id in the dead letters, which --max-dead-lett
 vocag score then scores what is new.
 
 exit status: 0 done; 1 the job failed, run it again to resume; 2 wrong usage; 3 done, but more
-documents are left out than --max-dead-letters allows, or some of the input can't be read.
+documents are left out than --max-dead-letters allows, or a file can't be read to its end or has no
+document that can be used.
 
 Every other option goes to Apache Beam (--runner, --region, ...)."""
 
@@ -147,8 +148,8 @@ class AlignOptions:
             type, which is otherwise that of the first documents' values.
         max_document_bytes: longest text; longer ones become dead letters (default: 16MiB).
         max_dead_letters: end with status 3 if a larger share of the documents is left out, or if
-            a file can't be read to its end, however little that is; 1 accepts any loss. The
-            dataset is written all the same.
+            a file can't be read to its end or has no usable document, however little that is; 1
+            accepts any loss. The dataset is written all the same.
         student_bos: token that comes before a student's text, its id, or none (default: BOS if
             the tokenizer puts one, else what separates documents).
         student_eos: token that comes after a student's document, its id, or none (default:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any
 
 import apache_beam as beam
@@ -27,6 +28,7 @@ from beam_jobs.align.inputs.metadata import columns_of
 from beam_jobs.align.inputs.parts import decode_task
 from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
+from beam_jobs.align.inputs.unusable import letters_of_files, note_unusable
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
 from beam_jobs.running.transforms import Gather, Spread, worker_step
@@ -128,7 +130,8 @@ def _read(task: str, job: Job) -> Iterator[Record]:
             yield from read_taken_ids(part)
         else:
             count_lines = partial(keep_line_count, job.run_folder, part)
-            yield from read_part(part, job.rules, count_lines=count_lines)
+            outcomes = read_part(part, job.rules, count_lines=count_lines)
+            yield from note_unusable(outcomes, part, job.run_folder)
 
 
 def _align(bucket: tuple[int, Iterable[bytes]], job: Job) -> Iterator[str]:
@@ -184,8 +187,12 @@ def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
     records.sort(key=lambda record: record.bucket)
     dead_letters = _write_dead_letters(records, job)
     reused = sum(record.attempt != job.attempt for record in records)
+    control_strings: Counter[str] = Counter()
+    for record in records:
+        control_strings.update(record.control_strings)
     summary = storage.join(job.run_folder, SUMMARY_FILE)
-    _write(summary, json.dumps({"reused_buckets": reused}).encode(), job)
+    told = {"reused_buckets": reused, "control_strings": control_strings}
+    _write(summary, json.dumps(told).encode(), job)
     path = storage.join(job.output, MANIFEST_FILE)
     if any(record.tars for record in records):
         _write(path, encode_manifest(make_manifest(records, dead_letters, job)), job)
@@ -201,12 +208,15 @@ def _write_dead_letters(records: Iterable[BucketRecord], job: Job) -> DeadLetter
         if record.dead_letters:
             path = storage.join(job.run_folder, record.dead_letters)
             letters += map(orjson.loads, storage.read_bytes(path).splitlines())
-    letters.sort(key=lambda letter: (letter["source"], letter["position"]))
+    letters.sort(key=itemgetter("source", "position"))
     named = name_lines(letters, job.run_folder)
+    of_files = letters_of_files(named, job.run_folder)
+    by_reason.update(letter["reason"] for letter in of_files)
+    named = sorted([*of_files, *named], key=itemgetter("source", "position"))
     data = b"".join(orjson.dumps(x, option=orjson.OPT_APPEND_NEWLINE) for x in named)
     _write(storage.join(job.output, job.dead_letters_file), data, job)
     counts = dict(sorted(by_reason.items()))
-    return DeadLetterRecord(job.dead_letters_file, sha256(data).hexdigest(), len(letters), counts)
+    return DeadLetterRecord(job.dead_letters_file, sha256(data).hexdigest(), len(named), counts)
 
 
 def _write(path: str, data: bytes, job: Job) -> None:

@@ -1,5 +1,6 @@
 """The job of `vocag remove`: a generation that leaves documents out, and no shard rewritten."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from beam_jobs import storage
 from beam_jobs.errors import OptionsError
+from beam_jobs.first_bytes import why_not_utf8
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
 from beam_jobs.hub_copies import output_here
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
@@ -59,14 +61,18 @@ def read_ids(path: str) -> list[str]:
     """Return the ids that a file lists, each once, in its order.
 
     It has one id a line; if its name ends in .jsonl or .ndjson, one JSON object a line with
-    `document_id` or `id`, as dead letters have, or one JSON string. OptionsError if there is no
-    such file, no id in it, or a line without one.
+    `document_id` or `id`, as dead letters have, or one JSON string. A byte-order mark, as Windows
+    writes it, is none of it. OptionsError if there is no such file, no id in it, a line without
+    one, or if it isn't UTF-8.
     """
     try:
-        lines = storage.read_bytes(path).splitlines()
+        data = storage.read_bytes(path)
     except FileNotFoundError as error:
         missing = OptionsError(f"--ids {path} is not there; name a file of ids, one a line")
         raise (hinted(missing, look_near(path)) if storage.is_local(path) else missing) from error
+    if why := why_not_utf8(data):
+        raise OptionsError(f"--ids {path}: {why}")
+    lines = data.removeprefix(codecs.BOM_UTF8).splitlines()
     read = _read_json if path.endswith(_JSON_LINES) else bytes.decode
     ids = []
     for number, line in enumerate(lines, 1):

@@ -61,7 +61,8 @@ class RunSummary:
     """What only the run that made the dataset knows.
 
     The seconds are wall time, start to manifest and start to first document, the bytes those of the
-    input files as stored. `pair` says what the two tokenizers mean to each other, "" for nothing.
+    input files as stored. Control strings have the number of texts in which they come first; `pair`
+    says what the two tokenizers mean to each other, "" for nothing.
     """
 
     runner: str
@@ -72,6 +73,7 @@ class RunSummary:
     student: SideSummary
     teacher: SideSummary
     reused_buckets: int = 0
+    control_strings: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     pair: str = ""
 

@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from beam_jobs import storage
-from beam_jobs.left_out import UNREAD, find_unread
+from beam_jobs.left_out import OF_FILES, find_unread
 from beam_jobs.report.card import CARD_FILE, MARK, render_card
 from beam_jobs.report.page import RunSummary, render_report
 from pipeline.dataset.files import Dataset
@@ -82,10 +82,10 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         lines.append("  one tokenizer   the teacher's is the student's: every token maps to itself")
     elif run.pair:
         lines.append(f"  pair            {run.pair}")
-    if UNREAD in manifest.dead_letters.by_reason:
+    if OF_FILES & manifest.dead_letters.by_reason.keys():
         unread = find_unread(storage.join(output, manifest.dead_letters.file))
         lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
-    lines += _reference_paths(manifest, run)
+    lines += _control_strings(run) + _reference_paths(manifest, run)
     if run.reused_buckets:
         lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
     if manifest.generation:
@@ -93,6 +93,18 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
         lines.append(f"  generation      {told}")
     return "\n".join(lines)
+
+
+def _control_strings(run: RunSummary) -> list[str]:
+    """Return how many texts spell a control token, which no token of the text shows."""
+    if not run.control_strings:
+        return []
+    name, _ = max(run.control_strings.items(), key=lambda item: item[1])
+    texts = format_plural(sum(run.control_strings.values()), "text")
+    return [
+        f"  control strings {texts} with one, most often {name}, read as plain characters by both "
+        "sides; --special-strings honoured reads them as tokens"
+    ]
 
 
 def _reference_paths(manifest: Manifest, run: RunSummary) -> list[str]:

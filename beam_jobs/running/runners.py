@@ -1,6 +1,8 @@
 """Which Beam runner, from Beam's own options, and how a job ends."""
 
+import logging
 import os
+import re
 import traceback
 from argparse import ArgumentParser
 from collections import Counter
@@ -13,9 +15,16 @@ from io import StringIO
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     DirectOptions,
+    FlinkRunnerOptions,
+    GoogleCloudOptions,
+    JobServerOptions,
     PipelineOptions,
+    PortableOptions,
+    PrismRunnerOptions,
     SetupOptions,
+    SparkRunnerOptions,
     StandardOptions,
+    WorkerOptions,
 )
 from apache_beam.portability.api import beam_provision_api_pb2
 from apache_beam.runners.portability.fn_api_runner import fn_runner
@@ -32,6 +41,20 @@ from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.running.workers import WorkerDiedError, Workers, run_supervised
 from beam_jobs.shortages import explain_shortage
 from pipeline.command_line.failures import hinted
+
+_OF_CLUSTERS = (
+    *(WorkerOptions, PortableOptions, FlinkRunnerOptions, SparkRunnerOptions, PrismRunnerOptions),
+    *(JobServerOptions, SetupOptions, GoogleCloudOptions),
+)
+_OF_ANY_RUNNER = {
+    *("--project", "--no_auth", "--impersonate_service_account", "--user_agent", "--beam_plugins"),
+    *("--default_sdk_harness_log_level", "--sdk_harness_log_level_overrides", "--pickle_library"),
+    *("--max_cache_memory_usage_mb", "--element_processing_timeout_minutes", "--job_name"),
+    *("--save_main_session", "--no_save_main_session", "--no_gcsio_throttling_counter"),
+}
+"""Among those of clusters; besides them, whatever has gcs, gcp or bucket in its name."""
+
+logger = logging.getLogger(__name__)
 
 _DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
 
@@ -52,8 +75,10 @@ def make_beam_options(
     with _one_refusal(command):
         options = PipelineOptions([*arguments, *workers])
         require_tried_runner(options.view_as(StandardOptions).runner)
-        make_runner(options)  # importing a runner's module makes its options known
-        _require_known(arguments, command, own)
+        runner = make_runner(options)  # importing a runner's module makes its options known
+        idle = _of_clusters() if isinstance(runner, fn_runner.FnApiRunner) else set()
+        _require_known(arguments, command, own, idle)
+    _say_idle(arguments, idle, has_workers="--workers" in own)
     if run.workers > 1:
         _require_ours_to_start(options, arguments, run.workers)
     options.view_as(SetupOptions).save_main_session = False
@@ -176,13 +201,36 @@ def _one_refusal(command: str) -> Iterator[None]:
         raise hinted(OptionsError(f"Beam: {message}"), f"vocag {command} --help") from end
 
 
-def _require_known(arguments: Sequence[str], command: str, own: Sequence[str]) -> None:
+def _of_clusters() -> set[str]:
+    """Return the options of Beam that do nothing where this machine runs the job."""
+    parser = ArgumentParser(add_help=False)
+    for options in _OF_CLUSTERS:
+        options._add_argparse_args(parser)  # type: ignore[no-untyped-call]
+    names = parser._option_string_actions.keys() - _OF_ANY_RUNNER
+    return {name for name in names if not re.search("gcs|gcp|bucket", name)}
+
+
+def _say_idle(arguments: Sequence[str], idle: set[str], *, has_workers: bool) -> None:
+    given = dict.fromkeys(each.partition("=")[0] for each in arguments)
+    without = [name for name in given if name in idle]
+    if without:
+        logger.warning(
+            "%s: no effect on this machine, only with the --runner of a cluster%s",
+            ", ".join(without),
+            "; for processes here, --workers N" if has_workers else "",
+        )
+
+
+def _require_known(
+    arguments: Sequence[str], command: str, own: Sequence[str], idle: set[str]
+) -> None:
+    """Raise OptionsError for what nobody knows; nothing `idle` is recommended."""
     parsers: list[ArgumentParser] = []
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     unknown: list[str] = parsers[0].parse_known_args(list(arguments))[1]
     if not unknown:
         return
-    names = [*own, *parsers[0]._option_string_actions]
+    names = [*own, *(parsers[0]._option_string_actions.keys() - idle)]
     see = f"vocag {command} --help"
     close = get_close_matches(unknown[0].partition("=")[0], names, 1)
     is_file = not unknown[0].startswith("-")

@@ -82,6 +82,7 @@ class HuggingFaceReference:
     Attributes:
         vocab_size: one greater than the largest id, added tokens included.
         conventions: which tokens the model expects around a text.
+        control: ids of control tokens that no text spells, by their names; none if honoured.
         named_tokens: ids of added and control tokens, by the names that their file gives them.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether of an ASCII text tokens' lengths alone say where they lie.
@@ -262,9 +263,8 @@ class SentencePieceReference:
             adds_eos=False,
         )
         control = filter(self.processor.is_control, range(self.vocab_size))
-        self.named_tokens: Mapping[str, int] = {
-            self.processor.id_to_piece(place): place for place in control
-        }
+        self.control = {self.processor.id_to_piece(place): place for place in control}
+        self.named_tokens: Mapping[str, int] = self.control
         self.keeps_ascii = self._keeps_ascii()
 
     @_failures_of("sentencepiece")

@@ -40,12 +40,17 @@ _TEXT_KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "UnicodeScripts"}
 
 @dataclass(frozen=True)
 class Conventions:
-    """Which tokens a model expects around a text, as `Tokenizer` describes them."""
+    """Which tokens a model expects around a text, as `Tokenizer` describes them.
+
+    A template may put several before it. Control tokens are named, of whatever use.
+    """
 
     bos_token_id: int | None
     eos_token_id: int | None
     adds_bos: bool
     adds_eos: bool
+    template_before: tuple[int, ...] = ()
+    control_names: tuple[str, ...] = ()
 
 
 def with_model_type(definition: Definition) -> Definition:
@@ -226,6 +231,8 @@ def read_conventions(definition: Definition) -> Conventions:
         adds_bos=bos is not None
         and (bool(before) or template is None or bos_name not in _OPTIONAL_BOS),
         adds_eos=bool(after),
+        template_before=tuple(before),
+        control_names=tuple(control),
     )
 
 

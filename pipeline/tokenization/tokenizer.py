@@ -15,9 +15,10 @@ The fast path is exact or it is not taken:
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Literal
 
@@ -108,6 +109,16 @@ class Tokenizer:
         return self._fast is not None
 
     @property
+    def template_before(self) -> tuple[int, ...]:
+        """What the tokenizer's template puts before a text; rows have room for one token."""
+        return self._reference.conventions.template_before
+
+    @property
+    def control_names(self) -> tuple[str, ...]:
+        """Names of the control tokens, known or not."""
+        return self._reference.conventions.control_names
+
+    @property
     def around_text(self) -> ConventionRecord:
         """What rows put around a text unless the user says otherwise."""
         return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
@@ -147,6 +158,15 @@ class Tokenizer:
     def named_tokens(self) -> Mapping[str, int]:
         """Ids of added and control tokens, by the names that the tokenizer's file gives them."""
         return self._reference.named_tokens
+
+    @cached_property
+    def control_strings(self) -> re.Pattern[bytes] | None:
+        """What finds strings of control tokens that a text may spell, read as plain characters.
+
+        None if there are none, or they become their tokens.
+        """
+        names = sorted(filter(None, self._reference.control), key=len, reverse=True)
+        return re.compile(b"|".join(re.escape(n.encode()) for n in names)) if names else None
 
     def keeps_text(self, text: bytes) -> bool:
         """Return whether normalising leaves a text as it is, but for a space put before it.

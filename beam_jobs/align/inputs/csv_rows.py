@@ -1,15 +1,20 @@
-"""Rows of CSV and TSV files. A malformed row costs itself, and reading continues behind it.
+r"""Rows of CSV and TSV files. A malformed row costs itself, and reading continues behind it.
 
 Python's reader is strict here: a lenient one drops stray quotes from a text, and reads the rows
 that an unclosed cell swallows as one. Two things say where a malformed row ends. If what it took
 besides its first line begins and ends with rows, a cell was not closed. Else it is read once more,
 with quotes amid text taken as text.
+
+Three dialects aren't malformed. Spark writes `\"` for a quote: once a row can be read that way
+only, all are. Spreadsheets leave out a row's last cells if they are empty, and others put a comma
+behind the last one. A row that lacks cells is torn if an earlier one has kept an empty last cell,
+or if it ends before a column that is needed.
 """
 
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import BinaryIO, Literal, TextIO
 
@@ -29,17 +34,20 @@ _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 """What Python's reader says of a cell that isn't closed in the file, or is longer than allowed."""
 
 
-def read_csv(data: BinaryIO, *, max_cell: int, head: bytes | None = None) -> Iterator[CsvRow]:
+def read_csv(
+    data: BinaryIO, *, max_cell: int, head: bytes | None = None, needed: Collection[str] = ()
+) -> Iterator[CsvRow]:
     """Yield the header of a file and its rows; of a bad one, why it can't be used.
 
-    Cells and lines have `max_cell` characters at most. `head` is the start of a TSV file, None for
-    CSV. If more than half of its cells that begin with a quote are not closed, quotes are text.
+    Cells and lines have `max_cell` characters at most. Cells behind the `needed` columns may be
+    left out; without such columns, none may. `head` is the start of a TSV file, None for CSV. If
+    more than half of its cells that begin with a quote are not closed, quotes are text.
     DamageError if the file can't be read on.
     """
     require_utf8(data)
     csv.field_size_limit(max_cell)
     text = io.TextIOWrapper(data, "utf-8-sig", errors="surrogateescape", newline="")
-    rows = partial(_Rows, _Lines(text, max_cell))
+    rows = partial(_Rows, _Lines(text, max_cell), needed=needed)
     num_begun = len(_BEGUN.findall(head or b""))
     closed = _CLOSED.findall(head or b"")
     # One of two is closed by chance rather in a later line than in its own.
@@ -93,16 +101,19 @@ class _Rows:
         delimiter: str,
         quoting: Literal[0, 3] = 0,
         *,
+        needed: Collection[str],
         may_be_text: bool = False,
     ) -> None:
-        self._lines, self._delimiter, self._width = lines, delimiter, 0
+        self._lines, self._delimiter, self._needed = lines, delimiter, needed
+        self._width = self._least = 0
+        self._escapes = False  # whether `\"` is a quote
         self._may_be_text = may_be_text  # as quotes are in TSV, unless its head says otherwise
         self._reader = partial(csv.reader, delimiter=delimiter, quoting=quoting, strict=True)
         self._amid_text = re.compile(rf'(?<=[^{delimiter}\r\n"])"(?=[^{delimiter}\r\n"])')
         self._quoted = re.compile(rf'(?<![^{delimiter}\n])"(?:[^"]|"")*"(?![^{delimiter}\r\n])')
 
     def read(self) -> Iterator[CsvRow]:
-        rows = self._reader(self._lines)
+        rows = self._reader(map(self._mend, self._lines))
         while True:
             lines: list[str] = []
             self._lines.taken, row, why = lines, None, ""
@@ -114,17 +125,27 @@ class _Rows:
                 why = str(error)
                 if not self._width:
                     raise DamageError(f"the header can't be read: {why}") from error
+            if row and not self._width:
+                self._width = self._least = len(row)
+                places = [row.index(name) for name in self._needed if name in row]
+                self._least = max(places, default=self._width - 1) + 1
             if row != []:  # blank lines aren't rows
-                self._width = self._width or len(row or ())
                 yield self._settle(lines, row, why)
+
+    def _mend(self, line: str) -> str:
+        return _unescape(line) if self._escapes else line
 
     def _settle(self, lines: list[str], row: list[str] | None, why: str) -> CsvRow:
         """Return the row that lines were taken for, and give back those that aren't its own."""
         if any(type(line) is _CutLine for line in lines):
             self._lines.give_back(lines[1:])
             return UnusableError(Reason.TOO_LARGE, f"a line exceeds {len(lines[-1])} characters")
-        if row is not None and len(row) == self._width:
-            return row
+        if row is not None and len(row) >= self._width and not any(row[self._width :]):
+            if not row[self._width - 1]:
+                self._least = self._width  # empty cells aren't left out
+            return row[: self._width]
+        if not self._may_be_text and (read := self._read_otherwise(lines)):
+            return read
         why = why or f"the row has {len(row or ())} columns, the header {self._width}"
         cells = lines[0].rstrip("\r\n").split(self._delimiter)
         if self._may_be_text and row is None and len(cells) == self._width:
@@ -136,10 +157,27 @@ class _Rows:
             return self._pass_open_cell(lines, why)
         elif row is None:
             row, taken = self._try(lines, partial(self._amid_text.sub, '""'))
-            self._lines.give_back(lines[1:])
-            for _ in taken[1:] if row else ():
-                next(self._lines)
+            self._take(taken[1:] if row else [], instead_of=lines[1:])
+        elif self._least <= len(row) < self._width:
+            return row
         return UnusableError(Reason.BAD_ROW, why)
+
+    def _read_otherwise(self, lines: list[str]) -> list[str] | None:
+        """Return the row if the other meaning of a backslash before a quote makes one."""
+        if not any('\\"' in line for line in lines):
+            return None
+        row, taken = self._try(lines, str if self._escapes else _unescape)
+        behind = taken[1:]
+        if row is None or (behind and self._begins_row(behind[0]) and self._begins_row(behind[-1])):
+            return None
+        self._escapes = True
+        self._take(behind, instead_of=lines[1:])
+        return row
+
+    def _take(self, behind: Sequence[str], *, instead_of: Sequence[str]) -> None:
+        self._lines.give_back(instead_of)
+        for _ in behind:
+            next(self._lines)
 
     def _begins_row(self, line: str) -> bool:
         """Return whether a line begins a row, with no quote amid its text."""
@@ -147,14 +185,14 @@ class _Rows:
         return bool(row) and '"' not in self._quoted.sub("", "".join(taken))
 
     def _try(
-        self, lines: list[str], mend: Callable[[str], str] = str
+        self, lines: list[str], mend: Callable[[str], str] | None = None
     ) -> tuple[list[str] | None, list[str]]:
         """Return the row that lines and those behind them begin with, if any, and its lines."""
         self._lines.give_back(lines)
         taken: list[str] = []
         self._lines.taken = taken
         try:
-            row = next(self._reader(map(mend, self._lines)), None)
+            row = next(self._reader(map(mend or self._mend, self._lines)), None)
         except csv.Error:
             row = None
         self._lines.give_back(taken)
@@ -178,3 +216,8 @@ class _Rows:
             lost = f"a quoted cell in the last {num_bytes} bytes or more isn't closed"
             raise DamageError(f"{lost}: the file may be cut")
         return refused
+
+
+def _unescape(line: str) -> str:
+    """Return a line of Spark's dialect in the usual one; a backslash elsewhere is text for both."""
+    return line.replace('\\"', '""')

@@ -20,15 +20,12 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+from beam_jobs.first_bytes import why_not_utf8
+
 _CHUNK_BYTES = 1 << 17
 _BUFFER_BYTES = 1 << 20
 _ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 31}
 _XZ_MAX_BYTES = 1 << 31
-
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""How text begins that isn't UTF-8 and says so."""
-
-CONVERT = "not UTF-8: convert it, such as iconv -f UTF-16 -t UTF-8"
 
 
 class DamageError(ValueError):
@@ -56,14 +53,14 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 
 
 def require_utf8(data: BinaryIO) -> None:
-    """Raise DamageError if text, at its start, is marked as UTF-16."""
+    """Raise DamageError if text, at its start, is marked as UTF-16 or UTF-32."""
     if isinstance(data, io.BufferedReader):
-        start = data.peek(2)
+        start = data.peek(4)
     else:  # a store's own buffer, which can go back
-        start = data.read(2)
+        start = data.read(4)
         data.seek(0)
-    if start.startswith(UTF_16):
-        raise DamageError(f"it is UTF-16, {CONVERT}", num_read=0)
+    if why := why_not_utf8(start):
+        raise DamageError(why, num_read=0)
 
 
 class _Frames(io.RawIOBase):
@@ -97,6 +94,8 @@ class _Frames(io.RawIOBase):
                 self._decompressor = self._new_decompressor()
             elif self._decompressor.needs_input:
                 stored = self._file.read(_CHUNK_BYTES)
+                if not stored and not self._file.tell():
+                    return b""  # an empty file is one without data, as it is without compression
                 if not stored:
                     cut = f"the compressed data is cut after {self._file.tell()} bytes"
                     raise DamageError(cut, num_read=self._file.tell())

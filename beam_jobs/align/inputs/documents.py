@@ -35,6 +35,7 @@ class Reason(StrEnum):
     BAD_METADATA = "bad_metadata"
     TOO_LARGE = "too_large"
     UNREADABLE_INPUT = "unreadable_input"
+    NOTHING_USABLE = "nothing_usable"
     TEXT_LOST = "text_lost"
     DUPLICATE_ID = "duplicate_id"
     KNOWN_ID = "known_id"

@@ -1,27 +1,44 @@
 """Which files are read, under which names, and of which kind each is."""
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
+from shlex import quote
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from beam_jobs import storage
+from beam_jobs.align.inputs import json_values
 from beam_jobs.align.inputs.decompression import DamageError, decompress
+from beam_jobs.align.inputs.fields import longest_string, name_fields
 from beam_jobs.align.inputs.input_identity import content_of
-from beam_jobs.align.inputs.json_values import HEAD_BYTES, holds_values
+from beam_jobs.align.inputs.json_values import holds_values
 from beam_jobs.align.inputs.listing import FORMATS, FoundFile, fixed_folder, list_files, split_name
-from beam_jobs.align.inputs.parts import Format, InputFile
-from beam_jobs.align.inputs.tables import TABLES, read_shape
+from beam_jobs.align.inputs.parts import Format, InputFile, InputPart
+from beam_jobs.align.inputs.tables import TABLES, read_rows, read_shape
 from beam_jobs.errors import InputError
+from beam_jobs.first_bytes import (
+    HEAD_BYTES,
+    compression_of,
+    is_plain_text,
+    table_of,
+    unreadable_kind_of,
+)
+from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.drawing.formatting import format_plural
 
 _RANDOM_ACCESS = ("parquet", "arrow")
 _OPEN_THREADS = 16
+_FIRST_ROW_BYTES = 1 << 24
+
+logger = logging.getLogger(__name__)
 
 
 def find_inputs(
@@ -50,7 +67,10 @@ def find_inputs(
             )
     ordered = [by_source[source] for source in sorted(by_source)]
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
-        return list(pool.map(lambda file: _inspect(file, fields, is_named=format is None), ordered))
+        inspect = partial(_inspect, fields=fields, is_named=format is None)
+        inspected = list(pool.map(inspect, ordered))
+    _say_misnamed(ordered, inspected)
+    return inspected
 
 
 def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
@@ -70,11 +90,6 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
         raise InputError(f"{path!r} has a name with control or undecodable characters; rename it")
     stem, compression = split_name(path)
     kind = format or FORMATS.get(os.path.splitext(stem)[1].lower())
-    if kind in _RANDOM_ACCESS and compression != "none":
-        raise InputError(
-            f"{path} is {kind} and compressed as a whole: such a file can't be read from its "
-            "middle; decompress it (its columns are compressed already)"
-        )
     if kind is None:
         raise InputError(
             f"{path} is of no known kind: .jsonl, .ndjson, .json, .txt, .csv and .tsv (each also "
@@ -91,10 +106,10 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
             if file.num_bytes < POINTER_BYTES:
                 refuse_pointer(file.path, opened.read(POINTER_BYTES))
                 opened.seek(0)
+            file = _by_first_bytes(opened, file, is_named=is_named)
             if file.format == "jsonl" and is_named:
                 return replace(file, format=_lines_or_values(opened, file))
             if file.format not in TABLES:
-                opened.read(1)
                 return file
             shape = read_shape(opened, file)
     except (pa.ArrowException, OSError) as error:
@@ -106,22 +121,107 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
     return replace(file, row_group_bytes=row_group_bytes)
 
 
+def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> InputFile:
+    """Return a file as its first bytes show it to be; InputError if nothing here reads that."""
+    head = opened.read(HEAD_BYTES)
+    opened.seek(0)
+    compression = compression_of(head)
+    if compression is None and file.compression != "none" and is_plain_text(head):
+        compression = "none"
+    file = replace(file, compression=compression or file.compression)
+    if file.compression != "none":
+        head = _read_head(opened, file, HEAD_BYTES)
+        if twice := compression_of(head):
+            raise InputError(
+                f"{file.path} is {twice} within {file.compression}: decompress it once, and name "
+                "what is in it"
+            )
+    if is_named:
+        file = replace(file, format=table_of(head) or file.format)
+    if kind := unreadable_kind_of(head):
+        raise InputError(
+            f"{file.path} is {kind}, by its first bytes, which isn't read here: unpack it, and "
+            "name the files that were in it"
+        )
+    if file.format in _RANDOM_ACCESS and file.compression != "none":
+        raise InputError(
+            f"{file.path} is {file.format} and compressed as a whole ({file.compression}): such a "
+            "file can't be read from its middle; decompress it (its columns are compressed already)"
+        )
+    return file
+
+
+def _say_misnamed(named: Sequence[InputFile], found: Sequence[InputFile]) -> None:
+    """Warn once of files that are read as their first bytes say, against their names."""
+    what = [
+        file.format if file.format in _RANDOM_ACCESS else file.compression.replace("none", "plain")
+        for file in found
+    ]
+    misnamed = [
+        f"{file.path} is {kind}"
+        for by_name, file, kind in zip(named, found, what, strict=True)
+        if by_name.compression != file.compression
+        or (file.format in _RANDOM_ACCESS and by_name.format != file.format)
+    ]
+    if misnamed:
+        logger.warning(
+            "names that contradict the first bytes: %s, read by the bytes: %s%s",
+            format_plural(len(misnamed), "input file"),
+            misnamed[0],
+            ", …" if misnamed[1:] else "",
+        )
+
+
 def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
-    try:
-        head = decompress(opened, file.compression).read(HEAD_BYTES)
-    except DamageError:
-        return "jsonl"  # reading it will say what is wrong
+    head = _read_head(opened, file, json_values.HEAD_BYTES)
     may_be_pretty = split_name(file.path)[0].lower().endswith(".json")
     return "json" if holds_values(head, may_be_pretty=may_be_pretty) else "jsonl"
+
+
+def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
+    """Return a file's first bytes, decompressed; b"" if it is damaged: reading it will say so."""
+    try:
+        return decompress(opened, file.compression).read(num_bytes)
+    except DamageError:
+        return b""
+    finally:
+        opened.seek(0)
 
 
 def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[str]) -> None:
     for field in fields:
         root = field if file.format in ("csv", "tsv") else field.split(".")[0]
         if field not in columns and root not in columns:
-            raise InputError(
-                f'{file.path} has no column "{field}", it has {", ".join(columns)}; '
-                "choose with --text-field or --text-template"
-            )
+            raise _lacks_column(file, columns, field)
         if list(columns).count(field) > 1:
             raise InputError(f'{file.path} has several columns "{field}"; rename all but one')
+
+
+def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputError:
+    """Return an error that names what there is: another separator, or the likeliest column."""
+    separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
+    if file.format == "csv" and len(columns) == 1 and separator:
+        error = InputError(
+            f'{file.path} has no column "{field}", it has {name_fields(columns)}: its separator is '
+            f'"{separator}", where .csv has ","; convert it'
+        )
+        if separator == "\t":
+            return hinted(error, "--format tsv")
+        convert = (
+            "import csv, sys; csv.writer(sys.stdout)"
+            f'.writerows(csv.reader(sys.stdin, delimiter="{separator}"))'
+        )
+        path = quote(file.path)
+        return hinted(error, f"python -c {quote(convert)} < {path} > {quote(file.path + '.csv')}")
+    error = InputError(
+        f'{file.path} has no column "{field}", it has {name_fields(columns)}; choose with '
+        "--text-field or --text-template"
+    )
+    rows = (row for _, row in read_rows(InputPart(file), columns, max_cell_bytes=_FIRST_ROW_BYTES))
+    first = next(rows, {})
+    longest = longest_string(first) if isinstance(first, dict) else None
+    if longest is None:
+        return error
+    return hinted(
+        error, f"--text-field {quote(longest)}  # has the longest string of the first row"
+    )

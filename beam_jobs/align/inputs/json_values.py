@@ -16,9 +16,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from beam_jobs.align.inputs.decompression import UTF_16, DamageError
+from beam_jobs.align.inputs.decompression import DamageError
 from beam_jobs.align.inputs.documents import Reason, UnusableError
-from pipeline.compiled import compiled
+from beam_jobs.align.inputs.json_parsing import find_end, parse_json
+from beam_jobs.first_bytes import why_not_utf8
 
 HEAD_BYTES = 1 << 16
 """How much of a file is looked at to distinguish values from lines."""
@@ -54,7 +55,7 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
         >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)
         True
     """
-    if head.startswith(UTF_16):
+    if why_not_utf8(head[:4]):
         return True  # it can't be read, and must not be cut into parts that don't know why
     line, newline, _ = head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     try:
@@ -68,22 +69,6 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
         return first.error is None and line[first.num_bytes :].lstrip()[:1] == b"{"
     is_list = isinstance(value, list)
     return is_list and (may_be_pretty or any(isinstance(element, dict) for element in value))
-
-
-def parse_json(data: bytes) -> Any:
-    """Return what JSON holds, also NaN or 1e400; UnusableError for none, or half a character."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        try:
-            record = json.loads(data.decode())
-            json.dumps(record, ensure_ascii=False).encode()  # no lone surrogate anywhere
-        except (ValueError, RecursionError):
-            # Messages of orjson 3.13: "str is not valid UTF-8: surrogates not allowed", "no low
-            # surrogate in string", "invalid high surrogate in string".
-            reason = Reason.INVALID_UNICODE if "surrogate" in error.msg else Reason.BAD_JSON
-            raise UnusableError(reason, f"{error.msg} at character {error.pos}") from None
-        return record
 
 
 def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
@@ -253,7 +238,7 @@ class _Window:
 
     def _pass_nested(self, state: NDArray[np.int64]) -> bool:
         data = np.frombuffer(self._buffer, np.uint8)
-        self.at = int(_find_end(data, self.at, state))
+        self.at = int(find_end(data, self.at, state))
         return bool(state[0] == 0 and state[1] == 0)
 
     def _drop(self, num_bytes: int) -> None:
@@ -288,36 +273,3 @@ def _find_error(data: bytes, may_go_on: bool) -> int | None:
     except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested
         pass
     return None
-
-
-@compiled
-def _find_end(data: NDArray[np.uint8], start: int, state: NDArray[np.int64]) -> int:
-    """Return where the value ends whose brackets and quotes `state` counts, or the data's end.
-
-    `state` is depth, whether within a string, whether after a backslash; all 0: before the value,
-    or after it.
-    """
-    depth, in_string, escaped = state[0], state[1], state[2]
-    i = start
-    while i < len(data):
-        byte = data[i]
-        i += 1
-        if in_string:
-            if escaped:
-                escaped = 0
-            elif byte == 0x5C:  # backslash
-                escaped = 1
-            elif byte == 0x22:  # quote
-                in_string = 0
-                if depth == 0:
-                    break
-        elif byte == 0x22:
-            in_string = 1
-        elif byte == 0x5B or byte == 0x7B:  # [ {
-            depth += 1
-        elif byte == 0x5D or byte == 0x7D:  # ] }
-            depth -= 1
-            if depth == 0:
-                break
-    state[0], state[1], state[2] = depth, in_string, escaped
-    return i

@@ -60,6 +60,10 @@ def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[
     return list(map(name_line, letters))
 
 
+def hash_source(source: str) -> str:
+    """Return what stands for a source in names of files; it may hold anything, they may not."""
+    return sha256(source.encode(errors="surrogateescape")).hexdigest()[:32]
+
+
 def _stem(source: str) -> str:
-    """A source may hold anything, a file's name in the run's folder may not."""
-    return f"{_PREFIX}{sha256(source.encode(errors='surrogateescape')).hexdigest()[:32]}-"
+    return f"{_PREFIX}{hash_source(source)}-"

@@ -37,7 +37,14 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+_COMPRESSIONS = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+}
 
 
 class FoundFile(NamedTuple):

@@ -118,7 +118,8 @@ def cut_files(
         elif file.format == "jsonl" and file.compression == "none" and file.num_bytes > task_bytes:
             for start in range(0, file.num_bytes, task_bytes):
                 end = min(start + task_bytes, file.num_bytes)
-                yield InputPart(file, start, end), end - start
+                part = InputPart(file, start, None if end == file.num_bytes else end)
+                yield part, end - start
         else:
             yield InputPart(file), file.estimated_text_bytes
 
@@ -131,7 +132,7 @@ def _cut_row_groups(file: InputFile, task_bytes: int) -> Iterator[tuple[InputPar
             yield InputPart(file, start, index), size
             start, size = index, 0
         size += num_bytes
-    yield InputPart(file, start, len(sizes)), size
+    yield InputPart(file, start), size
 
 
 def _cut_documents(file: InputFile, task_bytes: int) -> Iterator[tuple[InputPart, float]]:

@@ -21,9 +21,11 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
     missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
     if missing and len(missing) == len(outcomes):
         fields = '" and "'.join(rules.text_fields)
+        first = missing[0]
         raise InputError(
-            f'none of the first {len(missing)} documents has a field "{fields}" (the '
-            f"first one is {missing[0].source}#{missing[0].position}); name it with --text-field"
+            f'none of the first {len(missing)} documents has a field "{fields}"; the first one is '
+            f"{first.source}#{first.position}: {first.detail}; name it with --text-field or "
+            "--text-template"
         )
     field = rules.id_field
     usable = [d for each in sample if each.part.file.format != "text" for d in each.documents]

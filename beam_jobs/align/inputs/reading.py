@@ -18,10 +18,10 @@ from beam_jobs.align.inputs.documents import (
     unreadable,
 )
 from beam_jobs.align.inputs.input_identity import require_unchanged
+from beam_jobs.align.inputs.json_parsing import parse_json
 from beam_jobs.align.inputs.json_values import (
     BYTE_ORDER_MARK,
     JsonValue,
-    parse_json,
     split_line,
     split_values,
 )
@@ -136,9 +136,11 @@ def _read_json_values(data: BinaryIO, file: InputFile, rules: ReadingRules) -> I
 
 def _read_table(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     source, names = part.file.source, [field.name for field in rules.metadata]
-    fields = list(dict.fromkeys(filter(None, (*rules.text_fields, rules.id_field, *names))))
+    needed = [*rules.text_fields, *filter(None, [rules.id_field])]
+    fields = list(dict.fromkeys([*needed, *names]))
     is_text = part.file.format in ("csv", "tsv")
-    for position, row in read_rows(part, fields, max_cell_bytes=rules.max_line_bytes):
+    most = rules.max_line_bytes
+    for position, row in read_rows(part, fields, needed=needed, max_cell_bytes=most):
         if isinstance(row, UnusableError):
             yield DeadLetter(source, position, None, row.reason, row.detail)
         else:

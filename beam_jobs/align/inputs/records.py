@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from beam_jobs.align.inputs.decompression import CONVERT, UTF_16
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     Outcome,
@@ -14,8 +13,10 @@ from beam_jobs.align.inputs.documents import (
     UnusableError,
     Value,
 )
+from beam_jobs.align.inputs.fields import describe_others
 from beam_jobs.align.inputs.metadata import fit_value
 from beam_jobs.align.inputs.templates import parse_template
+from beam_jobs.first_bytes import why_not_utf8
 
 _MAX_EXACT_FLOAT = float(1 << 53)
 
@@ -82,7 +83,12 @@ def _look_up(record: Mapping[str, Any], field: str) -> Any:
 
 def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
     value = _look_up(record, rules.id_field) if rules.id_field else None
-    if value is None or isinstance(value, str):
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        value = _decode(value)
+    if isinstance(value, str):
+        _encode(value, rules.id_field)
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -90,7 +96,7 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
         return None  # how pandas writes a missing number
     if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
         return str(int(value))  # a column of integers with one missing is one of floats in pandas
-    kind = type(value).__name__
+    kind = "bytes that aren't UTF-8" if isinstance(value, bytes) else type(value).__name__
     raise UnusableError(
         Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
     )
@@ -98,25 +104,29 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
 
 def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
     if not rules.text_template:
-        return _check_text(_look_up(record, rules.text_field), rules.text_field, rules)
+        value = _look_up(record, rules.text_field)
+        return _check_text(value, rules.text_field, rules, record=record)
     text = ""
     for literal, field in parse_template(rules.text_template):
         text += literal
         if field:
             value = _look_up(record, field)
             if not isinstance(value, str):
-                _check_text(value, field, rules)  # says what is wrong with it
+                _check_text(value, field, rules, record=record)  # says what is wrong with it
             text += value
     return _check_text(text, rules.text_template, rules)
 
 
-def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
+def _check_text(
+    text: Any, field: str, rules: ReadingRules, *, record: Mapping[str, Any] | None = None
+) -> bytes:
     if text is None or (isinstance(text, float) and math.isnan(text)):
-        raise UnusableError(Reason.MISSING_TEXT, f'no "{field}" in the record')
+        others = describe_others(record or {}, field, is_text_field=not rules.text_template)
+        raise UnusableError(Reason.MISSING_TEXT, f'no "{field}" in the record{others}')
     if not isinstance(text, str | bytes):
         kind = type(text).__name__
         raise UnusableError(Reason.TEXT_NOT_A_STRING, f'"{field}" is of type {kind}')
-    data = text.encode() if isinstance(text, str) else text
+    data = _encode(text, field) if isinstance(text, str) else text
     if not data:
         raise UnusableError(Reason.EMPTY_TEXT, "the text has no characters")
     if len(data) > rules.max_document_bytes:
@@ -128,9 +138,7 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            detail = f"{error.reason} at byte {error.start}"
-            if data.startswith(UTF_16):
-                detail = f"it is UTF-16, {CONVERT}"
+            detail = why_not_utf8(data[:4]) or f"{error.reason} at byte {error.start}"
             raise UnusableError(Reason.INVALID_UNICODE, detail) from None
     return data
 
@@ -138,6 +146,33 @@ def _check_text(text: Any, field: str, rules: ReadingRules) -> bytes:
 def _fit_metadata(
     record: Mapping[str, Any], rules: ReadingRules, *, is_text: bool = False
 ) -> tuple[Value, ...]:
-    return tuple(
-        fit_value(field, _look_up(record, field.name), is_text=is_text) for field in rules.metadata
-    )
+    values = []
+    for field in rules.metadata:
+        value = _look_up(record, field.name)
+        value = _decode(value) if isinstance(value, bytes) else value
+        value = fit_value(field, value, is_text=is_text)
+        if isinstance(value, str):
+            _encode(value, field.name)
+        values.append(value)
+    return tuple(values)
+
+
+def _decode(value: bytes) -> str | bytes:
+    """Return a string that a table holds as bytes, as some programs write every string."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _encode(text: str, field: str) -> bytes:
+    """Return a string's UTF-8; UnusableError for what no string of Unicode holds."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Readers put U+DC80 to U+DCFF in the place of bytes that aren't UTF-8.
+        is_byte = 0xDC80 <= code <= 0xDCFF
+        what = f"byte {code & 0xFF:#x}" if is_byte else f"half a surrogate pair, U+{code:X},"
+        detail = f'"{field}" has {what} at character {error.start}, which is not UTF-8'
+        raise UnusableError(Reason.INVALID_UNICODE, detail) from None

@@ -7,12 +7,15 @@ has other fields, and a compressed file more bytes than are stored.
 
 import io
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import cast
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DamageError, decompress
-from beam_jobs.align.inputs.documents import Outcome, PlacedDocument, ReadingRules
+from beam_jobs.align.inputs.documents import DeadLetter, Outcome, PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.parts import DATASET, TASK_BYTES, InputFile, InputPart, cut_files
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.tables import TABLES, count_rows
@@ -26,6 +29,10 @@ _HELD_BACK = {"bzip2": 450_000}
 """Of data that is cut: bzip2 hands on blocks of 900 kB; half of one is missing on average."""
 
 _CHUNK_BYTES = 1 << 20
+_OPEN_THREADS = 16
+
+HEAD_LETTERS = 1000
+"""A file that begins with so many documents that can't be used holds none, as far as seen."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,22 @@ def sample_input(
     most_bytes = size.num_bytes // max(1, len(chosen))
     sample = [_read_first(part, rules, weight, most, most_bytes) for part, weight in chosen]
     return [sampled for sampled in sample if sampled.outcomes]
+
+
+def look_at_heads(files: Sequence[InputFile], rules: ReadingRules) -> dict[str, list[DeadLetter]]:
+    """Return the letters that files begin with, by source, of which no document follows at once."""
+    with ThreadPoolExecutor(_OPEN_THREADS) as pool:
+        heads = pool.map(partial(_read_head, rules=rules), files)
+    return {file.source: head for file, head in zip(files, heads, strict=True) if head}
+
+
+def _read_head(file: InputFile, rules: ReadingRules) -> list[DeadLetter]:
+    letters: list[DeadLetter] = []
+    for outcome in islice(read_part(InputPart(file), rules), HEAD_LETTERS):
+        if isinstance(outcome, PlacedDocument):
+            return []
+        letters.append(outcome)
+    return letters
 
 
 def _choose(files: Sequence[InputFile], num_places: int) -> list[tuple[InputPart, float]]:

@@ -14,12 +14,12 @@ from typing import BinaryIO
 from beam_jobs import storage
 from beam_jobs.align.inputs.parts import STANDARD_INPUT
 from beam_jobs.errors import InputError
+from beam_jobs.first_bytes import compression_of, table_of
 
 SPOOL_PREFIX = ".vocag-stdin-"
 
 _CHUNK_BYTES = 1 << 20
-_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
-_FORMAT_MAGIC = {b"PAR1": ".parquet", b"ARROW1": ".arrow"}
+_SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "bzip2": ".bz2", "xz": ".xz"}
 
 
 @contextmanager
@@ -67,8 +67,8 @@ def _copy(stream: BinaryIO, folder: str, format: str | None) -> str:
     head = stream.read(_CHUNK_BYTES)
     if not head:
         raise InputError("--input -: standard input is empty; does the command before it work?")
-    suffix = next((s for magic, s in _MAGIC.items() if head.startswith(magic)), "")
-    kind = next((s for magic, s in _FORMAT_MAGIC.items() if head.startswith(magic)), ".jsonl")
+    suffix = _SUFFIXES.get(compression_of(head) or "", "")
+    kind = f".{table_of(head) or 'jsonl'}"
     if format is not None:
         kind = ".txt" if format == "text" else f".{format}"
     path = storage.join(folder, f"stdin{kind}{suffix}")

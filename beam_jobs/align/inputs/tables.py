@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -40,18 +41,27 @@ def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
         return None
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that are read; a row of CSV may lack cells behind the needed ones."""
+
+    fields: Sequence[str]
+    needed: Sequence[str]
+    max_cell_bytes: int
+
+
 def read_rows(
-    part: InputPart, fields: Sequence[str], *, max_cell_bytes: int
+    part: InputPart, fields: Sequence[str], *, max_cell_bytes: int, needed: Sequence[str] = ()
 ) -> Iterator[tuple[int, Row]]:
     """Yield (row number, row) for the rows of a part; of damage, where it is and what.
 
-    Columns that are not there are left out, and of a nested field its whole column is read.
+    Columns that are not there are left out, and of a nested field its whole column is read. With
+    `needed` columns, a row of CSV may lack cells behind them.
     """
-    position = 0
+    position, wanted = 0, Wanted(fields, needed, max_cell_bytes)
     try:
         with storage.open_to_read(part.file.path) as opened:
-            rows = TABLES[part.file.format].rows
-            for row in rows(opened, part, fields, max_cell_bytes):
+            for row in TABLES[part.file.format].rows(opened, part, wanted):
                 if isinstance(row, int):
                     position = row
                     continue
@@ -118,13 +128,11 @@ def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile,
     return table, range(part.start, end), first
 
 
-def _parquet_rows(
-    opened: BinaryIO, part: InputPart, fields: Sequence[str], _: int
-) -> Iterator[Row | int]:
+def _parquet_rows(opened: BinaryIO, part: InputPart, wanted: Wanted) -> Iterator[Row | int]:
     """Yield rows, a number before each row group; damage costs what is left of its group."""
     with _as_damage():
         table, groups, end = _open_row_groups(opened, part)
-    columns = _parquet_columns(table, fields)
+    columns = _parquet_columns(table, wanted.fields)
     for group in groups:
         position, end, why = end, end + table.metadata.row_group(group).num_rows, "it is cut"
         yield position
@@ -153,10 +161,10 @@ def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
     return [name for name in names if name.split(".")[0] in present or name in present]
 
 
-def _arrow_rows(opened: BinaryIO, _: InputPart, fields: Sequence[str], __: int) -> Iterator[Row]:
+def _arrow_rows(opened: BinaryIO, _: InputPart, wanted: Wanted) -> Iterator[Row]:
     with _as_damage():
         table, is_whole = _open_arrow(opened)
-        roots = {field.split(".")[0] for field in fields} | set(fields)
+        roots = {field.split(".")[0] for field in wanted.fields} | set(wanted.fields)
         columns = [name for name in table.schema.names if name in roots]
     with _as_damage(opened.tell):
         for batch in _arrow_batches(table):
@@ -183,27 +191,17 @@ def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
     return cast(Iterable[pa.RecordBatch], table)
 
 
-def _csv_rows(
-    opened: BinaryIO, part: InputPart, fields: Sequence[str], max_cell_bytes: int
-) -> Iterator[Row]:
-    rows = _read_csv(opened, part.file, max_cell_bytes)
+def _csv_rows(opened: BinaryIO, part: InputPart, wanted: Wanted) -> Iterator[Row]:
+    rows = _read_csv(opened, part.file, wanted.max_cell_bytes, needed=wanted.needed)
     header = next(rows, [])
     if isinstance(header, UnusableError):
         raise DamageError(f"the header can't be read: {header.detail}")
-    wanted = [(name, header.index(name)) for name in fields if name in header]
+    places = [(name, header.index(name)) for name in wanted.fields if name in header]
     for cells in rows:
         if isinstance(cells, UnusableError):
             yield cells
             continue
-        row = {name: cells[column] for name, column in wanted}
-        try:
-            "".join(row.values()).encode()
-        except UnicodeEncodeError as error:  # `surrogateescape` let the bytes through
-            byte = ord(error.object[error.start]) & 0xFF
-            detail = f"the row holds byte {byte:#x}, which is not UTF-8"
-            yield UnusableError(Reason.INVALID_UNICODE, detail)
-            continue
-        yield row
+        yield {name: cells[column] for name, column in places if column < len(cells)}
 
 
 def _csv_shape(opened: BinaryIO, file: InputFile) -> Shape:
@@ -216,13 +214,16 @@ def _csv_count(opened: BinaryIO, part: InputPart) -> tuple[int, int | None]:
     return _count_until(opened, (1 for _ in islice(rows, 1, None)))
 
 
-def _read_csv(opened: BinaryIO, file: InputFile, max_cell_bytes: int) -> Iterator[CsvRow]:
+def _read_csv(
+    opened: BinaryIO, file: InputFile, max_cell_bytes: int, *, needed: Sequence[str] = ()
+) -> Iterator[CsvRow]:
     head = None if file.format == "csv" else b""
     if head is not None:
         with suppress(DamageError):
             head = decompress(opened, file.compression).read(HEAD_BYTES)
         opened.seek(0)
-    return read_csv(decompress(opened, file.compression), max_cell=max_cell_bytes, head=head)
+    data = decompress(opened, file.compression)
+    return read_csv(data, max_cell=max_cell_bytes, head=head, needed=needed)
 
 
 def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
@@ -265,11 +266,17 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    """Return times, decimals and UUIDs, which are ids at most, as JSON has them: as text."""
+    """Return times, decimals and UUIDs, which are ids at most, as JSON has them: as text.
+
+    Bytes of one length are a hash or another number, whose text is hexadecimal.
+    """
     kind, types = column.type, pa.types
     if isinstance(kind, pa.UuidType):
         texts = [None if value is None else str(value) for value in column.to_pylist()]
         return pa.array(texts, pa.string())
+    if types.is_fixed_size_binary(kind):
+        hexadecimal = [None if value is None else value.hex() for value in column.to_pylist()]
+        return pa.array(hexadecimal, pa.string())
     if types.is_timestamp(kind) and kind.tz:
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
     if any(
@@ -282,12 +289,11 @@ def _as_text(column: pa.Array) -> pa.Array:
 class TableFormat(NamedTuple):
     """How tables of a format are read; each function gets the open file first.
 
-    `rows` are a part's, given the fields and the longest cell; a number goes before a row whose
-    number isn't the next.
+    `rows` are a part's; a number goes before a row whose number isn't the next.
     """
 
     shape: Callable[[BinaryIO, InputFile], Shape]
-    rows: Callable[[BinaryIO, InputPart, Sequence[str], int], Iterator[Row | int]]
+    rows: Callable[[BinaryIO, InputPart, Wanted], Iterator[Row | int]]
     num_rows: Callable[[BinaryIO, InputPart], tuple[int, int | None]]
 
 

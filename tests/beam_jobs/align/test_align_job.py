@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -271,6 +272,35 @@ def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
             align(AlignOptions((str(read),), str(written)))
 
 
+def test_control_strings_in_texts_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The student's is `<s>`, the teacher's `<|endoftext|>`; of one text the first counts."""
+    texts = ["plain", "a <s> b", "<s>", "<|endoftext|> <s>", "< s > |endoftext|"]
+    lines = [json_line(n, text) for n, text in enumerate(texts)]
+    given = align_options(small_corpus(tmp_path / "c", a=lines[:3], b=lines[3:]), tmp_path / "out")
+    assert main(command_line(given)) == 0
+    told = "control strings 3 texts with one, most often <s>, read as plain characters"
+    assert told in capsys.readouterr().out
+    plain = align_options(small_corpus(tmp_path / "p", a=lines[:1]), tmp_path / "plain")
+    honoured = command_line(replace(given, output=str(tmp_path / "h"), student="bytes"))
+    for command in (command_line(plain), [*honoured, "--special-strings=honoured"]):
+        assert main(command) == 0
+        assert "control strings" not in capsys.readouterr().out
+
+
+def test_options_of_clusters_are_not_recommended_and_said_to_do_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = small_corpus(tmp_path / "c", a=[json_line("a", "text")])
+    given = command_line(align_options(corpus, tmp_path / "out"))
+    assert main([*given, "--num-workers", "2"]) == 2
+    assert "hint: --workers " in capsys.readouterr().err
+    assert main([*given, "--num_workers=2", "--region", "x", "--s3_region_name=y"]) == 0
+    assert "--num_workers, --region: no effect on this machine" in caplog.text
+    assert "for processes here, --workers N" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -279,7 +309,11 @@ def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
         ("--shard-bytes=1", "--shard-bytes 1 is below"),
         ("--name=a/b", '--name "a/b" must be letters'),
         ("--max-document-bytes=4GiB", "--max-document-bytes 4294967296 is not in"),
-        ("--text-field=body", 'none of the first 1 documents has a field "body"'),
+        (
+            "--text-field=body",
+            'none of the first 1 documents has a field "body"; the first one is a.jsonl#0: no '
+            '"body" in the record, which has "id" and "text": --text-field text has the longest',
+        ),
         ("--runner=NoSuchRunner", "NoSuchRunner"),
         ("--no-such-thing", "neither align nor Beam knows --no-such-thing"),
         ("stray.jsonl", "neither align nor Beam knows stray.jsonl; quote globs"),

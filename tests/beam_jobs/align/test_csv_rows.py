@@ -1,5 +1,6 @@
 """Rows of CSV and TSV files: a malformed one costs itself, and no other."""
 
+import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,3 +124,75 @@ def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
 def test_a_header_that_is_no_row_says_so(tmp_path: Path) -> None:
     with pytest.raises(DamageError, match="the header can't be read"):
         read('"a"b,c\n1,2\n')
+
+
+def in_dialect(text: str, needed: Sequence[str] = ("id", "text")) -> tuple[list[list[str]], int]:
+    _, *found = read_csv(io.BufferedReader(io.BytesIO(text.encode())), max_cell=1000, needed=needed)
+    good = [row for row in found if isinstance(row, list)]
+    return good, len(found) - len(good)
+
+
+SPARK_TEXTS = [
+    'she said "hi", then left',
+    '"quoted" whole',
+    'ends with "quotes"',
+    '"',
+    'two\nlines, "both" here\nand a third "',
+    "no quote, a comma",
+    "plain",
+    r"a path C:\dir and \n",
+    r"a backslash before \" a quote",
+    '{"json": "text", "n": [1, 2]}',
+    "",
+]
+
+
+def write_spark(row: Sequence[str]) -> str:
+    """Write a row as Spark does: quotes where they are needed, and a backslash before each."""
+    cells = [
+        '"' + cell.replace('"', '\\"') + '"' if not cell or set(cell) & set('",\n') else cell
+        for cell in row
+    ]
+    return ",".join(cells) + "\n"
+
+
+@pytest.mark.parametrize("last", [[], ["x"], [""], ['"', "a, b"]])
+def test_the_dialect_of_spark_is_read(last: list[str]) -> None:
+    rows = [[f"d{n}", text, *last] for n, text in enumerate(SPARK_TEXTS * 3)]
+    header = ["id", "text", *(f"c{n}" for n in range(len(last)))]
+    assert in_dialect("".join(map(write_spark, [header, *rows]))) == (rows, 0)
+
+
+def test_a_backslash_before_a_quote_is_text_in_the_usual_dialect() -> None:
+    rows = [["d0", r"C:\dir" + "\\"], ["d1", r"a, \" b"], ["d2", '\\"'], ["d3", "plain"]]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["id", "text"], *rows])
+    assert in_dialect(text.getvalue()) == (rows, 0)
+    quoted_text = io.StringIO()
+    csv.writer(quoted_text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(
+        [["id", "text"], *rows]
+    )
+    assert in_dialect(quoted_text.getvalue()) == (rows, 0)
+
+
+def test_cells_behind_the_text_may_be_left_out_and_empty_ones_be_too_many() -> None:
+    text = "id,text,a,b\nd0,one,1,2\nd1,two\nd2,three,3\nd3,four,4,5,\nd4,five,6,7,,\nd5\n"
+    rows, num_refused = in_dialect(text)
+    assert rows == [
+        ["d0", "one", "1", "2"],
+        ["d1", "two"],
+        ["d2", "three", "3"],
+        ["d3", "four", "4", "5"],
+        ["d4", "five", "6", "7"],
+    ]
+    assert num_refused == 1, "without a text"
+    assert in_dialect(text, needed=()) == ([row for row in rows if len(row) == 4], 3)
+
+
+def test_a_row_that_lacks_cells_is_torn_where_empty_cells_are_kept() -> None:
+    text = "id,text,a\nd0,one,\nd1,torn by\na line,x\nd2,two,y\n"
+    assert in_dialect(text) == ([["d0", "one", ""], ["d2", "two", "y"]], 2)
+
+
+def test_a_row_with_too_many_cells_stays_bad() -> None:
+    assert in_dialect("id,text\nd0,one,more\nd1,two,\n") == ([["d1", "two"]], 1)

@@ -263,11 +263,14 @@ def test_a_dry_run_ends_as_the_job_would_end(
         )
     )
     assert shown(capsys, given)
-    for name, status in (("b.parquet", 3), ("c.txt", 0)):
+    for name, status, said in (
+        ("b.parquet", 3, "unusable        b.parquet: not one document can be used: unreadable_"),
+        ("c.txt", 0, "not looked at   1 text file, a document each"),
+    ):
         (inputs / name).write_bytes(b"")
         assert main([*given, "--dry-run"]) == status
         (inputs / name).unlink()
-        assert f"    {name}#0: " in capsys.readouterr().out
+        assert said in capsys.readouterr().out
     (inputs / "a.jsonl").write_bytes((inputs / "a.jsonl").read_bytes() + b"{\n" * 20)
     assert main([*given, "--dry-run"]) == 3
     error = capsys.readouterr().err

@@ -36,6 +36,7 @@ from beam_jobs.align.inputs.parts import InputPart
 from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.templates import parse_template
 from beam_jobs.errors import InputError
+from pipeline.command_line.failures import hints_of
 
 TEXTS = [f"text {n}: ∑ 'quoted' \"twice\", with\nlines\t{{[ \\" for n in range(30)]
 RECORDS = [{"id": f"doc-{n}", "text": text, "n": {"a": [n]}} for n, text in enumerate(TEXTS)]
@@ -154,7 +155,7 @@ def test_every_compression_and_its_cuts(tmp_path: Path, suffix: str) -> None:
     path.write_bytes(stored)
     assert texts_of(read(path)) == TEXTS
     first = len(COMPRESS[suffix](b"".join(lines[:20])))
-    for num_bytes in (0, *range(1, len(stored), 17), first - 1, first + 7, len(stored) - 1):
+    for num_bytes in (*range(1, len(stored), 17), first - 1, first + 7, len(stored) - 1):
         if num_bytes == first:
             continue  # a whole file
         path.write_bytes(stored[:num_bytes])
@@ -240,7 +241,7 @@ def test_bad_rows_of_csv(tmp_path: Path) -> None:
 def test_tables_without_the_column_are_refused(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [["body", "url"], ["x", "y"]])
     write_csv(tmp_path / "b.csv", [["text", "text"], ["x", "y"]])
-    with pytest.raises(InputError, match=r'a\.csv has no column "text", it has body, url'):
+    with pytest.raises(InputError, match=r'a\.csv has no column "text", it has "body" and "url"'):
         read(tmp_path / "a.csv")
     with pytest.raises(InputError, match='several columns "text"'):
         read(tmp_path / "b.csv")
@@ -382,7 +383,7 @@ def test_text_joined_from_several_fields(tmp_path: Path) -> None:
         "Q: \nA: \\{1}\t!",
     ]
     assert isinstance(outcomes[1], DeadLetter)
-    assert outcomes[1].detail == 'no "a.b" in the record'
+    assert outcomes[1].detail == 'no "a.b" in the record, which has "question"'
     pq.write_table(pa.table({"question": ["x"], "a": [{"b": "y", "c": 1}]}), tmp_path / "a.parquet")
     assert texts_of(read(tmp_path / "a.parquet", rules)) == ["Q: x\nA: y\\{1}\t!"]
     with pytest.raises(InputError, match='has no column "other"'):
@@ -404,3 +405,65 @@ def test_a_generator_of_files_is_found_below_links(tmp_path: Path) -> None:
     files = find_inputs([f"{tmp_path}/in/**"])
     assert [file.source for file in files] == ["linked/deep/a.txt"]
     assert os.path.samefile(files[0].path, tmp_path / "real" / "deep" / "a.txt")
+
+
+def test_strings_that_a_table_holds_as_bytes_are_ids_and_metadata(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "id": pa.array(["é-1".encode(), b"b-2", b"\xff"]),
+            "text": ["one", "two", "three"],
+            "source": pa.array([b"web", b"x", b"y"]),
+        }
+    )
+    rules = ReadingRules(metadata=(MetadataField("source", "string"),))
+    for name in ("a.parquet", "a.arrow"):
+        if name == "a.parquet":
+            pq.write_table(table, tmp_path / name)
+        else:
+            with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
+                writer.write_table(table)
+        *documents, letter = read(tmp_path / name, rules)
+        assert [(d.document_id, d.metadata) for d in documents] == [
+            ("é-1", ("web",)),
+            ("b-2", ("x",)),
+        ]
+        assert (letter.reason, "bytes that aren't UTF-8" in letter.detail) == (Reason.BAD_ID, True)
+
+
+def test_ids_of_bytes_of_one_length_are_hexadecimal(tmp_path: Path) -> None:
+    ids = [b"0123", b"\xff\x00ab", None]
+    table = pa.table({"id": pa.array(ids, pa.binary(4)), "text": ["one", "two", "three"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert [d.document_id for d in read(tmp_path / "a.parquet")] == [
+        "30313233",
+        "ff006162",
+        "a.parquet#2",
+    ]
+
+
+def test_dialects_of_csv_are_read_through(tmp_path: Path) -> None:
+    rows = ["id,text,source", r'a,"say \"hi\", she",web', "b,two", "c,three,x,", ""]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    rules = ReadingRules(metadata=(MetadataField("source", "string"),))
+    assert [(d.document_id, d.text, d.metadata) for d in read(tmp_path / "a.csv", rules)] == [
+        ("a", b'say "hi", she', ("web",)),
+        ("b", b"two", (None,)),
+        ("c", b"three", ("x",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"),
+    [
+        ("id;text", 'delimiter=";"'),
+        ("id\ttext", "--format tsv"),
+        ("id,body,n", "--text-field body"),
+    ],
+)
+def test_a_table_without_the_column_names_the_remedy(
+    tmp_path: Path, header: str, hint: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n1,the longest,2\n")
+    with pytest.raises(InputError, match='has no column "text", it has "id') as caught:
+        read(tmp_path / "a.csv")
+    assert hint in "".join(hints_of(caught.value))

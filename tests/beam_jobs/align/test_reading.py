@@ -20,6 +20,7 @@ from beam_jobs.align.blocks import BlockStore, Record, pack_blocks, unpack_block
 from beam_jobs.align.buckets import encode_dead_letter
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
+    MetadataField,
     Outcome,
     PlacedDocument,
     ReadingRules,
@@ -142,7 +143,7 @@ def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -
         (b"{", Reason.BAD_JSON, None),
         (b'{"text": NaN}', Reason.MISSING_TEXT, "lines.jsonl#0"),
         (b'{"id": NaN, "text": "secret" NaN}', Reason.BAD_JSON, None),
-        (b'{"x": NaN, "id": "\\ud800", "text": "secret"}', Reason.BAD_JSON, None),
+        (b'{"x": NaN, "id": "\\ud800", "text": "secret"}', Reason.INVALID_UNICODE, None),
         (b'{"id": Infinity, "text": "secret"}', Reason.BAD_ID, None),
         (b'{"id": 0.5, "text": "secret"}', Reason.BAD_ID, None),
         (b'"secret"', Reason.BAD_JSON, None),
@@ -150,8 +151,8 @@ def test_row_groups_hold_what_the_file_holds(tmp_path: Path, edges: list[int]) -
         (b'{"id": "a", "text": null}', Reason.MISSING_TEXT, "a"),
         (b'{"id": "a", "text": ["secret"]}', Reason.TEXT_NOT_A_STRING, "a"),
         (b'{"id": "a", "text": ""}', Reason.EMPTY_TEXT, "a"),
-        (b'{"id": "a", "text": "secret \\udc00"}', Reason.INVALID_UNICODE, None),
-        (b'{"id": "a", "text": "secret \xed\xa0\x80"}', Reason.INVALID_UNICODE, None),
+        (b'{"id": "a", "text": "secret \\udc00"}', Reason.INVALID_UNICODE, "a"),
+        (b'{"id": "a", "text": "secret \xed\xa0\x80"}', Reason.INVALID_UNICODE, "a"),
         (b'{"id": true, "text": "secret"}', Reason.BAD_ID, None),
         (b'{"id": 123456789012345678901234567890, "text": "secret"}', Reason.BAD_ID, None),
         (b'{"id": "a", "text": "' + b"secret" * 200 + b'"}', Reason.TOO_LARGE, "a"),
@@ -331,3 +332,50 @@ def test_a_cut_block_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FileNotFoundError, match="it was cut while the job ran"):
         list(store.fetch(elements))
+
+
+ODD_VALUES = [
+    b'"cut \\ud83d"',
+    b'"\\udc00"',
+    b'"Mu\xf1oz"',
+    b'"\xed\xa0\x80"',
+    b"9" * 4400,
+    b"[" * 3000 + b"]" * 3000,
+    b"[" * 100_000 + b'"]}"' + b"]" * 100_000,
+    b'{"a":' * 3000 + b"1" + b"}" * 3000,
+    b'{"\xf1\\ud83d": "\xf1"}',
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_an_odd_value_costs_the_document_only_in_a_field_that_is_asked_for(
+    tmp_path: Path, name: str, value: bytes
+) -> None:
+    rules = ReadingRules(id_field="m.id", metadata=(MetadataField("m.n", "int64"),))
+    whole = b'{"m": {"id": "i", "n": 7, "o": %s}, "text": "fine", "title": %s}'
+    records = [
+        b'{"m": {"id": "b"}, "text": "before"}',
+        whole % (value, value),
+        b'{"m": {"id": "c", "n": 1}, "text": %s}' % value,
+        b'{"m": {"id": %s}, "text": "x"}' % value,
+        b'{"m": {"id": "d", "n": %s}, "text": "x"}' % value,
+        b'{"m": {"id": "e", "n": 8}, "text": "behind"}',
+    ]
+    data = b"\n".join(records) if name == "a.jsonl" else b"[" + b",\n".join(records) + b"]"
+    (tmp_path / name).write_bytes(data)
+    (file,) = find_inputs([str(tmp_path / name)])
+    before, odd, *letters, behind = read_part(InputPart(file), rules)
+    assert isinstance(odd, PlacedDocument)
+    assert (odd.document_id, odd.text, odd.metadata) == ("i", b"fine", (7,))
+    assert (before.document_id, behind.document_id) == ("b", "e")
+    assert len(letters) == 3
+    assert all(isinstance(letter, DeadLetter) for letter in letters)
+
+
+@pytest.mark.parametrize("torn", [b"[" * 3000 + b"]" * 2999, b'{"a":' * 3000 + b"}" * 3000 + b"]"])
+def test_what_is_torn_stays_torn_however_deep(tmp_path: Path, torn: bytes) -> None:
+    outcome = read_line(
+        b'{"id": "a", "text": "fine", "m": ' + torn + b"}", tmp_path, ReadingRules()
+    )
+    assert outcome.reason == Reason.BAD_JSON

@@ -127,6 +127,8 @@ def test_unknown_ids_are_refused_or_counted(
         ("a.txt", "one\r\n\n{two\n three\n", ["one", "{two", " three"]),
         ("a.jsonl", '{"document_id": "é"}\n{"id": 7}\n"x"\n{"id": "é"}\n', ["é", "7", "x"]),
         ("a.ndjson", '{"document_id": null, "id": "y"}', ["y"]),
+        ("windows.txt", "\ufeffone\r\ntwo\r\n", ["one", "two"]),
+        ("windows.jsonl", '\ufeff{"id": "one"}\r\n', ["one"]),
     ],
 )
 def test_lists(tmp_path: Path, name: str, text: str, ids: list[str]) -> None:
@@ -141,6 +143,7 @@ def test_lists(tmp_path: Path, name: str, text: str, ids: list[str]) -> None:
         ("a.txt", b"one\n\xff\n", "line 2 holds no id"),
         ("a.jsonl", b'{"id": "a"}\n\n{"name": "b"}', "line 3 holds no id"),
         ("a.jsonl", b"true", "line 1 holds no id"),
+        ("powershell.txt", "one\n".encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
     ],
 )
 def test_lists_without_ids(tmp_path: Path, name: str, data: bytes, message: str) -> None:

@@ -1,0 +1,85 @@
+"""What a record, or a table, has in the place of a field that was asked for and isn't there."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
+from typing import Any
+
+from pipeline.drawing.formatting import format_count
+
+_MAX_NAMED = 8
+_MAX_CHARACTERS = 40
+_MAX_DEPTH = 3
+
+
+def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: bool = True) -> str:
+    """Return which fields a record has instead, and what to do; "" if the field is empty.
+
+    The remedy is the field with the longest string, or what makes lines of the objects within.
+
+    Example:
+        >>> describe_others({"id": 7, "content": "one two"}, "text")
+        ', which has "id" and "content": --text-field content has the longest string'
+    """
+    if field in record or field.split(".")[0] in record:
+        return ""
+    told = f", which has {name_fields(list(record))}"
+    if within := _objects_within(record):
+        return f"{told}: {within}"
+    longest = longest_string(record)
+    if longest and is_text_field:
+        return f"{told}: --text-field {quote(longest)} has the longest string"
+    return told
+
+
+def name_fields(names: Sequence[str]) -> str:
+    """Return names in a sentence.
+
+    Example:
+        >>> name_fields(["id", "title", "content"])
+        '"id", "title" and "content"'
+    """
+    named = [f'"{_shorten(name)}"' for name in names[:_MAX_NAMED]]
+    if len(names) > _MAX_NAMED:
+        named.append(f"{format_count(len(names) - _MAX_NAMED)} more")
+    return " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]])) or "no field"
+
+
+def longest_string(record: Mapping[str, Any]) -> str | None:
+    """Return the field with the longest string, dots and all, None if there is no string.
+
+    Example:
+        >>> longest_string({"id": "a7", "meta": {"body": "one two"}})
+        'meta.body'
+    """
+    found = list(_strings(record, "", _MAX_DEPTH))
+    return max(found, key=lambda each: each[1])[0] if found else None
+
+
+def _strings(record: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple[str, int]]:
+    for name, value in record.items():
+        if isinstance(value, str | bytes) and name.isprintable():
+            yield before + name, len(value)
+        elif isinstance(value, dict) and depth > 1:
+            yield from _strings(value, f"{before}{name}.", depth - 1)
+
+
+def _objects_within(record: Mapping[str, Any]) -> str:
+    """Return what makes lines of the objects that a record holds instead of being one."""
+    for name, value in record.items():
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            path = (
+                f".{name}" if name.isidentifier() and name.isascii() else f".[{json.dumps(name)}]"
+            )
+            return (
+                f'"{_shorten(name)}" is a list of {format_count(len(value))} objects, of which '
+                f"jq -c {quote(f'{path}[]')} makes lines"
+            )
+    if len(record) > 1 and all(isinstance(each, dict) for each in record.values()):
+        return "each is an object, of which jq -c '.[]' makes lines"
+    return ""
+
+
+def _shorten(name: str) -> str:
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    return shown if len(shown) <= _MAX_CHARACTERS else f"{shown[:_MAX_CHARACTERS]}…"
