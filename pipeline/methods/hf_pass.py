@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.guidance.checks import check_finite
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
 from pipeline.methods.label_distributions import (
     LabelDistributions,
@@ -33,6 +34,7 @@ class StudentPass(MicroBatchLoss):
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         top_k: next tokens that such a teacher is asked for.
         draws: draws of the rest that it is asked for.
+        all_learn: whether nearly every label gets a gradient.
     """
 
     student: PreTrainedModel
@@ -43,6 +45,7 @@ class StudentPass(MicroBatchLoss):
     vocabulary_map: VocabularyMap | None = None
     top_k: int = 0
     draws: int = 0
+    all_learn: bool = False
 
     @cached_property
     def scores(self) -> TokenScores:
@@ -53,6 +56,7 @@ class StudentPass(MicroBatchLoss):
             self.batch,
             with_entropy=self.rule.ranks_by_entropy,
             entry_ids=None if self.distributions is None else self.distributions.ids,
+            all_learn=self.all_learn,
         )
 
     @cached_property
@@ -71,8 +75,12 @@ class StudentPass(MicroBatchLoss):
     def known_losses(self) -> Tensor:
         """See `MicroBatchLoss`: those that rows hold, or the teacher's own."""
         if "teacher_losses" in self.batch:
-            return self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
-        return _losses_of_states(self.running_teacher, self.teacher_states, self.batch)
+            losses = self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
+        else:
+            losses = _losses_of_states(self.running_teacher, self.teacher_states, self.batch)
+        if self.widest_span is not None:  # else whatever takes them checks them
+            check_finite({"teacher_losses": (losses, self.teacher_has_loss | losses.isinf())})
+        return losses
 
     @property
     def running_teacher(self) -> PreTrainedModel:
@@ -114,7 +122,12 @@ def _losses_of_states(teacher: PreTrainedModel, states: Tensor, batch: Rows) -> 
 
 def student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
     """Return a model's hidden states of the student's tokens, [rows, seq_length, H]."""
-    return hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"])
+    return hidden_states(
+        model,
+        batch["input_ids"],
+        position_ids=batch["position_ids"],
+        on_host=None if batch.host is None else batch.host["position_ids"],
+    )
 
 
 def score_labels(
@@ -124,6 +137,7 @@ def score_labels(
     *,
     with_entropy: bool = False,
     entry_ids: Tensor | None = None,
+    all_learn: bool = False,
 ) -> TokenScores:
     """Return the losses of a batch's labels from a model's states of the student's tokens."""
     return linear_cross_entropy(
@@ -133,11 +147,15 @@ def score_labels(
         loss_mask=batch["loss_mask"],
         with_entropy=with_entropy,
         entry_ids=entry_ids,
+        all_learn=all_learn,
     )
 
 
 @torch.no_grad()
 def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     return hidden_states(
-        teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
+        teacher,
+        batch["teacher_input_ids"],
+        position_ids=batch["teacher_position_ids"],
+        on_host=None if batch.host is None else batch.host["teacher_position_ids"],
     )

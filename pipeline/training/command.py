@@ -41,7 +41,8 @@ methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}
 
 output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
-AutoModelForCausalLM and AutoTokenizer load."""
+AutoModelForCausalLM and AutoTokenizer load. After SIGTERM or Ctrl-C the step is finished and a
+checkpoint written; the same command continues from it."""
 
 _GROUPS = {
     "data": "data and models",
@@ -69,9 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         report(who, error, printable(str(error)))
         return 2
-    except KeyboardInterrupt:
-        print(f"{who}: stopped; run the same command again to continue", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:
+        print(
+            f"{who}: {stopped or 'stopped; run the same command again to continue'}",
+            file=sys.stderr,
+        )
+        return 128 + getattr(stopped, "signal_number", 2)
     return 0
 
 

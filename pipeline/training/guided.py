@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import LossResult
+from pipeline.guidance.aggregation import check_spans
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import StudentPass, student_states
 from pipeline.methods.method import Method
@@ -109,7 +110,7 @@ class GuidedStudent(nn.Module):
         """
         student, kind = language_model(self.model), kind_of(self.method)
         rule = kind.rule(self.method)
-        in_group = rule.scope == "group"
+        in_group, host = rule.scope == "group", batch.host
         given = StudentPass(
             method=self.method,
             student=student,
@@ -125,6 +126,11 @@ class GuidedStudent(nn.Module):
             vocabulary_map=self.vocabulary_map,
             top_k=self.top_k,
             draws=self.draws,
+            all_learn=kind.all_learn,
+            # Looked at where it needs no waiting for the device.
+            widest_span=None
+            if host is None
+            else check_spans(host["teacher_input_ids"], host["teacher_spans"]),
         )
         result = kind.loss(given)
         by_source = losses_by_source(given.scores.losses.detach(), batch)

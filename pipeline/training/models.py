@@ -1,5 +1,7 @@
 """The models of a run, which belong to its data."""
 
+from typing import Any, cast
+
 import torch
 from transformers import PreTrainedModel
 
@@ -12,12 +14,20 @@ from pipeline.training.config import TrainConfig
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
-    """Return the student, fp32; the same weights for the same seed. Errors as `open_model`."""
+    """Return the student, fp32; the same weights for the same seed. Errors as `open_model`.
+
+    What is compiled or computed again are its layers: the loss lies outside.
+    """
     source: str | PreTrainedModel = config.student
     if config.random_init:
         torch.manual_seed(config.seed)
         source = make_model(read_config(config.student)).float()
-    return open_model(source, rows.opened, rows.rules, side="student", device=device)
+    student = open_model(source, rows.opened, rows.rules, side="student", device=device)
+    if config.gradient_checkpointing:
+        student.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.compile:
+        cast(Any, student.base_model).compile()
+    return student
 
 
 def load_teacher(
