@@ -70,6 +70,19 @@ def load_language_model(
     return model
 
 
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Let a model keep of each layer its input alone while it trains.
+
+    ValueError if its code can't.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(f"{type(model).__name__} can't compute its layers again: leave out "
+                         "--gradient-checkpointing")  # fmt: skip
+    # Its name in transformers 5.24, where the older one warns.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
 def hidden_states(
     model: PreTrainedModel,
     input_ids: Tensor,

@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 # What may change when a run continues: none of it decides the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
-    *("tracker", "workers", "device", "compile", "gradient_checkpointing"),
+    *("tracker", "workers", "device", "compile", "gradient_checkpointing", "dry_run"),
     "data",  # `StreamState` knows what it holds
 )
 

@@ -59,14 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_config(argv)
         # After the options: help needs no transformers.
+        from pipeline.training.dry_run import describe_run
         from pipeline.training.loop import train
         from pipeline.training.ranks import joined_ranks
 
         with joined_ranks(config.device) as ranks:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
-            train(config, ranks)
+            if not config.dry_run:
+                train(config, ranks)
             if ranks.is_first:
-                print(what_next(config))
+                for line in describe_run(config, ranks) if config.dry_run else [what_next(config)]:
+                    print(line)
     except (ValueError, OSError) as error:
         report(who, error, printable(str(error)))
         return 2

@@ -60,6 +60,7 @@ class TrainConfig:
         checkpoint_every: steps between checkpoints; 0: at the end only.
         export_every: steps between Hugging Face folders OUTPUT/step-N; 0: only OUTPUT/model at the
             end.
+        dry_run: print the rows, steps, memory, disk and hours that the run would take, and end.
         tracker: also send each step's values to a tracker, by accelerate.
     """
 
@@ -92,6 +93,7 @@ class TrainConfig:
     evaluate_every: int = 0
     checkpoint_every: int = 500
     export_every: int = 0
+    dry_run: bool = False
     tracker: Tracker | None = None
 
     def __post_init__(self) -> None:

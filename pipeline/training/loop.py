@@ -26,7 +26,7 @@ from pipeline.guidance.checks import put_off
 from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.models.running_teacher import require_model_room
 from pipeline.streaming import AlignedRows, Rows, load_batches
-from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
+from pipeline.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
 from pipeline.training.disk import DiskFullError
 from pipeline.training.evaluation import evaluate, open_heldout
@@ -35,6 +35,8 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher
 from pipeline.training.ranks import Ranks
+from pipeline.training.rows import open_rows
+from pipeline.training.shortage import naming_memory
 from pipeline.training.stopping import RunStoppedError, StopRequest, listening
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
@@ -78,7 +80,8 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     """
     ranks = ranks or Ranks(torch.device(config.device or "cpu"))
     lock = hold_folder(str(config.output / OUTPUT_LOCK), str(config.output))
-    with lock if ranks.is_first else nullcontext():
+    kept = (config.output / CHECKPOINT).exists()
+    with lock if ranks.is_first else nullcontext(), naming_memory(config, has_checkpoint=kept):
         with ranks.first_alone():
             run, step = _start(config, ranks)
         return _train_from(run, step, RunLog(config, step) if ranks.is_first else None)
@@ -167,7 +170,7 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, continue from the checkpoint; return the run and its step."""
-    rows = _open_rows(config, ranks)
+    rows = open_rows(config, ranks)
     config.kind.require_context(rows.rules.student)
     heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
@@ -249,34 +252,6 @@ def _keep(run: Run, step: int, *, is_last: bool) -> None:
         if is_last:
             raise
         logger.warning("step %d: %s; the run goes on, and what it kept before stays", step, error)
-
-
-def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
-    rows = AlignedRows(config.stream, saved_stream(config))
-    _require_rows(config, rows)
-    share = config.micro_batch_size * ranks.count
-    if config.global_batch_size % share:
-        raise ValueError(
-            f"--global-batch-size {config.global_batch_size} isn't a multiple of {share}, "
-            f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
-        )
-    return rows
-
-
-def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that the data last as long as the run, and that a mixture isn't read for epochs."""
-    if rows.layout.sources and config.num_epochs != 1:
-        raise ValueError(
-            f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset is "
-            f"read; leave it out, and set max_epochs or repeat in {config.data.path}"
-        )
-    needed = config.num_steps * config.global_batch_size
-    if len(rows) < needed:
-        raise ValueError(
-            f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
-            f"{config.num_epochs} epochs: raise --num-epochs, of a mixture max_epochs in its file, "
-            "or lower --num-steps"
-        )
 
 
 def _optimizer(student: PreTrainedModel, config: TrainConfig) -> torch.optim.AdamW:

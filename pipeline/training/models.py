@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.methods.hf_pass import compute_teacher_losses
+from pipeline.models.hf_models import recompute_layers
 from pipeline.models.running_teacher import open_model, open_running_teacher
 from pipeline.models.weights import make_model, read_config
 from pipeline.streaming import AlignedRows, Rows
@@ -24,7 +25,7 @@ def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -
         source = make_model(read_config(config.student)).float()
     student = open_model(source, rows.opened, rows.rules, side="student", device=device)
     if config.gradient_checkpointing:
-        student.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(student)
     if config.compile:
         cast(Any, student.base_model).compile()
     return student
