@@ -81,6 +81,21 @@ def repository() -> Path:
     return Path(__file__).parents[1]
 
 
+@pytest.fixture(scope="session", params=[pytest.param("cuda", marks=pytest.mark.gpu), "stand-in"])
+def gpu(request: pytest.FixtureRequest) -> str:
+    """The GPU's name; or the CPU's, so that what a GPU would run is run everywhere.
+
+    A test that asks for it is two: one is marked `gpu`.
+    """
+    import torch
+
+    if request.param == "stand-in":
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return "cuda"
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset, the teacher that has scored it, and a student: to read; `copied` is to change."""

@@ -67,7 +67,8 @@ ALLOWED = {
     " pipeline.dataset pipeline.remote pipeline.drawing",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
     " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",
-    "pipeline.doctor": "pipeline.tokenization pipeline.drawing pipeline.remote",
+    "pipeline.doctor": "pipeline.tokenization pipeline.drawing pipeline.remote"
+    " pipeline.models.varlen",
     "pipeline.explore": "pipeline.packing pipeline.dataset pipeline.alignment"
     " pipeline.tokenization pipeline.distributions pipeline.drawing",
     "pipeline.figures": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"

@@ -73,6 +73,8 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     devices = [f"{each['name']} {format_bytes(each['memory_bytes'])}" for each in gpu["devices"]]
     seen = ", ".join(devices) or gpu.get("problem", f"none; torch {gpu.get('torch')} sees no CUDA")
     yield f"GPU         {seen}"
+    for each in gpu["devices"]:
+        yield from _describe_training(each, gpu.get("missing_kernel"))
     yield f"fast path   {found['fast_path'].get('problem', 'works')}"
     if "problem" in found:
         yield f"packages    {found['problem']}"
@@ -91,6 +93,20 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"ready       {', '.join(ready) or 'no command'}"
     for path, num_bytes in found["caches"].items():
         yield f"cache       {path}: {format_bytes(num_bytes)}"
+
+
+def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) -> Iterator[str]:
+    """Yield what `vocag train --bf16` will use of a GPU."""
+    uses = {
+        "one kernel for all documents of packed rows": device.get("packed_kernel"),
+        "bfloat16": device.get("bfloat16"),
+        "fused AdamW": device.get("fused_optimizer"),
+    }
+    lists = [[name for name, has in uses.items() if has is wanted] for wanted in (True, False)]
+    yield f"training    {device['name']} has {', '.join(lists[0]) or 'nothing of what is fastest'}"
+    if lists[1]:
+        reason = f" ({missing_kernel})" if missing_kernel else ""
+        yield f"            lacks {', '.join(lists[1])}{reason}"
 
 
 def _installed() -> dict[str, Any]:

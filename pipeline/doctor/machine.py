@@ -14,12 +14,7 @@ from pipeline.remote.user_cache import cache_folder
 GPU_SECONDS = 60
 """A driver that hangs must not hang the command that should find out."""
 
-_ASK_TORCH = """
-import json, torch
-devices = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
-told = [{"name": each.name, "memory_bytes": each.total_memory} for each in devices]
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "devices": told}))
-"""
+_ASK_TORCH = "from pipeline.doctor.torch_answers import print_answers; print_answers()"
 
 
 def describe_machine() -> dict[str, Any]:

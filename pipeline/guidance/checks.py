@@ -1,4 +1,13 @@
-"""Checks that the loss modules share: a broken input is named, with its row, before it spreads."""
+"""Checks that the loss modules share: a broken input is named, with its row, before it spreads.
+
+To look at what a device has found, the host waits for it. A trainer puts that off to the end of a
+step (`put_off`), where it reads its numbers anyway.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -7,6 +16,59 @@ from torch import Tensor
 
 class NonFiniteLossError(ValueError):
     """A model gave NaN or an infinite loss for a token that counts."""
+
+
+class Checks:
+    """What has been checked and not been looked at.
+
+    Attributes:
+        flags: bool scalars on the device, True where something is broken.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.flags: list[Tensor] = []
+        self._explanations: list[Callable[[], None]] = []
+
+    def add(self, flag: Tensor, explain: Callable[[], None]) -> None:
+        """Remember a flag, and what raises if it is set."""
+        self.flags.append(flag)
+        self._explanations.append(explain)
+
+    def look(self) -> None:
+        """Read the flags, for which the host waits once, and raise as `refuse`."""
+        if self.flags:
+            self.refuse(torch.stack(self.flags).tolist())
+
+    def refuse(self, flags: Sequence[float]) -> None:
+        """Raise what the first of the flags that are set asks for; their values, once read."""
+        for flag, explain in zip(flags, self._explanations, strict=True):
+            if flag:
+                explain()
+
+
+_put_off: ContextVar[Checks | None] = ContextVar("checks", default=None)
+
+
+@contextmanager
+def put_off() -> Iterator[Checks]:
+    """Collect the checks that are made inside, to be looked at together."""
+    checks = Checks()
+    token = _put_off.set(checks)
+    try:
+        yield checks
+    finally:
+        _put_off.reset(token)
+
+
+def refuse_any(broken: Tensor, explain: Callable[[], None]) -> None:
+    """Let `explain` raise if any is broken: at once, or when checks that are put off are read."""
+    flag = broken.any()
+    checks = _put_off.get()
+    if checks is not None:
+        checks.add(flag, explain)
+    elif bool(flag):
+        explain()
 
 
 def check_finite(
@@ -30,8 +92,10 @@ def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
 
 def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
     """Raise NonFiniteLossError, with the rows, if values are broken, `num_broken` on all ranks."""
-    if not int(num_broken):
-        return
+    refuse_any(num_broken, partial(_refuse_broken, tensors))
+
+
+def _refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> None:
     for name, bad in _broken(tensors).items():
         places = bad.nonzero().tolist()
         if places:

@@ -1,9 +1,52 @@
 """Chosen tokens of the vocabulary, met by a walk in chunks (`pipeline.guidance.cross_entropy`)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from pipeline.guidance.checks import refuse_any
+
+
+def chosen_entries(
+    entry_ids: Tensor, values: Tensor, chunks: list[slice]
+) -> "ChosenEntries | ComparedEntries":
+    """Return entries int64 [n, K] for a walk: sorted, unless the host would wait for a device."""
+    if entry_ids.is_cuda:
+        return ComparedEntries(entry_ids, values, chunks)
+    return ChosenEntries.of(entry_ids, values, chunks)
+
+
+@dataclass(frozen=True)
+class ComparedEntries:
+    """The same, found in each chunk by comparing all: more work, and no number that is read.
+
+    Chunks are large on a device, so there are few of them.
+    """
+
+    entry_ids: Tensor
+    values: Tensor
+    chunks: list[slice]
+
+    def read_from(self, logits_nv: Tensor, number: int) -> None:
+        """Set the values of a chunk's entries to their logits."""
+        places, inside = self._inside(number)
+        self.values.copy_(logits_nv.gather(-1, places).where(inside, self.values))
+
+    def add_to(self, grad_logits_nv: Tensor, number: int) -> None:
+        """Add the values of a chunk's entries to its gradients, of a token named twice both."""
+        places, inside = self._inside(number)
+        added = self.values.where(inside, 0.0)
+        # Entry by entry, so that no place is written twice at one time: sums keep their order.
+        for column in range(places.shape[-1]):
+            own = slice(column, column + 1)
+            grad_logits_nv.scatter_add_(-1, places[:, own], added[:, own])
+
+    def _inside(self, number: int) -> tuple[Tensor, Tensor]:
+        chunk = self.chunks[number]
+        inside = (self.entry_ids >= chunk.start) & (self.entry_ids < chunk.stop)
+        return (self.entry_ids - chunk.start).clamp(0, chunk.stop - chunk.start - 1), inside
 
 
 @dataclass(frozen=True)
@@ -63,9 +106,12 @@ def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
             f"shape {tuple(mask.shape)} with the number of entries appended"
         )
     outside = mask.unsqueeze(-1) & ((entry_ids < -1) | (entry_ids >= vocab_size))
-    if bool(outside.any()):
-        place = outside.nonzero()[0].tolist()
-        raise ValueError(
-            f"entry_ids{place} is {int(entry_ids[tuple(place)])}, outside the vocabulary of "
-            f"{vocab_size}: entries are the student's tokens, -1 if there is none"
-        )
+    refuse_any(outside, partial(_refuse_entries, entry_ids, outside, vocab_size))
+
+
+def _refuse_entries(entry_ids: Tensor, outside: Tensor, vocab_size: int) -> None:
+    place = outside.nonzero()[0].tolist()
+    raise ValueError(
+        f"entry_ids{place} is {int(entry_ids[tuple(place)])}, outside the vocabulary of "
+        f"{vocab_size}: entries are the student's tokens, -1 if there is none"
+    )

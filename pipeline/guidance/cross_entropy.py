@@ -21,6 +21,7 @@ the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.guidance.cells import Cells, CellSums, PlacedCells
-from pipeline.guidance.chosen_entries import ChosenEntries, check_entries
+from pipeline.guidance.checks import refuse_any
+from pipeline.guidance.chosen_entries import check_entries, chosen_entries
 from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
     OutputLayer,
@@ -81,6 +83,7 @@ def linear_cross_entropy(
     cells: Cells | None = None,
     group: dist.ProcessGroup | None = None,
     check_labels: bool = True,
+    all_learn: bool = False,
 ) -> TokenScores:
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
@@ -103,6 +106,8 @@ def linear_cross_entropy(
             parallelism); all call, with the same states and labels, and get the same scores.
         check_labels: False: the host doesn't wait for the device to check them; counted labels
             outside the vocabulary get NaN, entries outside count as none.
+        all_learn: True: nearly every label gets a gradient, so the backward pass doesn't look for
+            those that do, for which the host would wait for the device.
 
     Returns:
         Losses that carry a gradient to `hidden` and the weight, and entropies and
@@ -121,7 +126,7 @@ def linear_cross_entropy(
     _check_shapes(hidden, layer.weight, labels, mask)
     outside = mask & ((labels < 0) | (labels >= share.vocab_size))
     if check_labels:
-        _refuse_labels(labels, outside, share.vocab_size)
+        refuse_any(outside, partial(_refuse_labels, labels, outside, share.vocab_size))
     flat_labels = labels.masked_fill(~mask | outside, 0).reshape(-1)
     flat_entries = None
     if entry_ids is not None:
@@ -135,7 +140,7 @@ def linear_cross_entropy(
         flat_labels,
         flat_entries,
         (layer.scale, layer.cap),
-        (share, chunk_rows, with_entropy, autocast_dtype(hidden)),
+        (share, chunk_rows, with_entropy, autocast_dtype(hidden), all_learn),
         None if cells is None else cells.on(hidden.device, share),
     )
     losses = losses.view(labels.shape).masked_fill(~mask, 0.0)
@@ -168,12 +173,7 @@ def score_tokens(
     `linear_cross_entropy`.
     """
     mask = teacher_loss_mask.bool()
-    if bool(mask[:, :1].any()):
-        row = int(mask[:, 0].nonzero()[0])
-        raise ValueError(
-            f"teacher_loss_mask[{row}, 0] is True: the first token of a row has no context, so it "
-            "has no loss; set it to False"
-        )
+    refuse_any(mask[:, 0], partial(_refuse_first, mask))
     scores = linear_cross_entropy(
         hidden[:, :-1], output_layer, input_ids[:, 1:], loss_mask=mask[:, 1:]
     )
@@ -218,10 +218,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         entry_ids: Tensor | None,
         change: _Change,
-        options: tuple[VocabularyShare, int, bool, torch.dtype | None],
+        options: tuple[VocabularyShare, int, bool, torch.dtype | None, bool],
         cells: PlacedCells | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        share, chunk_rows, with_entropy, half = options
+        share, chunk_rows, with_entropy, half, _ = options
         ctx.dtype, hidden = hidden.dtype, narrow(hidden, half)
         labels = share.own_ids(labels)
         cell_places = sums = None
@@ -268,11 +268,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, grad_losses: Tensor, _: Tensor | None, grad_entries: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         hidden, weight, labels, log_normaliser, entry_ids, sums, cell_places = ctx.saved_tensors
-        share, chunk_rows, _with_entropy, half = ctx.options
+        share, chunk_rows, _with_entropy, half, all_learn = ctx.options
         counts = grad_losses
         if grad_entries is not None:
             counts = (grad_losses != 0) | (grad_entries != 0).any(-1)
-        used = counts.nonzero().squeeze(-1)
+        # The host waits here; what is kept of the tokens saves more.
+        used = slice(None) if all_learn else counts.nonzero().squeeze(-1)
         with torch.autocast(hidden.device.type, enabled=False):
             grad_used, grad_weight = _gradients(
                 hidden[used],
@@ -291,8 +292,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 CellSums(ctx.cells, states, weight, ctx.change, chunk_rows, half).add_gradients(
                     sums[used], grad_entries[used], cell_places[used], grad_used, grad_weight
                 )
-        grad_hidden = torch.zeros_like(hidden, dtype=ctx.dtype)
-        grad_hidden.index_copy_(0, used, grad_used.to(ctx.dtype))
+        grad_hidden = grad_used.to(ctx.dtype)
+        if not all_learn:
+            grad_hidden = hidden.new_zeros(hidden.shape, dtype=ctx.dtype).index_copy_(
+                0, used, grad_hidden
+            )
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
@@ -317,7 +321,7 @@ def _log_normalisers(
     entries = None
     if entry_ids is not None:
         unknown = maximum.new_full(entry_ids.shape, -torch.inf)
-        entries = ChosenEntries.of(entry_ids, unknown, chunks)
+        entries = chosen_entries(entry_ids, unknown, chunks)
     for number, chunk in enumerate(chunks):
         logits_nv = to_logits(matmul_wide(hidden, narrow(weight[chunk], half).T), *change)
         if entries is not None:
@@ -369,7 +373,7 @@ def _gradients(
     scale, entries = grad_losses.unsqueeze(-1), None
     tokens = torch.arange(len(labels), device=labels.device)
     if entries_with_grad is not None:
-        entries = ChosenEntries.of(*entries_with_grad, chunks)
+        entries = chosen_entries(*entries_with_grad, chunks)
         scale = scale - entries.values.sum(-1, keepdim=True)
     for number, chunk in enumerate(chunks):
         rows = narrow(weight[chunk], half)
@@ -405,9 +409,16 @@ def _check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) 
 
 
 def _refuse_labels(labels: Tensor, outside: Tensor, vocab_size: int) -> None:
-    if bool(outside.any()):
-        place = outside.nonzero()[0].tolist()
-        raise ValueError(
-            f"labels{place} is {int(labels[tuple(place)])}, outside the vocabulary of "
-            f"{vocab_size}: set loss_mask to 0 for labels that don't count, or check the tokenizer"
-        )
+    place = outside.nonzero()[0].tolist()
+    raise ValueError(
+        f"labels{place} is {int(labels[tuple(place)])}, outside the vocabulary of "
+        f"{vocab_size}: set loss_mask to 0 for labels that don't count, or check the tokenizer"
+    )
+
+
+def _refuse_first(mask: Tensor) -> None:
+    row = int(mask[:, 0].nonzero()[0])
+    raise ValueError(
+        f"teacher_loss_mask[{row}, 0] is True: the first token of a row has no context, so it "
+        "has no loss; set it to False"
+    )

@@ -22,6 +22,7 @@ def _loss(given: MicroBatchLoss) -> LossResult:
         batch["teacher_spans"],
         loss_mask=given.loss_mask,
         teacher_loss_mask=given.teacher_has_loss,
+        spans_checked=given.widest_span is not None,
     )
     return given.with_divergences(divergences, given.select(teacher_losses).kept)
 
@@ -34,6 +35,7 @@ KINDS = (
         selector="teacher",
         needs="losses",
         every_token=True,
+        all_learn=True,
         keep_fraction=0.0,  # no cross entropy but that of tokens without guidance
         options=("weight",),
     ),

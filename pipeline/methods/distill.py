@@ -64,6 +64,7 @@ KINDS = (
         selector="teacher",
         needs="distributions",
         weight=0.8,
+        all_learn=True,
         options=(
             *("weight", "distill_map", "distill_tokens", "distill_by"),
             *("temperature", "reverse_kl"),

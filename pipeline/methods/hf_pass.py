@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.cells import Cells
+from pipeline.guidance.checks import check_finite
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
 from pipeline.guidance.distributions import LabelDistributions
 from pipeline.methods.label_distributions import ask_distributions, read_distributions
@@ -32,6 +33,7 @@ class StudentPass(MicroBatchLoss):
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         asked: the entries that such a teacher is asked for.
         cells: what tokens stand for in distributions.
+        all_learn: whether nearly every label gets a gradient.
     """
 
     student: PreTrainedModel
@@ -42,6 +44,7 @@ class StudentPass(MicroBatchLoss):
     vocabulary_map: VocabularyMap | None = None
     asked: EntryShape = NO_ENTRIES
     cells: Cells | None = None
+    all_learn: bool = False
 
     @cached_property
     def scores(self) -> TokenScores:
@@ -52,6 +55,7 @@ class StudentPass(MicroBatchLoss):
             self.batch,
             with_entropy=self.rule.ranks_by_entropy,
             known=self.distributions,
+            all_learn=self.all_learn,
         )
 
     @cached_property
@@ -70,8 +74,12 @@ class StudentPass(MicroBatchLoss):
     def known_losses(self) -> Tensor:
         """See `MicroBatchLoss`: those that rows hold, or the teacher's own."""
         if "teacher_losses" in self.batch:
-            return self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
-        return _losses_of_states(self.running_teacher, self.teacher_states, self.batch)
+            losses = self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
+        else:
+            losses = _losses_of_states(self.running_teacher, self.teacher_states, self.batch)
+        if self.widest_span is not None:  # else whatever takes them checks them
+            check_finite({"teacher_losses": (losses, self.teacher_has_loss | losses.isinf())})
+        return losses
 
     @property
     def running_teacher(self) -> PreTrainedModel:
@@ -113,7 +121,12 @@ def _losses_of_states(teacher: PreTrainedModel, states: Tensor, batch: Rows) -> 
 
 def student_states(model: PreTrainedModel, batch: Rows) -> Tensor:
     """Return a model's hidden states of the student's tokens, [rows, seq_length, H]."""
-    return hidden_states(model, batch["input_ids"], position_ids=batch["position_ids"])
+    return hidden_states(
+        model,
+        batch["input_ids"],
+        position_ids=batch["position_ids"],
+        on_host=None if batch.host is None else batch.host["position_ids"],
+    )
 
 
 def score_labels(
@@ -123,6 +136,7 @@ def score_labels(
     *,
     with_entropy: bool = False,
     known: LabelDistributions | None = None,
+    all_learn: bool = False,
 ) -> TokenScores:
     """Return the losses of a batch's labels from a model's states of the student's tokens.
 
@@ -136,11 +150,15 @@ def score_labels(
         with_entropy=with_entropy,
         entry_ids=None if known is None else known.asked_of(batch["labels"]),
         cells=None if known is None else known.cells,
+        all_learn=all_learn,
     )
 
 
 @torch.no_grad()
 def _teacher_states(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     return hidden_states(
-        teacher, batch["teacher_input_ids"], position_ids=batch["teacher_position_ids"]
+        teacher,
+        batch["teacher_input_ids"],
+        position_ids=batch["teacher_position_ids"],
+        on_host=None if batch.host is None else batch.host["teacher_position_ids"],
     )

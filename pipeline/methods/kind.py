@@ -45,6 +45,8 @@ class MethodKind:
             which may be stored, or the model itself.
         one_vocabulary: the teacher must have the student's.
         every_token: every token of the text must have a loss, the first one among them.
+        all_learn: nearly every label gets a gradient, so that nothing is gained by looking for
+            those that do.
         keep_fraction: share to keep if none is given.
         weight: λ of the divergence, if there is one and no other is given.
         options: fields of `Method` that are only for this method and others that name them.
@@ -57,6 +59,7 @@ class MethodKind:
     needs: Needs = "nothing"
     one_vocabulary: bool = False
     every_token: bool = False
+    all_learn: bool = False
     keep_fraction: float = PAPER_RULE.keep_fraction
     weight: float = 1.0
     options: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ def ask_distributions(
     `states` are those of its own tokens, float [rows, teacher_seq_length, H]. Draws are taken as
     `vocag score --draws` stores them, by its default seed.
     """
-    fields = Rows(batch.buffer.cpu(), batch.layout)
+    fields = batch.host or Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1
     losses, ids, log_probs = ask_entries(states, layer, fields, shape, vocab_size=vocab_size)
     found = map_batch(fields, ids, log_probs, tables, losses, exact=shape.exact)

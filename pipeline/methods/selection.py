@@ -23,7 +23,9 @@ KINDS = (
         selector="teacher",
         needs="losses",
     ),
-    MethodKind("full", "every token: plain continual pretraining, no teacher", _loss),
+    MethodKind(
+        "full", "every token: plain continual pretraining, no teacher", _loss, all_learn=True
+    ),
     MethodKind("random", "chance: what a teacher must beat", _loss, selector="random"),
     MethodKind("student_loss", "the student's own judgement", _loss, selector="student_loss"),
     MethodKind(

@@ -70,13 +70,33 @@ def load_language_model(
     return model
 
 
-def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Tensor) -> Tensor:
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Let a model keep of each layer its input alone while it trains.
+
+    ValueError if its code can't.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(f"{type(model).__name__} can't compute its layers again: leave out "
+                         "--gradient-checkpointing")  # fmt: skip
+    # Its name in transformers 5.24, where the older one warns.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def hidden_states(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    position_ids: Tensor,
+    on_host: Tensor | None = None,
+) -> Tensor:
     """Run a model over packed rows; return the states that enter its output layer.
 
     Args:
         model: loaded by `load_language_model`, or prepared by `keep_documents_apart`.
         input_ids: int [rows, T].
         position_ids: int [rows, T], from 0 in every segment; they alone say where segments start.
+        on_host: the same in this machine's memory; None: the host waits for a device to see them.
 
     Returns:
         float [rows, T, H].
@@ -89,6 +109,6 @@ def hidden_states(model: PreTrainedModel, input_ids: Tensor, *, position_ids: Te
         input_ids=input_ids.long(),
         position_ids=position_ids.long(),
         use_cache=False,
-        **packed_arguments(model, position_ids),
+        **packed_arguments(model, position_ids, on_host),
     ).last_hidden_state
     return states

@@ -48,12 +48,15 @@ def find_bounds(position_ids: Tensor) -> Tensor:
     return F.pad(places, (0, 1), value=position_ids.numel()).int()
 
 
-def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Any]:
+def packed_arguments(
+    model: PreTrainedModel, position_ids: Tensor, on_host: Tensor | None = None
+) -> dict[str, Any]:
     """Return what a model's forward pass needs besides positions, by its implementation.
 
     Args:
         model: whose configuration names the implementation.
         position_ids: int [rows, T], from 0 in every segment.
+        on_host: the same in this machine's memory; None: the host waits for a device to see them.
 
     Example:
         >>> more = packed_arguments(model, position_ids)
@@ -62,9 +65,12 @@ def packed_arguments(model: PreTrainedModel, position_ids: Tensor) -> dict[str, 
     kind = str(model.config._attn_implementation)
     if kind != PACKED_ATTENTION and "flash" not in kind:
         return {"attention_mask": None}
-    bounds, longest = find_bounds(position_ids), position_ids.shape[1]
+    bounds = find_bounds(position_ids if on_host is None else on_host)
+    longest = position_ids.shape[1]
     if kind == PACKED_ATTENTION:
         bounds = F.pad(bounds, (0, varlen.num_empty(len(bounds) - 1)), value=position_ids.numel())
+    if position_ids.is_cuda and on_host is not None:
+        bounds = bounds.pin_memory().to(position_ids.device, non_blocking=True)
     return {
         # transformers hands on a mask of four dimensions as it is, so this one spares making one.
         "attention_mask": bounds.new_empty(0, 0, 0, 0) if kind == PACKED_ATTENTION else None,

@@ -26,7 +26,10 @@ varlen_attn: Any = getattr(varlen, "varlen_attn", None)
 
 logger = logging.getLogger(__name__)
 
-_ARGUMENTS = {"scale", "window_size", "enable_gqa"}
+_KNOWN = frozenset(inspect.signature(varlen_attn).parameters if varlen_attn else ())
+_NEEDED = {"scale", "window_size"}
+# Before 2.12 flash attention, which was all there was, took grouped heads unasked.
+_ASKED_FOR_GROUPS = "enable_gqa" in _KNOWN
 _CAUSAL, _FLASH = (-1, 0), SDPBackend.FLASH_ATTENTION
 
 
@@ -39,11 +42,10 @@ def num_empty(num_documents: int) -> int:
 @torch.compiler.assume_constant_result
 def missing_kernel() -> str | None:
     """Return what this torch's kernel lacks, and log it; None: nothing."""
-    known = () if varlen_attn is None else inspect.signature(varlen_attn).parameters
-    if not (lacking := _ARGUMENTS.difference(known)):
+    if not (lacking := _NEEDED - _KNOWN):
         return None
     names = ", ".join(sorted(lacking))
-    message = f"torch {torch.__version__} has no varlen_attn with {names}: install torch>=2.12"
+    message = f"torch {torch.__version__} has no varlen_attn with {names}: install torch>=2.11"
     logger.warning("%s; until then documents are attended to in turn, which is slower", message)
     return message
 
@@ -78,8 +80,9 @@ def attend_varlen(
     places. Products are multiplied by `scale`, None: 1 / sqrt(d); the window are places that a
     query sees before and behind its own, -1: all.
     """
-    grouped = query.shape[1] != key.shape[1]
-    options = {"scale": scale, "window_size": window, "enable_gqa": grouped}
+    options: dict[str, Any] = {"scale": scale, "window_size": window}
+    if _ASKED_FOR_GROUPS:
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
     with nullcontext() if why_not_cudnn(query, key) is None else sdpa_kernel(_FLASH):
         places = longest, longest
         attended: Tensor = varlen_attn(query, key, value, bounds, key_bounds, *places, **options)

@@ -38,10 +38,19 @@ class Rows(Mapping[str, torch.Tensor]):
         source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.
     """
 
-    def __init__(self, buffer: torch.Tensor, layout: RowLayout) -> None:
-        """View `buffer`, int32 [..., layout.num_words]."""
+    def __init__(self, buffer: torch.Tensor, layout: RowLayout, host: "Rows | None" = None) -> None:
+        """View `buffer`, int32 [..., layout.num_words]; `host` are the rows it is a copy of."""
         self.buffer = buffer
         self.layout = layout
+        self._host = host
+
+    @property
+    def host(self) -> "Rows | None":
+        """The same rows in this machine's memory, to be read without waiting for a device.
+
+        None if they aren't known to be there.
+        """
+        return self if self.buffer.device.type == "cpu" else self._host
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a field, a view."""
@@ -97,8 +106,8 @@ class Rows(Mapping[str, torch.Tensor]):
         return counts.gather(-1, _segments(self[bounds], seq_length)) > 0
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
-        """Return the rows on a device, moved as one tensor."""
-        return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout)
+        """Return the rows on a device, moved as one tensor; they keep those of this machine."""
+        return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout, self.host)
 
     def pin_memory(self) -> "Rows":
         """Return the rows in page-locked memory; a DataLoader calls this."""

@@ -1,22 +1,23 @@
 """A run's checkpoint: one file, replaced whole, from which the run continues bit for bit."""
 
-import os
 from dataclasses import asdict
 from shlex import quote
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.streaming import AlignedRows, StreamState
 from pipeline.training.config import TrainConfig
+from pipeline.training.disk import replacing
 
 CHECKPOINT = "checkpoint.pt"
 # What may change when a run continues: none of it decides the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
-    *("tracker", "workers", "device"),
+    *("tracker", "workers", "device", "compile", "gradient_checkpointing", "dry_run"),
     "data",  # `StreamState` knows what it holds
 )
 # Not named in runs that began when there were none.
@@ -30,7 +31,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     step: int,
 ) -> None:
-    """Write the state of a run after `step` steps.
+    """Write the state of a run after `step` steps; DiskFullError if it has no room.
 
     Random numbers need no state: `loop.train_step` seeds them by the step.
     """
@@ -41,9 +42,17 @@ def save_checkpoint(
         "student": student.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
-    temporary = config.output / f"{CHECKPOINT}.tmp"
-    torch.save(checkpoint, temporary)
-    os.replace(temporary, config.output / CHECKPOINT)
+    # Through a file of Python's: torch's own says of a full disk "unexpected pos".
+    num_bytes = checkpoint_bytes(student, optimizer)
+    with replacing(config.output / CHECKPOINT, num_bytes) as path, path.open("wb") as file:
+        torch.save(checkpoint, file)
+
+
+def checkpoint_bytes(student: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of a run's checkpoint: weights, and what the optimizer knows of each."""
+    kept = [each for state in optimizer.state.values() for each in state.values()]
+    tensors = [*student.state_dict().values(), *filter(torch.is_tensor, kept)]
+    return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
 
 
 def saved_stream(config: TrainConfig) -> StreamState | None:

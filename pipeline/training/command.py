@@ -41,7 +41,8 @@ methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}
 
 output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
-AutoModelForCausalLM and AutoTokenizer load."""
+AutoModelForCausalLM and AutoTokenizer load. After SIGTERM or Ctrl-C the step is finished and a
+checkpoint written; the same command continues from it."""
 
 _GROUPS = {
     "data": "data and models",
@@ -58,20 +59,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_config(argv)
         # After the options: help needs no transformers.
+        from pipeline.training.dry_run import describe_run
         from pipeline.training.loop import train
         from pipeline.training.ranks import joined_ranks
 
         with joined_ranks(config.device) as ranks:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
-            train(config, ranks)
+            if not config.dry_run:
+                train(config, ranks)
             if ranks.is_first:
-                print(what_next(config))
+                for line in describe_run(config, ranks) if config.dry_run else [what_next(config)]:
+                    print(line)
     except (ValueError, OSError) as error:
         report(who, error, printable(str(error)))
         return 2
-    except KeyboardInterrupt:
-        print(f"{who}: stopped; run the same command again to continue", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:
+        print(
+            f"{who}: {stopped or 'stopped; run the same command again to continue'}",
+            file=sys.stderr,
+        )
+        return 128 + getattr(stopped, "signal_number", 2)
     return 0
 
 

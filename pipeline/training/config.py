@@ -52,10 +52,15 @@ class TrainConfig:
         seed: seed of the order, the initial weights and random choices.
         device: device such as cpu or cuda:1 (default: the GPU if there is one).
         bf16: compute in bfloat16; weights, logits and losses stay fp32.
+        compile: compile the student's layers (torch.compile): the first step takes a minute more,
+            and with other shapes of rows another one.
+        gradient_checkpointing: keep of each layer its input alone and compute it again for the
+            gradient: less memory, a third more time.
         evaluate_every: steps between measurements of --heldout; 0: at the end only.
         checkpoint_every: steps between checkpoints; 0: at the end only.
         export_every: steps between Hugging Face folders OUTPUT/step-N; 0: only OUTPUT/model at the
             end.
+        dry_run: print the rows, steps, memory, disk and hours that the run would take, and end.
         tracker: also send each step's values to a tracker, by accelerate.
     """
 
@@ -83,9 +88,12 @@ class TrainConfig:
     seed: int = 0
     device: Annotated[str, Option("NAME")] = ""
     bf16: bool = False
+    compile: bool = False
+    gradient_checkpointing: bool = False
     evaluate_every: int = 0
     checkpoint_every: int = 500
     export_every: int = 0
+    dry_run: bool = False
     tracker: Tracker | None = None
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.selection import Kept
+from pipeline.guidance.checks import put_off
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.packing.opening import open_run
 from pipeline.streaming import AlignedRows, StreamConfig
@@ -75,12 +76,14 @@ def bits_per_byte(
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
     starts = range(ranks.number * _ROWS_AT_ONCE, len(rows), ranks.count * _ROWS_AT_ONCE)
-    for start in starts:
-        numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
-        batch = rows.__getitems__(numbers).to(ranks.device)
-        with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
-            scores = score_labels(student, student_states(student, batch), batch)
-        total += scores.losses.double().sum()
+    with put_off() as checks:
+        for start in starts:
+            numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
+            batch = rows.__getitems__(numbers).to(ranks.device)
+            with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
+                scores = score_labels(student, student_states(student, batch), batch)
+            total += scores.losses.double().sum()
+    checks.look()
     return float(ranks.add_up(total)) / math.log(2) / heldout_bytes(rows)
 
 

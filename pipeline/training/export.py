@@ -1,8 +1,6 @@
 """A student as a Hugging Face folder: weights, configuration, and the tokenizer of its data."""
 
 import logging
-import os
-import shutil
 from pathlib import Path
 
 import fsspec
@@ -12,6 +10,7 @@ from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokeniz
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
+from pipeline.training.disk import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +48,10 @@ def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedToke
 
 
 def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it is replaced whole."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    student.save_pretrained(temporary)
-    tokenizer.write(temporary)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(temporary, folder)
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it is replaced whole.
+
+    DiskFullError if it has no room.
+    """
+    with replacing(folder, sum(weight.nbytes for weight in student.parameters())) as temporary:
+        student.save_pretrained(temporary)
+        tokenizer.write(temporary)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from pipeline.command_line.failures import hinted
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance import LossResult
+from pipeline.guidance.aggregation import check_spans
 from pipeline.guidance.cells import Cells
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import StudentPass, student_states
@@ -111,7 +112,7 @@ class GuidedStudent(nn.Module):
         """
         student, kind = language_model(self.model), kind_of(self.method)
         rule = kind.rule(self.method)
-        in_group = rule.scope == "group"
+        in_group, host = rule.scope == "group", batch.host
         given = StudentPass(
             method=self.method,
             student=student,
@@ -127,6 +128,11 @@ class GuidedStudent(nn.Module):
             vocabulary_map=self.vocabulary_map,
             asked=self.asked,
             cells=self.cells,
+            all_learn=kind.all_learn,
+            # Looked at where it needs no waiting for the device.
+            widest_span=None
+            if host is None
+            else check_spans(host["teacher_input_ids"], host["teacher_spans"]),
         )
         result = kind.loss(given)
         by_source = losses_by_source(given.scores.losses.detach(), batch)

@@ -6,9 +6,10 @@ kept: so accumulation and data parallelism change nothing but memory and time. A
 again continues from its last checkpoint, bit for bit, with as many processes as there are then.
 """
 
+import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -19,19 +20,30 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.guidance import LossResult, metric_values
+from pipeline.guidance.checks import put_off
 from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.models.running_teacher import require_model_room
 from pipeline.streaming import AlignedRows, Rows, load_batches
-from pipeline.training.checkpoint import load_checkpoint, save_checkpoint, saved_stream
+from pipeline.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
+from pipeline.training.disk import DiskFullError
 from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.log import RunLog
 from pipeline.training.models import load_student, load_teacher
 from pipeline.training.ranks import Ranks
+from pipeline.training.rows import open_rows
+from pipeline.training.shortage import naming_memory
+from pipeline.training.stopping import RunStoppedError, StopRequest, listening
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
+
+OUTPUT_LOCK = ".train-lock"
+"""The lock's name in a run's folder; it is gone when the run is."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,9 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     """Train, or continue to train; return the last measurements.
 
     All processes of a run must call, with `ranks` of `joined_ranks`; None: this process alone.
-    ValueError if data, models, checkpoint and options don't fit together.
+    After SIGTERM or Ctrl-C the step is finished, a checkpoint written and RunStoppedError raised.
+    ValueError if data, models, checkpoint and options don't fit together, or another process writes
+    to the output folder.
 
     Example:
         >>> config = TrainConfig(data=Reading("a"), student="s", teacher="t", output=Path("run"))
@@ -65,9 +79,12 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
         2.41
     """
     ranks = ranks or Ranks(torch.device(config.device or "cpu"))
-    with ranks.first_alone():
-        run, step = _start(config, ranks)
-    return _train_from(run, step, RunLog(config, step) if ranks.is_first else None)
+    lock = hold_folder(str(config.output / OUTPUT_LOCK), str(config.output))
+    kept = (config.output / CHECKPOINT).exists()
+    with lock if ranks.is_first else nullcontext(), naming_memory(config, has_checkpoint=kept):
+        with ranks.first_alone():
+            run, step = _start(config, ranks)
+        return _train_from(run, step, RunLog(config, step) if ranks.is_first else None)
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
@@ -79,10 +96,36 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
     run.student.train()
     # Dropout, if a student has any, then needs no state in a checkpoint.
     torch.manual_seed(_seed(config.seed, step * ranks.count + ranks.number))
+    with put_off() as checks:
+        sums = _accumulate(run, loader, step)
+    added = ranks.add_up(torch.stack(list(sums.values())))
+    # Sums become means over the counted tokens; wrapped, gradients are means over processes.
+    num_tokens = added[list(sums).index("loss"), 1].clamp_min(1)
+    divide_gradients(run.student, (num_tokens / ranks.count).float())
+    norm = torch.nn.utils.clip_grad_norm_(run.student.parameters(), config.clip_norm)
+    # The host waits for the device here, and nowhere else.
+    told = torch.cat([added.flatten(), norm.double().view(1), *_scalars(checks.flags)]).cpu()
+    numbers, (gradient_norm, *flags) = told[: added.numel()], told[added.numel() :].tolist()
+    checks.refuse(flags)
+    check_gradient(gradient_norm)
+    run.optimizer.step()
+    run.optimizer.zero_grad(set_to_none=True)
+    sums = dict(zip(sums, numbers.view(-1, 2).unbind(), strict=True))
+    return {
+        "num_counted_tokens": float(sums["loss"][1]),
+        "gradient_norm": gradient_norm,
+        "learning_rate": run.optimizer.param_groups[0]["lr"],
+        **metric_values(sums),
+    }
+
+
+def _accumulate(run: Run, loader: Iterator[Rows], step: int) -> dict[str, Tensor]:
+    """Add up the gradients of a process's micro-batches; return their summed metrics, fp64 [2]."""
+    config, ranks = run.config, run.ranks
     sums: dict[str, Tensor] = {}
     num_own = config.global_batch_size // config.micro_batch_size // ranks.count
     for number in range(num_own):
-        batch = next(loader).to(ranks.device)
+        batch = next(loader).to(ranks.device, non_blocking=True)
         # Random choices differ between the micro-batches of a step, whoever computes them.
         draw = (step * num_own + number) * ranks.count + ranks.number
         with _synchronised(run.guided, number == num_own - 1):
@@ -92,20 +135,11 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
         own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
         for name, value in {"loss": own, **loss.metrics}.items():
             sums[name] = sums[name] + value if name in sums else value
-    added = ranks.add_up(torch.stack(list(sums.values())))
-    sums = dict(zip(sums, added.unbind(), strict=True))
-    # Sums become means over the counted tokens; wrapped, gradients are means over processes.
-    divide_gradients(run.student, max(int(sums["loss"][1]), 1) / ranks.count)
-    norm = float(torch.nn.utils.clip_grad_norm_(run.student.parameters(), config.clip_norm))
-    check_gradient(norm)
-    run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    return {
-        "num_counted_tokens": float(sums["loss"][1]),
-        "gradient_norm": norm,
-        "learning_rate": run.optimizer.param_groups[0]["lr"],
-        **metric_values(sums),
-    }
+    return sums
+
+
+def _scalars(flags: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.stack(list(flags)).double()] if flags else []
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -136,7 +170,7 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, continue from the checkpoint; return the run and its step."""
-    rows = _open_rows(config, ranks)
+    rows = open_rows(config, ranks)
     config.kind.require_context(rows.rules.student)
     heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
@@ -165,9 +199,25 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
             pin_memory=ranks.device.type == "cuda",
         )
     )
-    values: dict[str, float] = {}
+    with listening() as request:
+        step, values = _make_steps(run, loader, step, log, request)
+    if log is not None:
+        log.close()
+        if step == config.num_steps and not (model := config.output / "model").exists():
+            export_model(run.student, run.tokenizer, model)
+    if step < min(config.num_steps, config.exit_after or config.num_steps):
+        raise RunStoppedError(step, request.signal_number)
+    return values
+
+
+def _make_steps(
+    run: Run, loader: Iterator[Rows], step: int, log: RunLog | None, request: StopRequest
+) -> tuple[int, dict[str, float]]:
+    """Make steps until the last, or until a signal; return where the run is, and the values."""
+    config, values = run.config, dict[str, float]()
     last = min(config.num_steps, config.exit_after or config.num_steps)
-    while step < last:
+    stops = False
+    while step < last and not stops:
         for group in run.optimizer.param_groups:
             group["lr"] = rate = learning_rate(config, step)
         started = time.perf_counter()
@@ -176,53 +226,32 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         values["seconds"] = time.perf_counter() - started
         step += 1
         if step == config.num_steps or _is_due(step, config.evaluate_every):
-            values |= evaluate(config, run.student, run.heldout, ranks)
+            values |= evaluate(config, run.student, run.heldout, run.ranks)
         values |= read_so_far(run.rows, step * config.global_batch_size)
+        stops = run.ranks.any(request.signal_number is not None)
         if log is not None:
             log.write(step, values)
-            _keep(run, step, last)
-    if log is not None:
-        log.close()
-    return values
+            _keep(run, step, is_last=stops or step == last)
+    return step, values
 
 
-def _keep(run: Run, step: int, last: int) -> None:
-    """Write the checkpoint and the models that are due, in the first process."""
+def _keep(run: Run, step: int, *, is_last: bool) -> None:
+    """Write the checkpoint and the model that are due, in the first process.
+
+    Without room on the disk the run goes on, unless this is the last chance to keep what it has.
+    """
     config = run.config
-    if step == last or _is_due(step, config.checkpoint_every):
-        save_checkpoint(config, run.rows, run.student, run.optimizer, step)
-    if step == config.num_steps:
-        export_model(run.student, run.tokenizer, config.output / "model")
-    elif _is_due(step, config.export_every):
-        export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
-
-
-def _open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
-    rows = AlignedRows(config.stream, saved_stream(config))
-    _require_rows(config, rows)
-    share = config.micro_batch_size * ranks.count
-    if config.global_batch_size % share:
-        raise ValueError(
-            f"--global-batch-size {config.global_batch_size} isn't a multiple of {share}, "
-            f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
-        )
-    return rows
-
-
-def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that the data last as long as the run, and that a mixture isn't read for epochs."""
-    if rows.layout.sources and config.num_epochs != 1:
-        raise ValueError(
-            f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset is "
-            f"read; leave it out, and set max_epochs or repeat in {config.data.path}"
-        )
-    needed = config.num_steps * config.global_batch_size
-    if len(rows) < needed:
-        raise ValueError(
-            f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
-            f"{config.num_epochs} epochs: raise --num-epochs, of a mixture max_epochs in its file, "
-            "or lower --num-steps"
-        )
+    try:
+        if is_last or _is_due(step, config.checkpoint_every):
+            save_checkpoint(config, run.rows, run.student, run.optimizer, step)
+        if step == config.num_steps:
+            export_model(run.student, run.tokenizer, config.output / "model")
+        elif _is_due(step, config.export_every):
+            export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
+    except DiskFullError as error:
+        if is_last:
+            raise
+        logger.warning("step %d: %s; the run goes on, and what it kept before stays", step, error)
 
 
 def _optimizer(student: PreTrainedModel, config: TrainConfig) -> torch.optim.AdamW:

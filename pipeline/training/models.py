@@ -1,10 +1,13 @@
 """The models of a run, which belong to its data."""
 
+from typing import Any, cast
+
 import torch
 from transformers import PreTrainedModel
 
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.methods.hf_pass import compute_teacher_losses
+from pipeline.models.hf_models import recompute_layers
 from pipeline.models.running_teacher import open_model, open_running_teacher
 from pipeline.models.weights import make_model, read_config
 from pipeline.streaming import AlignedRows, Rows
@@ -12,12 +15,20 @@ from pipeline.training.config import TrainConfig
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
-    """Return the student, fp32; the same weights for the same seed. Errors as `open_model`."""
+    """Return the student, fp32; the same weights for the same seed. Errors as `open_model`.
+
+    What is compiled or computed again are its layers: the loss lies outside.
+    """
     source: str | PreTrainedModel = config.student
     if config.random_init:
         torch.manual_seed(config.seed)
         source = make_model(read_config(config.student)).float()
-    return open_model(source, rows.opened, rows.rules, side="student", device=device)
+    student = open_model(source, rows.opened, rows.rules, side="student", device=device)
+    if config.gradient_checkpointing:
+        recompute_layers(student)
+    if config.compile:
+        cast(Any, student.base_model).compile()
+    return student
 
 
 def load_teacher(

@@ -41,6 +41,10 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is set in any of the processes; all must call."""
+        return flag if self.count == 1 else bool(self.add_up(torch.tensor(float(flag))) > 0)
+
     @contextmanager
     def first_alone(self) -> Iterator[None]:
         """Let the first process go through a block before the others enter it.

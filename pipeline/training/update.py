@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pipeline.guidance import NonFiniteLossError
 
@@ -29,11 +30,11 @@ def naming_step(step: int, num_rows: int, learning_rate: float) -> Iterator[None
         ) from error
 
 
-def divide_gradients(model: nn.Module, divisor: float) -> None:
-    """Divide a model's gradients in place."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= divisor
+def divide_gradients(model: nn.Module, divisor: float | Tensor) -> None:
+    """Divide a model's gradients in place, all at once; by a scalar of the device nobody waits."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if gradients:
+        torch._foreach_div_(gradients, divisor)
 
 
 def check_gradient(norm: float) -> None:

@@ -18,6 +18,7 @@ from pipeline.command_line.installed import install
 from pipeline.doctor import command, machine, requirements
 from pipeline.doctor.command import describe, examine, main
 
+ONE_KERNEL = "one kernel for all documents of packed rows"
 DISTRIBUTIONS = {
     "vocag": (
         "1.0",
@@ -87,7 +88,15 @@ def test_commands_lack_what_their_extras_lack(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the JSON of a bug report says what the lines do."""
-    gpus = [{"name": "H200", "memory_bytes": 150_000_000_000}]
+    gpus = [
+        {
+            "name": "H200",
+            "memory_bytes": 150_000_000_000,
+            "packed_kernel": True,
+            "bfloat16": True,
+            "fused_optimizer": False,
+        }
+    ]
     monkeypatch.setattr(machine, "describe_gpu", lambda: {"devices": gpus})
     monkeypatch.setattr(requirements, "missing", lambda extra="": [f"x-{extra}"] * (extra == "hf"))
     assert main(["--json"]) == 0
@@ -103,6 +112,8 @@ def test_commands_lack_what_their_extras_lack(
     assert set(found["libraries"]) == named - {"vocag"}
     lines = list(describe(found))
     assert "GPU         H200 150 GB" in lines
+    assert f"training    H200 has {ONE_KERNEL}, bfloat16" in lines
+    assert "            lacks fused AdamW" in lines
     assert "incomplete  hf" in lines
     assert "train       lacks x-hf" in lines
     assert f"            hint: {install('hf')}" in lines

@@ -3,7 +3,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pipeline.guidance import cross_entropy
+from pipeline.guidance.chosen_entries import ComparedEntries
 from pipeline.guidance.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
+from pipeline.guidance.draws import TailDraws, draw_keys
+from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
 from tests.support import reference_guidance as reference
 from tests.support.largest_tensor import LargestTensor
@@ -295,23 +299,55 @@ def test_mapped_chunks_equal_the_whole_with_gradients():
         map_token_chunks(entropies, hidden, chunk_tokens=0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_agrees_with_cpu(dtype):
-    hidden, weight, labels = make_inputs(num_tokens=64, dtype=dtype)
-    scores = {}
-    for device in ("cpu", "cuda"):
-        inputs = [tensor.to(device).requires_grad_() for tensor in (hidden, weight)]
-        scores[device] = linear_cross_entropy(
-            *inputs, labels.to(device), with_entropy=True, entry_ids=make_entries(64).to(device)
-        )
-        (scores[device].losses.sum() + scores[device].entry_log_probs.exp().sum()).backward()
-        scores[device + " gradients"] = [tensor.grad.float().cpu() for tensor in inputs]
-    torch.testing.assert_close(scores["cuda"].losses.cpu(), scores["cpu"].losses)
-    torch.testing.assert_close(scores["cuda"].entropies.cpu(), scores["cpu"].entropies)
-    torch.testing.assert_close(scores["cuda"].entry_log_probs.cpu(), scores["cpu"].entry_log_probs)
+def test_a_gpu_agrees_with_the_cpu(gpu, dtype):
+    found = []
+    for device in ("cpu", gpu):
+        *inputs, labels = (tensor.to(device) for tensor in make_inputs(num_tokens=64, dtype=dtype))
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        entry_ids = make_entries(64).to(device)
+        scores = linear_cross_entropy(*inputs, labels, with_entropy=True, entry_ids=entry_ids)
+        loss = scores.losses.sum() + scores.entry_log_probs.exp().sum()
+        gradients = [tensor.float().cpu() for tensor in torch.autograd.grad(loss, inputs)]
+        values = scores.losses, scores.entropies, scores.entry_log_probs
+        found.append(([value.detach().cpu() for value in values], gradients))
+    (expected, gradients), (actual, own_gradients) = found
+    torch.testing.assert_close(actual, expected)
+    # A gradient of logits is rounded to meet weights in bf16.
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(
-        scores["cuda gradients"], scores["cpu gradients"], rtol=tolerance, atol=tolerance
-    )
+    torch.testing.assert_close(own_gradients, gradients, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("all_learn", [False, True])
+def test_entries_that_are_compared_give_what_sorted_ones_give(monkeypatch, all_learn):
+    """As on a device, where the host would wait to know which chunk holds which."""
+    hidden, weight, labels = make_inputs(num_tokens=64, dtype=torch.float64)
+    entry_ids = make_entries(64)
+    entry_ids[:, 0] = entry_ids[:, 1]  # the same twice
+    entry_ids[::3, 2] = -1
+    weights = torch.rand(64, entry_ids.shape[1], dtype=torch.float64)
+    found = []
+    for compared in (False, True):
+        if compared:
+            monkeypatch.setattr(cross_entropy, "chosen_entries", ComparedEntries)
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        own = {"entry_ids": entry_ids, "all_learn": compared and all_learn}
+        scores = linear_cross_entropy(*inputs, labels, **own)
+        known = scores.entry_log_probs.masked_fill(entry_ids < 0, 0.0)
+        loss = scores.losses.square().sum() + (known * weights).sum()
+        found.append((scores.losses, known, *torch.autograd.grad(loss, inputs)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_gpu_draws_what_the_cpu_draws(gpu):
+    """And finds the same tokens likeliest."""
+    hidden, weight, labels = make_inputs(num_tokens=64)
+    ids = np.arange(64)
+    found = []
+    for device in ("cpu", gpu):
+        tail = TailDraws(torch.from_numpy(draw_keys(ids, seed=0)).to(device), 4)
+        layer = OutputLayer(weight.to(device))
+        given = hidden.to(device), layer, labels.to(device)
+        losses, likeliest, log_probs = score_with_likeliest(*given, 8, tail=tail)
+        found.append([each.cpu() for each in (losses, log_probs, likeliest, tail.ids)])
+    torch.testing.assert_close(found[1], found[0])

@@ -1,0 +1,90 @@
+"""One process at a time in an output folder of this machine's file systems.
+
+The operating system holds the lock, and it ends with the process that has it. The file says whose
+it is.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError) -> Iterator[None]:
+    """Hold the lock at `path`, which guards a folder; remove it, and a folder left empty, after.
+
+    An error of this type, which names the process that has the lock, if another one does.
+    """
+    parent = os.path.dirname(path)
+    is_new = not os.path.isdir(parent)
+    os.makedirs(parent, exist_ok=True)
+    file = _open_locked(path, folder, error)
+    try:
+        json.dump(describe_owner(), file)
+        file.flush()
+        yield
+    finally:
+        if os.path.exists(path):
+            os.remove(path)  # before the lock goes: a later process that opens it finds another
+        if is_new:
+            with suppress(OSError):  # something was written
+                os.rmdir(parent)
+        file.close()
+
+
+def describe_owner() -> dict[str, Any]:
+    """Return what a lock says of this process."""
+    host, process = socket.gethostname(), os.getpid()
+    return {"id": uuid.uuid4().hex, "process": process, "host": host, "started": time.time()}
+
+
+def name_owner(owner: dict[str, Any]) -> str:
+    """Return a lock's owner in words, which a comma ends."""
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner["started"]))
+    return f"process {owner['process']} on {owner['host']}, started {started},"
+
+
+def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
+    """Return why a folder can't be written to; None: a lock that doesn't say whose it is."""
+    who = "another job writes" if owner is None else f"{name_owner(owner)} writes"
+    return f"{who} to --output {folder}; wait until it has ended, or choose another --output"
+
+
+def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:
+    while True:
+        file = open(path, "a+")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refusal = describe_refusal(_read(file), folder)
+            file.close()
+            raise error(refusal) from None
+        except OSError as failure:
+            if failure.errno not in _NO_LOCKS:
+                raise
+            logger.warning("%s has no locks: start no other job with this output", folder)
+        if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            file.truncate(0)
+            return file
+        file.close()  # its holder has just removed it
+
+
+def _read(file: TextIO) -> dict[str, Any] | None:
+    file.seek(0)
+    try:
+        owner: dict[str, Any] = json.load(file)
+    except ValueError:  # being written
+        return None
+    return owner

@@ -1,0 +1,56 @@
+"""What a run keeps is replaced whole; a disk without room is named, with the bytes needed."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from pipeline.drawing.formatting import format_bytes
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class DiskFullError(OSError):
+    """What a run wants to keep has no room; what it had kept before stays."""
+
+
+@contextmanager
+def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
+    """Give the path where a file or folder of about `num_bytes` is written, then replaces `path`.
+
+    DiskFullError if the disk has no room, before anything is written if that can be known.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    _remove(temporary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    needs = f"{path} needs {format_bytes(num_bytes)} of disk"
+    if free < num_bytes:
+        raise DiskFullError(f"{needs}, {format_bytes(free)} are free: make room")
+    try:
+        yield temporary
+    except (OSError, SafetensorError) as error:
+        if not _is_full(error):
+            raise
+        _remove(temporary)
+        raise DiskFullError(f"{needs}, and the disk is full: make room") from error
+    if path.is_dir():
+        shutil.rmtree(path)
+    os.replace(temporary, path)
+
+
+def _is_full(error: OSError | SafetensorError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(f"os error {number})" in str(error) for number in _FULL)  # Rust's words
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    with suppress(FileNotFoundError, IsADirectoryError):
+        path.unlink()

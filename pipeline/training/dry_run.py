@@ -1,0 +1,129 @@
+"""`vocag train --dry-run`: does it fit, and how long will it take?"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from pipeline.dataset.tokenizers import Side
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_short,
+)
+from pipeline.models.fit import find_fitting
+from pipeline.models.weights import read_config
+from pipeline.packing.opening import OpenedRun
+from pipeline.training.config import TrainConfig
+from pipeline.training.prediction import (
+    RunMemory,
+    count_memory,
+    count_operations,
+    count_weights,
+    measure_matmul,
+    step_seconds,
+)
+from pipeline.training.ranks import Ranks
+from pipeline.training.rows import open_rows
+from pipeline.training.shortage import smaller
+
+_WARM_STEPS = 2
+
+
+def describe_run(config: TrainConfig, ranks: Ranks) -> Iterator[str]:
+    """Yield what a run will read, hold and take; no weights are loaded, nothing is written.
+
+    ValueError for what the run itself would refuse of its rows, models' tokenizers and options.
+    """
+    rows = open_rows(config, ranks)
+    read = config.num_steps * config.global_batch_size
+    yield (
+        f"rows        {format_count(read)} of {config.seq_length} student tokens, "
+        f"{read / rows.samples_per_epoch:.2f} epochs of {config.data.path}"
+    )
+    own = config.global_batch_size // ranks.count
+    yield (
+        f"steps       {format_count(config.num_steps)} of {config.global_batch_size} rows: "
+        f"{own // config.micro_batch_size} micro-batches of {config.micro_batch_size} in "
+        f"{'one process' if ranks.count == 1 else f'each of {ranks.count} processes'}"
+    )
+    student = _shape(config.student, rows.opened, "student")
+    runs = config.served.by == "running" and config.teaching.teacher
+    teacher = _shape(str(runs), rows.opened, "teacher") if runs else None
+    memory = count_memory(config, student, teacher, rows.layout.teacher_seq_length)
+    yield from _describe_memory(config, ranks.device, memory)
+    weights = count_weights(student)
+    kept = 12 * weights
+    free = shutil.disk_usage(_existing(config.output)).free
+    yield (
+        f"disk        {format_bytes(kept)} a checkpoint, {format_bytes(4 * weights)} a model; "
+        f"{format_bytes(free)} are free in {config.output}"
+    )
+    if free < 2 * kept + 4 * weights:  # a checkpoint is written next to the one that it replaces
+        yield f"WARNING     two checkpoints and a model need {format_bytes(2 * kept + 4 * weights)}"
+    yield _describe_time(config, ranks, weights, count_weights(teacher) if teacher else 0)
+
+
+def _describe_memory(config: TrainConfig, device: torch.device, memory: RunMemory) -> Iterator[str]:
+    parts = {
+        "weights, gradients and AdamW": memory.state,
+        "activations": memory.activations,
+        "logits": memory.logits,
+        "teacher": memory.teacher,
+    }
+    listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
+    yield f"memory      {format_bytes(memory.total)}: {listed}"
+    there = _device_memory(device)
+    # CUDA's own, and what the allocator can't use.
+    fits = 1.05 * memory.total + 1e9 < there
+    yield (
+        f"            {device} has {format_bytes(there)}: "
+        f"{'it fits' if fits else f'too little; try {smaller(config)}'}"
+    )
+
+
+def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int) -> str:
+    if (own := _own_seconds(config)) is not None:
+        seconds, how = own, f"{own:.3g} s a step in its log so far"
+    else:
+        half = config.bf16 and ranks.device.type == "cuda"
+        rate = measure_matmul(ranks.device, torch.bfloat16 if half else torch.float32)
+        operations = count_operations(config, weights, teacher) / ranks.count
+        seconds = step_seconds(operations, rate)
+        how = f"35 % of {format_short(rate)}FLOP/s, which large products reach here: a rough guess"
+    tokens = config.global_batch_size * config.seq_length / seconds
+    whole = format_duration(seconds * config.num_steps)
+    return f"time        {whole}, {format_short(tokens)} student tokens/s ({how})"
+
+
+def _own_seconds(config: TrainConfig) -> float | None:
+    """Return the median seconds of the steps that a run has made; None: too few of them."""
+    path = config.output / "log.jsonl"
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    seconds = [json.loads(line)["seconds"] for line in lines[_WARM_STEPS:]]
+    return median(seconds) if seconds else None
+
+
+def _shape(source: str, opened: OpenedRun, side: Side) -> PretrainedConfig:
+    path = find_fitting(source, opened.dataset, side=side).path
+    if path.suffix == ".gguf":
+        found = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        return cast(PretrainedConfig, found)
+    return cast(PretrainedConfig, read_config(path))
+
+
+def _device_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,0 +1,43 @@
+"""A device whose memory is too small: which option to lower, and to what."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from pipeline.command_line.failures import hinted
+from pipeline.training.config import TrainConfig
+
+
+@contextmanager
+def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None]:
+    """Say of an error of a device without room what would need less; ValueError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        needs = str(error).partition("\n")[0]
+        advice = smaller(config, has_checkpoint=has_checkpoint)
+        refusal = ValueError(f"the device's memory is too small for this run ({needs}); see vocag "
+                             "train --dry-run")  # fmt: skip
+        raise hinted(refusal, advice) from error
+
+
+def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:
+    """Return the option to change first, with a value.
+
+    Rows at a time cost no time, but a run that continues keeps them.
+
+    Example:
+        >>> smaller(config)
+        '--micro-batch-size 2'
+    """
+    rows = config.micro_batch_size
+    if rows > 1 and not has_checkpoint:
+        return f"--micro-batch-size {next(n for n in range(rows // 2, 0, -1) if rows % n == 0)}"
+    if not config.gradient_checkpointing:
+        return "--gradient-checkpointing"
+    if config.served.by == "running" and config.kind.needs != "model":
+        return "vocag score, and --stored-losses in place of --teacher"
+    if not config.bf16 and not has_checkpoint:
+        return "--bf16"
+    return f"--seq-length {max(config.seq_length // 2, 1)}"

@@ -1,0 +1,55 @@
+"""SIGTERM and Ctrl-C let a run finish its step and save."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = signal.SIGTERM, signal.SIGINT
+
+
+class RunStoppedError(KeyboardInterrupt):
+    """A signal has ended a run before its last step, with a checkpoint.
+
+    Attributes:
+        step: of the checkpoint.
+        signal_number: of the signal that this process got, or SIGTERM if another process got one.
+    """
+
+    def __init__(self, step: int, signal_number: int | None) -> None:
+        """Say where the run has stopped."""
+        super().__init__(
+            f"stopped after step {step}, with a checkpoint; run the same command again to continue"
+        )
+        self.step = step
+        self.signal_number = signal_number or signal.SIGTERM
+
+
+class StopRequest:
+    """Whether a signal has asked this process to stop, and which; None: not yet."""
+
+    signal_number: int | None = None
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal_number = number
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        print(f"stopping after this step, with a checkpoint{again}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def listening() -> Iterator[StopRequest]:
+    """Note SIGTERM and the first Ctrl-C in place of ending; only the main thread can."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    earlier = [signal.signal(number, request._note) for number in _SIGNALS]
+    try:
+        yield request
+    finally:
+        for number, handler in zip(_SIGNALS, earlier, strict=True):
+            signal.signal(number, handler)

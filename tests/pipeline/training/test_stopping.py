@@ -1,0 +1,227 @@
+"""What ends a run, or would: signals, another run in its folder, a disk that is full."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.command_line.folder_lock import hold_folder
+from pipeline.methods.method import Method
+from pipeline.streaming import Reading
+from pipeline.training import disk, loop
+from pipeline.training.command import main
+from pipeline.training.config import TrainConfig
+from pipeline.training.loop import OUTPUT_LOCK, train
+from pipeline.training.stopping import RunStoppedError
+from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.hf_folders import write_model
+from tests.support.killing import run_ranks
+
+STOPS_AFTER = 2
+KEPT = ["checkpoint.pt", "log.jsonl", "model"]
+
+
+class Usage(NamedTuple):
+    """Of a disk."""
+
+    free: int
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    root = tmp_path_factory.mktemp("stopping")
+    build_dataset(root / "data", make_texts(40))
+    write_model(root / "student", byte_level(400))
+    return TrainConfig(
+        data=Reading(str(root / "data")),
+        student=str(root / "student"),
+        output=root / "whole",
+        method=Method("full"),
+        num_steps=4,
+        warmup_steps=1,
+        seq_length=64,
+        global_batch_size=4,
+        micro_batch_size=2,
+        learning_rate=1e-3,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(config: TrainConfig) -> dict[str, torch.Tensor]:
+    """The weights of a run that nothing has stopped."""
+    train(config)
+    return load_file(config.output / "model" / "model.safetensors")
+
+
+def arguments(config: TrainConfig) -> list[str]:
+    return [
+        *("--data", config.data.path, "--student", config.student, "--method", "full"),
+        *("--output", str(config.output), "--device", "cpu", "--seq-length", "64"),
+        *("--global-batch-size", "4", "--micro-batch-size", "2", "--num-steps", "4"),
+        *("--warmup-steps", "1", "--learning-rate", "1e-3"),
+    ]
+
+
+def send_in_step(patch: pytest.MonkeyPatch, number: int, times: int = 1) -> None:
+    """Let this process get a signal in the middle of a step."""
+    original = loop.train_step
+
+    def step(run: loop.Run, loader: object, step: int) -> dict[str, float]:
+        if step == STOPS_AFTER - 1:
+            for _ in range(times):
+                os.kill(os.getpid(), number)
+        return original(run, loader, step)  # type: ignore[arg-type]
+
+    patch.setattr(loop, "train_step", step)
+
+
+def require_weights(config: TrainConfig, whole: dict[str, torch.Tensor]) -> None:
+    found = load_file(config.output / "model" / "model.safetensors")
+    assert all(torch.equal(found[name], weight) for name, weight in whole.items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_step_end_and_a_checkpoint_be_written(
+    config: TrainConfig,
+    whole: dict[str, torch.Tensor],
+    tmp_path: Path,
+    number: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handler = signal.getsignal(number)
+    stopped = replace(config, output=tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        send_in_step(patch, number)
+        assert main(arguments(stopped)) == 128 + number
+    told = capsys.readouterr().err
+    assert "stopping after this step, with a checkpoint" in told
+    assert f"stopped after step {STOPS_AFTER}, with a checkpoint; run the same command" in told
+    assert signal.getsignal(number) == handler
+    assert sorted(path.name for path in stopped.output.iterdir()) == KEPT[:2]
+    train(stopped)
+    require_weights(stopped, whole)
+
+
+def test_a_second_ctrl_c_ends_at_once(config: TrainConfig, tmp_path: Path) -> None:
+    stopped = replace(config, output=tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        send_in_step(patch, signal.SIGINT, times=2)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            train(stopped)
+    assert not isinstance(raised.value, RunStoppedError)
+    assert not (stopped.output / "checkpoint.pt").exists()
+
+
+def test_a_run_in_a_thread_leaves_signals_alone(config: TrainConfig, tmp_path: Path) -> None:
+    run = replace(config, output=tmp_path / "run", exit_after=1)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            train(run)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failed == []
+    assert (run.output / "checkpoint.pt").exists()
+
+
+def stop_second_rank(argv: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RANK"] == "1":
+            send_in_step(patch, signal.SIGTERM)
+        assert main(argv) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_all_processes_stop_after_the_same_step(config: TrainConfig, tmp_path: Path) -> None:
+    """Though only one of them got the signal."""
+    stopped = replace(config, output=tmp_path / "run")
+    run_ranks(stop_second_rank, arguments(stopped))
+    log = (stopped.output / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == [1, STOPS_AFTER]
+    assert torch.load(stopped.output / "checkpoint.pt")["step"] == STOPS_AFTER
+
+
+@pytest.mark.slow
+def test_before_the_first_step_a_signal_ends_the_process(config: TrainConfig) -> None:
+    """There is nothing to keep."""
+    program = (
+        "import os, signal, pipeline.training.loop as loop; from pipeline.training.command import"
+        " main; loop.load_student = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"main({arguments(replace(config, output=config.output.with_name('early')))!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(
+    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(config, output=tmp_path / "run", exit_after=1)
+    with hold_folder(str(run.output / OUTPUT_LOCK), str(run.output)):
+        assert main(arguments(run)) == 2
+        told = capsys.readouterr().err
+        assert f"process {os.getpid()} on" in told
+        assert f"writes to --output {run.output}; wait until it has ended" in told
+        assert [path.name for path in run.output.iterdir()] == [OUTPUT_LOCK]
+    train(run)
+    assert not (run.output / OUTPUT_LOCK).exists()
+
+
+def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
+    config: TrainConfig,
+    whole: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run, number = replace(config, output=tmp_path / "run", checkpoint_every=1), iter(range(99))
+    remove = disk._remove
+
+    def remove_and_fill(path: Path) -> None:
+        remove(path)
+        if next(number) == 1:  # of the second checkpoint, before it is written
+            path.symlink_to("/dev/full")
+
+    monkeypatch.setattr(disk, "_remove", remove_and_fill)
+    train(run)
+    (said,) = [text for text in caplog.messages if "disk is full" in text]
+    assert said.startswith(f"step 2: {run.output / 'checkpoint.pt'} needs ")
+    assert "make room; the run goes on, and what it kept before stays" in said
+    assert sorted(path.name for path in run.output.iterdir()) == KEPT
+    require_weights(run, whole)
+
+
+def test_at_the_end_a_full_disk_is_an_error_and_the_run_can_be_finished(
+    config: TrainConfig,
+    whole: dict[str, torch.Tensor],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Even if it was the model, after the last checkpoint, that had no room."""
+    run = replace(config, output=tmp_path / "run")
+    for refused, room in {"checkpoint.pt": [1], "model": [1 << 60, 1]}.items():
+        with pytest.MonkeyPatch.context() as patch:
+            free = iter(room)
+            patch.setattr(disk.shutil, "disk_usage", lambda _, free=free: Usage(next(free)))
+            assert main(arguments(run)) == 2
+        told = capsys.readouterr().err
+        assert f"{run.output / refused} needs" in told
+        assert "of disk, 1 B are free: make room" in told
+    assert torch.load(run.output / "checkpoint.pt")["step"] == 4
+    train(run)
+    require_weights(run, whole)
