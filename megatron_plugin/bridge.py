@@ -92,7 +92,7 @@ class TeacherAnswer:
 
     @property
     def next_log_probs(self) -> Tensor:
-        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats; -inf of draws."""
+        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats; drawn: -inf."""
         return self.values[..., 1 + self.values.shape[-1] // 2 :]
 
 

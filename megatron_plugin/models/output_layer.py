@@ -16,9 +16,9 @@ from megatron_plugin.upstream import (
 )
 from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
-from pipeline.guidance.draws import TailDraws
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
+from pipeline.guidance.tail import TailDraws
 
 
 def score_labels(
@@ -73,8 +73,9 @@ def score_next_tokens(
     """Return a frozen model's losses of labels, and its likeliest tokens.
 
     What `score_labels` takes means the same here. Of the K = `top_k` likeliest tokens all are below
-    `num_ids`, the tokenizer's tokens; None: below `vocab_size`. `tail` draws, if any are wanted,
-    from what is neither among them nor a label (-1: none); its places are [o, b].
+    `num_ids`, the tokenizer's tokens; None: below `vocab_size`. Those that `tail` asks
+    for, if any, are drawn from what is neither among them nor a label (-1: none); its places are
+    [o, b].
 
     Returns:
         fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; of `tail` what

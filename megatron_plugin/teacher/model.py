@@ -29,7 +29,7 @@ from megatron_plugin.upstream import (
     parallel_state,
 )
 from pipeline.guidance import has_context
-from pipeline.guidance.draws import TailDraws, row_draw_keys
+from pipeline.guidance.tail import TailDraws, row_draw_keys
 from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 
@@ -50,7 +50,7 @@ class Teacher:
         """Load this rank's part of the model; weights and activations are of the dtype.
 
         It answers with the entries that it is asked for, of the tokenizer's `num_ids` tokens, None:
-        of all rows of the output layer; what it draws is what `vocag score` draws by its default
+        of all rows of the output layer; what is drawn is what `vocag score` stores by its default
         seed.
         """
         self.seq_length = seq_length

@@ -24,7 +24,7 @@ FREE = np.uint16(0xFFFF)
 class Entries(NamedTuple):
     """What a teacher expects after each of its tokens: ids and probs [T, K], -1 after the last.
 
-    The first `exact` of the K have probabilities of their own, the others are draws.
+    The first `exact` of the K have probabilities of their own, the others were drawn.
     """
 
     ids: NDArray[np.int32]

@@ -48,9 +48,9 @@ def map_row(
     """Write the distribution of each label of a row to `out`.
 
     The teacher expects these entries after its token at each place; the last of the exact ones is
-    free for the text's own, and draws have no probabilities: both are written to them. `out` gets
-    distinct student ids by falling mass for the label at each place, -1 after the last, -1 alone if
-    there is no distribution, and draws in the same columns; their mass is at most 1 in all.
+    free for the text's own, and drawn ones have no probabilities: both are written to them. `out`
+    gets distinct student ids by falling mass for the label at each place, -1 after the last, -1 alone if
+    there is no distribution, and drawn ones in the same columns; their mass is at most 1 in all.
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
@@ -73,7 +73,7 @@ def map_batch(
 
     Of a batch of B rows in this machine's memory, the teacher expects `ids`, int32 [B, T, K], -1
     after the last, after its token at each place, with `log_probs`, float32 [B, T, K], nats. The
-    last of the first `exact` columns is free, those after them are draws. The same teacher's losses
+    last of the first `exact` columns is free, those after them are drawn. The same teacher's losses
     are float32 [B, T], nats, NaN where there is none.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
@@ -95,7 +95,7 @@ def empty_entries(*shape: int) -> LabelEntries:
 
 @compiled
 def give_masses(row: RowFields, expected: Entries) -> None:
-    """Write the text's own next token after each place's entries, and the draws' probabilities.
+    """Write the text's own next token after each place's entries, and what drawn ones hold.
 
     The own token takes the next of the exact columns if it isn't among the entries.
     """

@@ -251,7 +251,7 @@ def _chart(
 ) -> "Iterator[tuple[Figure, Axes]]":
     """Give a new figure, its size in inches; what is drawn meanwhile takes our style.
 
-    matplotlib finds margins in as much time again as it draws in, which every align job would pay
+    matplotlib finds margins in as much time again as drawing takes, which every align job would pay
     three times; so a page's bars have the same ones: left, bottom, right, top of one title line.
     """
     import matplotlib

@@ -86,7 +86,7 @@ class LabelDistributions:
         ids: int64 [rows, seq_length, K], -1 for none; the first is -1 if a label has none at all.
         probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
         own_ids: int64 [rows, seq_length], `own_token_ids` of the rows.
-        shape: which of the K columns are exact, and which draws.
+        shape: which of the K columns are exact, and which drawn.
         cells: what each token stands for; None: for itself.
     """
 
@@ -134,7 +134,7 @@ def teacher_entropies(known: LabelDistributions) -> Tensor:
     its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds masses
     up, the result is an estimate.
 
-    The result is fp32 [rows, seq_length], nats, without draws; 0 if a label has no distribution.
+    The result is fp32 [rows, seq_length], nats, of the exact columns; 0 if a label has no distribution.
 
     Example:
         >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
@@ -183,14 +183,14 @@ def distilled_loss(
         temperature: as in `distribution_divergences`.
         reverse: as there.
 
-    Where there are draws, D is the cross entropy of Q with entries and draws, which is linear in
+    Where tokens are drawn, D is the cross entropy of Q with all columns, which is linear in
     what the teacher says: its gradient is right on average. `divergence` stays the KL of the exact
     entries and the residual, without a gradient.
 
     Returns:
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
-        `cell_loss`, -log Q(c) over the same, so that without draws the mean loss is student_loss +
+        `cell_loss`, -log Q(c) over the same, so that with exact columns alone the mean loss is student_loss +
         λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the others,
         `taught_fraction` of all; `distribution_fraction`, the share of labels with a distribution,
         `mass_held`, what its exact entries hold on average, and `crossing_fraction`, the share of
@@ -198,15 +198,17 @@ def distilled_loss(
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
-        ValueError: shapes disagree, λ or the temperature are impossible, or there are draws and a
-            temperature or `reverse`.
+        ValueError: shapes disagree, λ or the temperature are impossible, or tokens are drawn and
+            there is a temperature or `reverse`.
 
     Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2, for λ and the temperature.
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must lie in 0..1, got {weight}: it is the λ of λ KL + (1 - λ) CE")
     if known.shape.drawn and (temperature != 1 or reverse):
-        raise ValueError("draws are learned by cross entropy, without temperature or reverse")
+        raise ValueError(
+            "drawn tokens are learned by cross entropy, without temperature or reverse"
+        )
     assert scores.entry_log_probs is not None
     check_same_shape(scores.losses, loss_mask=loss_mask, chosen=chosen, labels=labels)
     mask = loss_mask.bool()

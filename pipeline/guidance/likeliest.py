@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pipeline.guidance.cross_entropy import wide_products
-from pipeline.guidance.draws import TailDraws
 from pipeline.guidance.output_layer import (
     MIN_EXPONENT,
     OutputLayer,
@@ -27,6 +26,7 @@ from pipeline.guidance.output_layer import (
     widen,
     widen_once,
 )
+from pipeline.guidance.tail import TailDraws
 
 _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
 
@@ -53,7 +53,7 @@ def score_with_likeliest(
             layer in any case. None: all rows.
         share: which rows of the whole output layer this rank's are, where ranks share them; all
             call, with the same states and labels, and get the same. Rows behind them are padding.
-        tail: draws from what is neither among the likeliest nor the label.
+        tail: asks for tokens drawn from what is neither among the likeliest nor the label.
 
     Returns:
         fp32 (fp64 for fp64 inputs) [n], `-log softmax(logits)[label]` in nats; int64 [n, K], token

@@ -71,7 +71,7 @@ def select_tokens(
             where nothing is ranked by a teacher. None without guidance: every token is mapped.
         entropies: float [rows, seq_length], nats, of the predictions of the model that the selector
             names; selectors `student_entropy` and `teacher_entropy` only.
-        step: of training; selector `random` draws anew for each.
+        step: of training; selector `random` chooses anew for each.
 
     Returns:
         The selection.

@@ -9,9 +9,9 @@ from torch.nn.functional import pad
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.distributions import LabelDistributions
-from pipeline.guidance.draws import TailDraws, row_draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
+from pipeline.guidance.tail import TailDraws, row_draw_keys
 from pipeline.streaming import Rows
 from pipeline.streaming.layout import DISTRIBUTION_FIELDS
 from schemas.distribution_rule import EntryShape
@@ -36,8 +36,8 @@ def ask_distributions(
 ) -> LabelDistributions:
     """Return the distributions of a running teacher, as rows would hold them unrounded.
 
-    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. Draws are taken as
-    `vocag score --draws` stores them, by its default seed.
+    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. What is drawn is what
+    `vocag score` stores by its default seed.
     """
     fields = batch.host or Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1
@@ -54,7 +54,7 @@ def ask_entries(
     """Return what a running teacher says of its own tokens, as `map_batch` takes it.
 
     States are float [rows, T, H]; rows are in this machine's memory; the teacher's tokenizer has
-    `vocab_size` tokens. What is drawn is what `vocag score` draws: its pieces of documents are the
+    `vocab_size` tokens. What is drawn is what `vocag score` stores: its pieces of documents are the
     rows' segments.
 
     Returns losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities

@@ -107,7 +107,7 @@ def _why_not_cudnn(
 
     def results(backend: SDPBackend, *stops: int) -> Tensor:
         bounds = torch.tensor([0, *stops], dtype=torch.int32, device=device)
-        # Not random, which would change what a run draws.
+        # Not random, which would change a run's random numbers.
         inputs = [
             torch.arange(places * each.numel(), device=device).sin().to(dtype)
             .view(places, *each).requires_grad_()

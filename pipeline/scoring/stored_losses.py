@@ -97,8 +97,8 @@ class StoredLosses:
             ids: int32 [n, K], gets the teacher's token ids, -1 if there is no more; K is the
                 `width` of the rule, or more. Draws are the last columns; the one before them stays
                 free for the text's own token.
-            log_probs: float32 [n, K], gets nats, falling, -inf if there is no more, and for draws,
-                of which each has an equal share of the rest.
+            log_probs: float32 [n, K], gets nats, falling, -inf if there is no more, and for those
+                drawn, of which each has an equal share of the rest.
 
         Raises:
             DamagedShardError: the sidecar is missing or is not the score manifest's, or these

@@ -28,8 +28,8 @@ class Rows(Mapping[str, torch.Tensor]):
         next_token_ids: int32 [B, seq_length, K], the student's tokens that the teacher expects in
             place of each label, -1 for none, which the first one is if a label has no distribution;
             only where rows are read with `StreamConfig.with_distributions`. Of the K columns,
-            `layout.entries`, the exact ones come first, of each teacher by falling mass, and draws
-            last, of which several may be the same.
+            `layout.entries`, the exact ones come first, of each teacher by falling mass, and drawn
+            ones last, of which several may be the same.
         next_token_probs: float32 [B, seq_length, K], their mass; what is left of 1 is other
             tokens'.
         own_token_ids: int32 [B, seq_length], the student's token that what is left of the text's

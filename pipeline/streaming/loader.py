@@ -104,7 +104,7 @@ class RowLoader:
             # A fork server, Python 3.14's default, would stay in the trainer's process group, and
             # workers end with the process that started them.
             multiprocessing_context="fork",
-            # Else each loader draws a seed from the run's own generator, and a resumed run
+            # Else each loader takes a seed from the run's own generator, and a resumed run
             # has one draw more behind it than one that never stopped.
             generator=torch.Generator(),
         )

@@ -55,7 +55,7 @@ class NextTokens(RowAnswers):
     """What teachers expect at a row's places, and what that means for its labels.
 
     Each teacher of a mean is mapped alone, by its own losses: all that they say is in the row, each
-    as heavy as its share, first the exact entries of all, then their draws.
+    as heavy as its share, first the exact entries of all, then what is drawn.
     """
 
     def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:

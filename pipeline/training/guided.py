@@ -81,7 +81,7 @@ class GuidedStudent(nn.Module):
         """Wrap a run's student, with what distributions need of its vocabularies.
 
         Raises:
-            ValueError: options that can't learn from draws, and distributions with draws.
+            ValueError: options that can't learn from the entries that there are.
         """
         config.method.require_learnable(rows.layout.entries)
         served = config.served

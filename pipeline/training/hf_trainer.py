@@ -242,7 +242,7 @@ class GuidedTrainer(Trainer):
             pin_memory=args.dataloader_pin_memory,
             prefetch_factor=args.dataloader_prefetch_factor,
             persistent_workers=args.dataloader_persistent_workers and sampler is not None,
-            generator=torch.Generator(),  # else each loader draws from the run's own
+            generator=torch.Generator(),  # else each loader takes from the run's own
         )
         return cast("DataLoader[Any]", self.accelerator.prepare(loader))
 

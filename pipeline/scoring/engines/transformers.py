@@ -30,8 +30,8 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from pipeline.guidance import NonFiniteLossError
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
+from pipeline.guidance.tail import TailDraws, draw_keys
 from pipeline.models.devices import find_device
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from pipeline.guidance import cross_entropy
 from pipeline.guidance.chosen_entries import ComparedEntries
 from pipeline.guidance.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
-from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
+from pipeline.guidance.tail import TailDraws, draw_keys
 from tests.support import reference_guidance as reference
 from tests.support.largest_tensor import LargestTensor
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
+from pipeline.guidance.tail import TailDraws, draw_keys
 
 NUM_RANKS = 4
 ROWS, SEQ_LENGTH = 8, 32

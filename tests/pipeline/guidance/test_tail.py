@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.guidance.draws import TailDraws, draw_keys
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer
+from pipeline.guidance.tail import TailDraws, draw_keys
 from tests.support.largest_tensor import LargestTensor
 
 PLACES, VOCAB, HIDDEN, TOP, DRAWS = 6000, 700, 8, 5, 3
