@@ -49,8 +49,9 @@ def map_row(
 
     The teacher expects these entries after its token at each place; the last of the exact ones is
     free for the text's own, and drawn ones have no probabilities: both are written to them. `out`
-    gets distinct student ids by falling mass for the label at each place, -1 after the last, -1 alone if
-    there is no distribution, and drawn ones in the same columns; their mass is at most 1 in all.
+    gets distinct student ids by falling mass for the label at each place, -1 after the last, -1
+    alone if there is no distribution, and drawn ones in the same columns; their mass is at most 1
+    in all.
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges

@@ -134,7 +134,8 @@ def teacher_entropies(known: LabelDistributions) -> Tensor:
     its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds masses
     up, the result is an estimate.
 
-    The result is fp32 [rows, seq_length], nats, of the exact columns; 0 if a label has no distribution.
+    The result is fp32 [rows, seq_length], nats, of exact columns; 0 if a label has no
+    distribution.
 
     Example:
         >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
@@ -190,8 +191,8 @@ def distilled_loss(
     Returns:
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
-        `cell_loss`, -log Q(c) over the same, so that with exact columns alone the mean loss is student_loss +
-        λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the others,
+        `cell_loss`, -log Q(c) over the same, so that with exact columns alone the mean loss is
+        student_loss + λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the others,
         `taught_fraction` of all; `distribution_fraction`, the share of labels with a distribution,
         `mass_held`, what its exact entries hold on average, and `crossing_fraction`, the share of
         them whose own token is in another cell: they are learned by cross entropy alone.
