@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import product
+from types import MappingProxyType
 from typing import NamedTuple
 
 import fastokens
@@ -17,7 +18,13 @@ import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
 
-from pipeline.tokenization.contents import contents_of, loses_characters, lost_bytes, spells_text
+from pipeline.tokenization.contents import (
+    byte_names,
+    contents_of,
+    loses_characters,
+    lost_bytes,
+    spells_text,
+)
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
     SPACE_PIECE,
@@ -86,6 +93,7 @@ class HuggingFaceReference:
         named_tokens: ids of added and control tokens, by the names that their file gives them.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether of an ASCII text tokens' lengths alone say where they lie.
+        byte_names: ids of bytes that a text may name, such as `<0x0A>`, with the name.
         lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
         spells: whether tokens spell their text; WordPiece's drop white space, for one.
     """
@@ -109,6 +117,7 @@ class HuggingFaceReference:
             reason = error if isinstance(error, LibraryError) else repr(error)
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {reason}') from error
         self.lost_bytes = lost_bytes(self.definition)
+        self.byte_names: Mapping[int, bytes] = byte_names(self.definition)
         self.spells = spells_text(self.definition)
         self._spells_spaces = spells_spaces(self.definition)
         self._pieces = model_pieces(original)
@@ -232,6 +241,7 @@ class SentencePieceReference:
     """
 
     added_strings: Sequence[str] = ()
+    byte_names: Mapping[int, bytes] = MappingProxyType({})  # its texts spell no byte
     lost_bytes = b""
     spells = True
 

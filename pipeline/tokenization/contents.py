@@ -65,6 +65,17 @@ def _added_content(token: Definition, definition: Definition, normalize: Normali
     return b"" if doubtful else content
 
 
+def byte_names(definition: Definition) -> dict[int, bytes]:
+    """Return the names of ids that stand for a byte, such as `<0x0A>`, which a text may spell.
+
+    A Unigram model gives such a text the byte's own id.
+    """
+    if not definition["model"].get("byte_fallback"):
+        return {}
+    pieces = model_pieces(definition).items()
+    return {token_id: piece.encode() for piece, token_id in pieces if _BYTE_PIECE.fullmatch(piece)}
+
+
 def lost_bytes(definition: Definition) -> bytes:
     """Return the bytes that a byte-level BPE leaves out of a text, because it lacks them.
 

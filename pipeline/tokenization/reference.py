@@ -172,7 +172,7 @@ class ReferencePath:
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
         """Return the tokens of a text whose bytes do not hold what the tokens stand for."""
-        contents = self.contents.of(input_ids)
+        contents = self._read_names(input_ids, byte_offsets, text)
         spelled = b"".join(contents)
         if spelled in (text, b" " + text):  # a space put first covers no byte
             bounds = np.cumsum([0, *map(len, contents)]) + len(text) - len(spelled)
@@ -205,14 +205,16 @@ class ReferencePath:
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
         """Return exact offsets of a text's tokens, or what is wrong."""
         rewriting = follow_normalizer(text, self._reference.normalize)
-        contents = self.contents.of(encoded.ids)
+        contents = self._spell_names(encoded.ids, self.contents.of(encoded.ids), rewriting)
         found: NDArray[np.int64] | str | None = self._carry_back(contents, rewriting)
         if found is not None:
             return found
         report = encoded.report()
         if not np.array_equal(report.ids, encoded.ids):
             return "the reference tokenizer gave different ids for the same text the second time"
+        contents = self.contents.of(encoded.ids)
         contents = [of or says for of, says in zip(contents, report.surfaces, strict=True)]
+        contents = self._spell_names(encoded.ids, contents, rewriting)
         found = self._carry_back(contents, rewriting)
         if found is None:
             found = self._mend(text, report, contents, rewriting)
@@ -221,6 +223,49 @@ class ReferencePath:
             if walked is not None and not self.find_unproven(report.ids, walked, text.encode()):
                 return walked
         return found
+
+    def _spell_names(
+        self, ids: NDArray[np.uint32], contents: list[bytes], rewriting: Rewriting | None
+    ) -> list[bytes]:
+        """Return contents with the names of bytes where the text has these: `<0x0A>`, not a line.
+
+        Nothing changes behind a token whose content isn't known.
+        """
+        names = self._reference.byte_names
+        if not names or rewriting is None or b"<0x" not in rewriting.normalized:
+            return contents
+        text = rewriting.normalized
+        at, spelled = 0 if text.startswith(b" ") else -len(b" "), list(contents)
+        if not contents or not contents[0].startswith(b" "):
+            at = 0
+        for place, (token_id, content) in enumerate(zip(ids.tolist(), contents, strict=True)):
+            if not content:
+                break
+            name = names.get(token_id)
+            if name and text.startswith(name, max(at, 0)):
+                spelled[place] = content = name
+            at += len(content)
+        return spelled
+
+    def _read_names(
+        self, ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
+    ) -> list[bytes]:
+        """Return contents with the names of bytes where the tokens' ranges have these."""
+        contents, names = self.contents.of(ids), self._reference.byte_names
+        if names:
+            for place in np.flatnonzero(np.isin(ids, list(names))).tolist():
+                name, own = names[int(ids[place])], text[slice(*byte_offsets[place].tolist())]
+                if self._reads(own, name):
+                    contents[place] = name
+        return contents
+
+    def _reads(self, text: bytes, name: bytes) -> bool:
+        try:
+            return len(text) >= len(name) and self._reference.normalize(
+                text.decode()
+            ).encode().endswith(name)
+        except UnicodeDecodeError:
+            return False
 
     def _carry_back(
         self, contents: Sequence[bytes], rewriting: Rewriting | None, *, walk: bool = False

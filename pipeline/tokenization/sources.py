@@ -7,6 +7,7 @@ are read directly: the loader classes of `transformers` silently change some tok
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -36,6 +37,11 @@ HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
 _MODEL_FILE = re.compile(r"\.model|\.(spm|tiktoken)$|^tekken.*\.json$|^rwkv_vocab.*\.txt$")
 _RWKV_LINE = re.compile(rb"[0-9]+ b?(['\"]).*\1 [0-9]+\r?\n")
+_WITHOUT_FILES = {
+    "ByT5Tokenizer": "bytes",
+    "PerceiverTokenizer": "bytes",
+    "CanineTokenizer": "characters",
+}
 _FILE_SUFFIXES = {".json", ".model", ".spm", ".tiktoken", ".gguf"}
 
 
@@ -103,14 +109,40 @@ def _file_in_folder(folder: Path) -> Path:
     models = [name for name in names if _MODEL_FILE.search(name)]
     if len(models) == 1:
         return folder / models[0]
+    if not models and (why := _why_not_converted(folder, names)):
+        raise TokenizerError(f'tokenizer folder "{folder}" has no tokenizer.json: {why}')
     error = TokenizerError(
         f'tokenizer folder "{folder}" has no tokenizer.json and {len(models)} SentencePiece models '
-        f"or rank files among {names[:12]}: name one file; a slow tokenizer gives no offsets, so "
-        "convert it with AutoTokenizer.from_pretrained(…, use_fast=True).save_pretrained(…)"
+        f"or rank files among {names[:12]}: name one file, or convert it with AutoTokenizer"
     )
     fast = f"{folder}-fast"
     convert = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({fast!r})"
     raise hinted(error, f"python -c {quote(f'from transformers import AutoTokenizer; {convert}')}")
+
+
+def _why_not_converted(folder: Path, names: Sequence[str]) -> str | None:
+    """Return why transformers can't write a folder's tokenizer as a tokenizer.json, if it can't."""
+    own_code = [name for name in names if name.startswith("tokenization_")]
+    if own_code:
+        return (
+            f"it is read by code of its own ({own_code[0]}), which is never run here; take another "
+            "model for this side, or ask its makers for a tokenizer.json"
+        )
+    try:
+        kind = str(orjson.loads((folder / "tokenizer_config.json").read_bytes())["tokenizer_class"])
+    except (OSError, ValueError, LookupError, TypeError):
+        kind = ""
+    if kind in _WITHOUT_FILES:
+        return (
+            f"{kind} makes its ids of single {_WITHOUT_FILES[kind]}, and no file holds it; take "
+            "another model for this side (`bytes` are byte values with ids of their own)"
+        )
+    if not kind and "config.json" not in names and "vocab.json" in names:
+        return (
+            "vocab.json and merges.txt don't say how a text is split; put the model's "
+            "tokenizer_config.json next to them, or take its tokenizer.json"
+        )
+    return None
 
 
 def _read(source: str, path: Path) -> TokenizerFile:
