@@ -19,14 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from measure import Report
 from torch import Tensor
 
 from pipeline.guidance import aggregate_teacher_losses, guided_loss, select_tokens
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import distribution_divergences
+from pipeline.guidance.distributions import LabelDistributions, distilled_loss
+from schemas.distribution_rule import EntryShape
 from tests.support.largest_tensor import LargestTensor
 
 KEEP_FRACTION = 0.4
@@ -35,8 +38,9 @@ KEEP_FRACTION = 0.4
 MOST_TIME = {"cpu": 1.3, "cuda": 1.1}
 MOST_MEMORY = 12.5
 MOST_OF_A_STEP = {"cpu": 5.0, "cuda": 2.0}
-# A step that learns K entries of a distribution a label, by a step that learns labels alone.
-TOP_K, WEIGHT = 16, 0.8
+# A step that learns K entries of a distribution a label, by a step that learns labels alone; so
+# many tokens are in cells of several, of which the largest has a fifth, as real pairs have.
+SHAPE, WEIGHT, IN_CELLS = EntryShape(9, 4), 0.8, 5000
 MOST_OF_A_PLAIN_STEP = 1.15
 
 
@@ -268,18 +272,23 @@ def distill(options: argparse.Namespace, report: Report) -> None:
     head = student.embed_tokens.weight
     optimizer = torch.optim.AdamW(student.parameters(), fused=True)  # as vocag train's
     input_ids = torch.randint(options.vocab_size, (1, length), device=device)
-    entry_ids = torch.randint(options.vocab_size, (1, length, TOP_K), device=device)
-    probs = 0.9 * torch.rand(length, TOP_K, device=device).softmax(-1)
+    cells = some_cells(options.vocab_size)
+    ids = torch.randint(options.vocab_size, (1, length, SHAPE.width), device=device)
+    # Half of the entries are tokens of cells of several.
+    ids = torch.where(torch.rand(ids.shape, device=device) < 0.5, ids % IN_CELLS, ids)
+    probs = torch.rand(1, length, SHAPE.width, device=device).softmax(-1)
+    known = LabelDistributions(ids, probs, input_ids, SHAPE, cells)
+    mask = torch.ones(1, length, device=device)
     states = torch.randn(1, length, options.student_size, device=device, requires_grad=True)
 
     def full(hidden: Tensor) -> Tensor:
         return linear_cross_entropy(hidden, head, input_ids).losses.mean()
 
     def distilled(hidden: Tensor) -> Tensor:
-        scores = linear_cross_entropy(hidden, head, input_ids, entry_ids=entry_ids)
-        assert scores.entry_log_probs is not None
-        divergences = distribution_divergences(scores.entry_log_probs.flatten(0, 1), probs)
-        return (WEIGHT * divergences + (1 - WEIGHT) * scores.losses.flatten()).mean()
+        asked = known.asked_of(input_ids)
+        scores = linear_cross_entropy(hidden, head, input_ids, entry_ids=asked, cells=cells)
+        found = distilled_loss(scores, known, input_ids, loss_mask=mask, weight=WEIGHT)
+        return found.loss_sum / length
 
     def loss_alone(loss_of: Callable[[Tensor], Tensor]) -> None:
         torch.autograd.grad(loss_of(states), (states, head))
@@ -293,7 +302,7 @@ def distill(options: argparse.Namespace, report: Report) -> None:
 
     print(
         f"  student of {millions(student):.1f} M parameters, V = {options.vocab_size:,}, "
-        f"one row of {length} tokens, K = {TOP_K}, fp32"
+        f"one row of {length} tokens, 8 entries and 4 draws, {IN_CELLS:,} tokens in cells, fp32"
     )
     for name, part in {"loss and its gradient": loss_alone, "step": step}.items():
         part(distilled)
@@ -307,6 +316,14 @@ def distill(options: argparse.Namespace, report: Report) -> None:
     # It is the output layer's gradient, which plain training has, too.
     share = 100 * largest.num_elements / (length * options.vocab_size)
     report.check("largest tensor by [tokens, V]", share, most=MOST_MEMORY, unit="%")
+
+
+def some_cells(vocab_size: int) -> Cells:
+    """Return cells of which one has a fifth of the tokens, the others four each."""
+    numbers = np.arange(vocab_size)
+    numbers[:IN_CELLS] -= numbers[:IN_CELLS] % 4
+    numbers[: IN_CELLS // 5] = 0
+    return Cells.of(numbers)
 
 
 def small_student(vocab_size: int, hidden_size: int, device: str) -> Any:

@@ -192,10 +192,10 @@ def distilled_loss(
         The sum over the mask, its size, and metrics: `student_loss` over all labels,
         `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
         `cell_loss`, -log Q(c) over the same, so that with exact columns alone the mean loss is
-        student_loss + λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the others,
-        `taught_fraction` of all; `distribution_fraction`, the share of labels with a distribution,
-        `mass_held`, what its exact entries hold on average, and `crossing_fraction`, the share of
-        them whose own token is in another cell: they are learned by cross entropy alone.
+        student_loss + λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the
+        others, `taught_fraction` of all; `distribution_fraction`, the share of labels with a
+        distribution, `mass_held`, what its exact entries hold on average, and `crossing_fraction`,
+        the share of them whose own token is in another cell: they learn by cross entropy alone.
 
     Raises:
         NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
