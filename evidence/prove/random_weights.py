@@ -147,6 +147,16 @@ FULL = Experiment(
 )
 SCALES = {
     "full": FULL,
+    "gpu": replace(
+        FULL,
+        base=Base(batch_size=16, device="cuda", checkpoint_every=146),
+        build=partial(build, train=20_000_000, development=60, held=200),
+        arms=(*ARMS, longer(5)),
+        unit=146,
+        units=5,
+        new_model=("--layers", 12, "--hidden", 576),
+        judge=partial(judge, tokens=146 * 16 * 512),
+    ),
     "tiny": replace(
         FULL,
         base=Base(seq_length=128, batch_size=2, checkpoint_every=2),
