@@ -1,9 +1,7 @@
 """Which tokens stand for each other, counted again in plain Python, and what a student learns."""
 
 import json
-import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +25,6 @@ from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.distributions import LabelDistributions, distilled_loss
-from pipeline.methods.label_distributions import ask_distributions
-from pipeline.models.hf_models import hidden_states, load_language_model
-from pipeline.models.output_layer import output_layer
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
@@ -275,51 +270,3 @@ def test_the_best_student_believes_the_truth():
         found[name] = float(np.sum(truth * np.log(truth / q[numbers])))
     assert found["cells"] < 1e-6
     assert found["prefix"] > 0.1
-
-
-GROUPS = {
-    "numbers": rb" ?[0-9]{2,}",
-    "one digit": rb" ?[0-9]",
-    "lone space": rb" ",
-    "line breaks": rb"[ ]*\n+",
-    "indents": rb"[ ]{2,}",
-    "words": rb" ?[A-Za-z]{2,}",
-}
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/tokenizers")
-@pytest.mark.parametrize("name", ["gpt_neox", "llama2", "qwen2_5"])
-def test_a_real_teacher_expects_what_the_student_s_tokenizer_writes(name, smollm2, tmp_path):
-    """Its mass on cells, divided within each as the text does, is that of the labels' groups."""
-    student, teacher = load_tokenizer(str(SHARED / name)), load_tokenizer(str(smollm2))
-    texts = [(f"d{number}", text[:3000]) for number, text in enumerate(real_texts()[:220])]
-    build_dataset(tmp_path / "data", texts, student=student, teacher=teacher)
-    rows = AlignedRows(StreamConfig(Reading(str(tmp_path / "data")), seq_length=512))
-    tables, model = vocabulary_map(rows), load_language_model(str(smollm2), dtype=torch.bfloat16)
-    size = len(tables.cells)
-    mass, seen = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
-    shape, cells = EntryShape(17, 4), Cells.of(tables.cells)
-    for position in range(0, len(rows), max(1, len(rows) // 40)):
-        batch = rows.__getitems__([position])
-        with torch.no_grad():
-            places = batch["teacher_position_ids"]
-            states = hidden_states(model, batch["teacher_input_ids"], position_ids=places)
-        found = ask_distributions(states, output_layer(model), batch, tables, shape)
-        known, labels = replace(found, cells=cells), batch["labels"].long()
-        taught = known.can_teach(labels) & batch["loss_mask"].bool()
-        ids, probs = known.ids[taught], known.probs[taught].double()
-        mass.index_add_(0, known.numbers_of(ids)[ids >= 0], probs[ids >= 0])
-        seen.index_add_(0, labels[taught], torch.ones(int(taught.sum()), dtype=torch.float64))
-    of_cell = torch.zeros(size, dtype=torch.float64).index_add_(0, cells.numbers, seen)
-    # A cell's mass goes to its tokens as often as they occur; one that none does has none.
-    expected = mass[cells.numbers] * seen / of_cell[cells.numbers].clamp_min(1)
-    spelled = [student.token_bytes(token) for token in range(size)]
-    ratios = {}
-    for group, pattern in GROUPS.items():
-        of_group = torch.tensor([re.fullmatch(pattern, text) is not None for text in spelled])
-        if (count := float(seen[of_group].sum())) >= 200:
-            ratios[group] = float(expected[of_group].sum()) / count
-    assert len(ratios) >= 3
-    assert seen.sum() > 10_000
-    assert all(abs(ratio - 1) < 0.05 for ratio in ratios.values()), ratios
