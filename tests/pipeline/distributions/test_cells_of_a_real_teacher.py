@@ -48,9 +48,9 @@ def read_by_smollm2(name, smollm2, folder):
     texts = [(f"d{number}", text[:3000]) for number, text in enumerate(real_texts()[:220])]
     build_dataset(folder / name, texts, student=student, teacher=teacher)
     rows = AlignedRows(StreamConfig(Reading(str(folder / name)), seq_length=512))
-    tables, model = vocabulary_map(rows), load_language_model(str(smollm2), dtype=torch.bfloat16)
+    tables, model = vocabulary_map(rows), load_language_model(str(smollm2))
     shape, parts = EntryShape(17, 4), []
-    for position in range(0, len(rows), max(1, len(rows) // 40)):
+    for position in range(0, len(rows), max(1, len(rows) // 26)):
         batch = rows.__getitems__([position])
         with torch.no_grad():
             places = batch["teacher_position_ids"]
@@ -82,7 +82,7 @@ real = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/tokenizer
 
 @real
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt_neox", "llama2", "qwen2_5"])
+@pytest.mark.parametrize("name", ["gpt_neox", "llama2"])
 def test_a_real_teacher_expects_what_the_student_s_tokenizer_writes(name, smollm2, folder):
     """Its mass on cells, divided within each as the text does, is that of the labels' groups."""
     read = read_by_smollm2(name, smollm2, folder)
