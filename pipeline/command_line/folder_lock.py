@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from pipeline.command_line.links import open_unlinked
+
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
 
 def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:
     while True:
-        file = open(path, "a+")  # noqa: SIM115
+        file = open(path, "a+", opener=open_unlinked)  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
