@@ -20,6 +20,18 @@ left_behind: "list[threading.Thread]" = []
 """Threads of a job that was left, for which the end of the process does not wait."""
 
 
+def printable(text: str) -> str:
+    r"""Return text that is safe to print: control characters and lone surrogates are escaped.
+
+    A document id may hold anything, terminal escape sequences included.
+
+    Example:
+        >>> printable("a\x1b[2J")
+        'a\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def hinted[E: BaseException](error: E, hint: str) -> E:
     """Return an error with its last line: a command or an option that can be pasted.
 
@@ -32,14 +44,17 @@ def hinted[E: BaseException](error: E, hint: str) -> E:
 
 
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error of a command, or a message in its place, on stderr, and its hint last."""
+    """Print an error of a command, or a message in its place, on stderr, and its hint last.
+
+    Each is one line, whatever documents, files and servers have put into it.
+    """
     if with_traceback:
         import traceback
 
         traceback.print_exception(error)
-    print(f"{who}: {message or error}", file=sys.stderr)
+    print(printable(f"{who}: {message or error}"), file=sys.stderr)
     for hint in hints_of(error) or _hints_of_path(error):
-        print(hint, file=sys.stderr)
+        print(printable(hint), file=sys.stderr)
 
 
 def hints_of(error: BaseException) -> list[str]:
@@ -52,7 +67,7 @@ def hints_of(error: BaseException) -> list[str]:
     for each in _causes(error):
         found = [note for note in getattr(each, "__notes__", ()) if note.startswith(HINT)]
         if found:
-            return ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in n) for n in found]
+            return list(map(printable, found))
     return []
 
 

@@ -1,4 +1,4 @@
-"""Symbolic links where we write: a stranger's dataset may hold some, to any file of this machine."""
+"""Symbolic links where we write: a stranger's dataset may hold some, to any file here."""
 
 import os
 from shlex import quote

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics, count_lengths
+from pipeline.command_line.failures import printable
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_by, count_read
 from pipeline.drawing.formatting import (
@@ -16,7 +17,6 @@ from pipeline.drawing.formatting import (
     format_ratio,
     format_share,
     format_table,
-    printable,
 )
 from pipeline.explore.scores import describe_quantiles
 from pipeline.packing.plan import RowPlan
