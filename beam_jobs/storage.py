@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import hinted, naming
 from pipeline.command_line.git_lfs import refuse_pointer
 from pipeline.command_line.links import open_unlinked
 from pipeline.remote import first_contact
@@ -134,7 +134,7 @@ def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
     Scratch is a folder of the same file system, for the local file while it is incomplete.
     """
     target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
-    with open_to_write(target) as file:
+    with naming(path), open_to_write(target) as file:
         file.write(data)
     if target != path:
         os.replace(target, path)

@@ -4,7 +4,10 @@ An error carries its hint as a note, so that a program that catches it, or lets 
 traceback, has the hint, too, and only the messages that users meet most need one.
 """
 
+import errno
+import os
 import sys
+from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +46,17 @@ def hinted[E: BaseException](error: E, hint: str) -> E:
     return error
 
 
+@contextmanager
+def naming(path: str) -> "Iterator[None]":
+    """Let an error of the system name this file if it names none, as none of a write does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
+
+
 def report(who: str, error: BaseException, message: str = "") -> None:
     """Print an error of a command, or a message in its place, on stderr, and its hint last.
 
@@ -52,7 +66,7 @@ def report(who: str, error: BaseException, message: str = "") -> None:
         import traceback
 
         traceback.print_exception(error)
-    print(printable(f"{who}: {message or error}"), file=sys.stderr)
+    print(printable(f"{who}: {message or _in_words(error)}"), file=sys.stderr)
     for hint in hints_of(error) or _hints_of_path(error):
         print(printable(hint), file=sys.stderr)
 
@@ -69,6 +83,22 @@ def hints_of(error: BaseException) -> list[str]:
         if found:
             return list(map(printable, found))
     return []
+
+
+_SYSTEM = {
+    errno.EROFS: "is on a file system that can only be read: name a folder that can be written to",
+    errno.ENOSPC: "can't be written, for its disk is full: free some space",
+    errno.EDQUOT: "can't be written, for your quota is used up: free some space",
+    errno.EACCES: "is closed to you by its permissions: change them, or name another",
+}
+
+
+def _in_words(error: BaseException) -> str:
+    """Return what an error says, and of the system's the place and the remedy."""
+    known = _SYSTEM.get(error.errno or 0) if isinstance(error, OSError) else None
+    if known is None or error.filename is None:
+        return str(error)
+    return f"{os.fsdecode(error.filename)} {known}"
 
 
 def _hints_of_path(error: BaseException) -> list[str]:

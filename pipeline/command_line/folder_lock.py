@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from pipeline.command_line.failures import naming
 from pipeline.command_line.links import open_unlinked
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -34,8 +35,9 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
     os.makedirs(parent, exist_ok=True)
     file = _open_locked(path, folder, error)
     try:
-        json.dump(describe_owner(), file)
-        file.flush()
+        with naming(path):
+            json.dump(describe_owner(), file)
+            file.flush()
         yield
     finally:
         if os.path.exists(path):
@@ -43,7 +45,8 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
         if is_new:
             with suppress(OSError):  # something was written
                 os.rmdir(parent)
-        file.close()
+        with naming(path):  # what isn't written yet fails again
+            file.close()
 
 
 def describe_owner() -> dict[str, Any]:

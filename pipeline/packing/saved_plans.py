@@ -24,6 +24,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import naming
 from pipeline.command_line.links import refuse_link
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset
@@ -100,7 +101,9 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
     with FileLock(lock):
         with suppress(OSError, ValueError):  # if another process has just made it
             return _load(own, documents, rules)
-        _write(own, _make_arrays(documents, rules), _record(documents, rules))
+        arrays = _make_arrays(documents, rules)
+        with naming(str(own)):
+            _write(own, arrays, _record(documents, rules))
     return _load(own, documents, rules)
 
 
