@@ -84,7 +84,7 @@ def format_duration(seconds: float) -> str:
         >>> format_duration(3725)
         '1 h 2 min'
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
