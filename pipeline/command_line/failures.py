@@ -95,10 +95,9 @@ _SYSTEM = {
 
 def _in_words(error: BaseException) -> str:
     """Return what an error says, and of the system's the place and the remedy."""
-    known = _SYSTEM.get(error.errno or 0) if isinstance(error, OSError) else None
-    if known is None or error.filename is None:
+    if not isinstance(error, OSError) or error.filename is None or error.errno not in _SYSTEM:
         return str(error)
-    return f"{os.fsdecode(error.filename)} {known}"
+    return f"{os.fsdecode(error.filename)} {_SYSTEM[error.errno]}"
 
 
 def _hints_of_path(error: BaseException) -> list[str]:
