@@ -76,18 +76,22 @@ def terminate_by_exception() -> Iterator[None]:
 
     A handler may run where nothing can be raised, such as in a weak reference's callback: Python
     prints the exception and goes on. And libraries have `except:` without a name. So the signal is
-    sent again and again, and the block ends by it at last. SIGHUP stays ignored under nohup.
+    sent again and again, and the block ends by it at last; what others send meanwhile would only
+    cut the end short. SIGHUP stays ignored under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
-    ended = threading.Event()
+    ended, again = threading.Event(), threading.Event()
 
     def terminate(number: int, _frame: FrameType | None) -> None:
         if not arrived:
-            threading.Thread(target=_repeat, args=(number, ended), daemon=True).start()
-        arrived.append(number)
+            arrived.append(number)
+            threading.Thread(target=_repeat, args=(number, ended, again), daemon=True).start()
+        elif not again.is_set():
+            return
+        again.clear()
         raise Terminated(number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -106,8 +110,9 @@ def terminate_by_exception() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _repeat(number: int, ended: threading.Event) -> None:
+def _repeat(number: int, ended: threading.Event, again: threading.Event) -> None:
     while not ended.wait(_AGAIN_SECONDS):
+        again.set()
         os.kill(os.getpid(), number)
 
 

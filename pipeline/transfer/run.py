@@ -13,10 +13,10 @@ from pipeline.drawing.formatting import format_bytes, format_count, format_plura
 from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
-from pipeline.models.saving import save_model
 from pipeline.models.teacher_files import find_folder
 from pipeline.models.weights import load_weights, read_config
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.model import keep_layers, transfer_vocabulary
 from pipeline.transfer.options import TransferOptions
@@ -65,8 +65,12 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     transfer_vocabulary(model, origins, num_rows=num_rows)
     yield f"measuring the new model, and writing {options.output}"
     after = bits_per_byte(model, new, held_out)
-    save_model(model, tokenizer, Path(options.output))
-    size = sum(parameter.numel() for parameter in model.parameters())
+    weights = list(model.parameters())
+    output = Path(options.output).absolute()
+    with replacing(output, sum(weight.nbytes for weight in weights)) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.write(temporary)
+    size = sum(weight.numel() for weight in weights)
     yield from _describe(options.output, size, num_rows, origins)
     yield (
         f"bits per byte of {format_plural(len(held_out), 'text')} that "

@@ -79,3 +79,19 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         assert exit_status("align", lambda: signal.raise_signal(signal.SIGHUP)) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_another_signal_does_not_cut_the_end_short() -> None:
+    """As a service manager sends SIGTERM and SIGHUP to all of a job's processes."""
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            cleaned.append(True)
+
+    assert exit_status("align", work) == 143
+    assert cleaned == [True]

@@ -101,7 +101,9 @@ def test_a_signal_ends_the_job_with_one_line_and_no_worker_left(
     tmp_path: Path, workers: int, name: str, status: int, word: str
 ) -> None:
     where, pid = (IN_THE_LAUNCHER, "getpid") if workers == 1 else (IN_A_WORKER, "getppid")
-    stay = f"os.kill(os.{pid}(), signal.{name}); threading.Event().wait()"
+    mark = tmp_path / "sent"  # by the first of two workers
+    send = f"os.path.exists({str(mark)!r}) or open({str(mark)!r}, 'w').close() or os.kill"
+    stay = f"{send}(os.{pid}(), signal.{name}); threading.Event().wait()"
     hook = where + CALL_COUNTED.format(**IN_A_BATCH, action=stay)
     done = run_align(tmp_path / "out", hook, f"--workers={workers}")
     assert (done.returncode, our_lines(done.stderr)) == (status, [f"vocag align: {word}; {RESUME}"])
