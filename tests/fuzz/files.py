@@ -62,7 +62,7 @@ INSERTED = ('"', "{", "}", "]", ",", "\n", "\\", "\0", "\ufeff", '"x"', "\t", "x
 TABLES = ("parquet", "arrow")
 EDITS = ("insert", "insert", "delete", "flip", "cut", "none")
 TASK_BYTES = (1, 50, 1000, 1 << 20)
-MOST_PARTS = 500
+MOST_PARTS = 5000
 ODD = (
     *("", "", ', "title": "cut \\ud83d"', ', "title": "\\udc00"', ', "n": ' + "9" * 4400),
     *(', "title": "\udcf1\udced"', ', "m": ' + "[" * 1500 + "]" * 1500),
