@@ -12,10 +12,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+
 from beam_jobs.errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK
 from pipeline.command_line.failures import hinted
-from pipeline.remote.first_contact import require_answer
+from pipeline.remote.first_contact import NoAnswerError, require_answer
 from pipeline.remote.user_cache import cache_folder
 
 if TYPE_CHECKING:
@@ -44,57 +46,119 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
     """Yield the folder in which a job works; one on the hub is copied, and uploaded at the end.
 
     The copy stays in the user's cache: a job that was killed resumes there. `say` is told what was
-    uploaded; without `uploads` nothing is. OptionsError if the repository can't be used, or
-    somebody else has changed it since it was copied.
+    uploaded; without `uploads` nothing is. OptionsError if the repository can't be used, another
+    job works in its copy, or somebody else has changed it since it was copied.
     """
     if not url.startswith(HUB):
         yield url
         return
-    from huggingface_hub import HfApi
-
     with _explained(url):
         place = _resolve(url)
-        found = HfApi().repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
-        commit = found.sha or ""
-        top = _copy(place, commit, url)
+    top = cache_folder("hub") / place.repo_type / place.repo_id / place.revision
     folder, mark = top / place.path_in_repo, top / _MARK
-    if not uploads:
-        yield str(folder)
-        return
-    mark.write_text(f"{commit} {_WORKING}")
-    try:
-        yield str(folder)
-    except Exception:
-        say(f"nothing is uploaded to {url}; run the same command again to continue in {folder}")
-        raise
-    mark.write_text(f"{commit} {_SENDING}")
-    with _explained(url, f"; {folder} has what was made: run the same command again to upload it"):
-        for manifests in (_MANIFESTS, []):
-            sent = _send(place, folder, mark.read_text().split()[0], manifests)
-            mark.write_text(f"{sent.oid} {_SENDING}")
-    mark.write_text(sent.oid)
+    with _held(top, url):
+        with _explained(url):
+            commit = _newest_commit(place)
+            _renew(top, place, commit, url)
+        if not uploads:
+            yield str(folder)
+            return
+        with _marked(mark, commit, folder, url, say):
+            yield str(folder)
+        sent = _upload(place, folder, mark, url)
     if sent.oid != commit:
         say(f"uploaded to {url}: {sent.commit_url}")
 
 
-def _copy(place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) -> Path:
-    """Return where a repository's copy is, at a commit unless a job's work is left there."""
-    top = cache_folder("hub") / place.repo_type / place.repo_id / place.revision
+@contextmanager
+def _held(top: Path, url: str) -> Iterator[None]:
+    """Hold a copy for one job; OptionsError if another one of this machine has it."""
+    top.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{top}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OptionsError(
+            f"another job of this machine works on {url}, in the copy {top}: wait until it has "
+            "ended, and run the same command again"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _marked(
+    mark: Path, commit: str, folder: Path, url: str, say: Callable[[str], object]
+) -> Iterator[None]:
+    """Let a copy's mark say that a job works there, until it ends well or has changed nothing."""
+    before, files = mark.read_text(), _listing(folder)
+    mark.write_text(f"{commit} {_WORKING}")
+    try:
+        yield
+    except BaseException as error:
+        if _listing(folder) == files:
+            mark.write_text(before)
+        elif isinstance(error, Exception):
+            say(f"nothing is uploaded to {url}; run the same command again to continue in {folder}")
+        raise
+    mark.write_text(f"{commit} {_SENDING}")
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return what tells whether anything in a folder was changed."""
+    found = [(str(path), path.stat()) for path in folder.rglob("*") if path.is_file()]
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found if _MARK not in name}
+
+
+def _renew(top: Path, place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) -> None:
+    """Let a copy be of a commit; one that holds a job's unfinished work must be already."""
     mark = top / _MARK
     of, _, left = mark.read_text().partition(" ") if mark.exists() else ("", "", "")
     if left and of != commit:
-        refusal = OptionsError(f"{url} has changed since an unfinished job copied it to {top}")
-        made = "what that job has made"
-        if left == _SENDING:
-            folder = top / place.path_in_repo
-            made += f"; `hf upload` sends it from {folder} and overwrites the change"
-        raise hinted(refusal, f"rm -r {quote(str(top))}  # and {made}")
+        raise _overtaken(url, top)
     if not left and of != commit:
         shutil.rmtree(top, ignore_errors=True)
         _download(place, commit, top)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text(commit)
-    return top
+
+
+def _overtaken(url: str, top: Path) -> OptionsError:
+    error = OptionsError(
+        f"{url} has changed since an unfinished job copied it to {top}: what that job has made is "
+        "of an older state, and can't be uploaded"
+    )
+    return hinted(error, f"rm -r {quote(str(top))}  # then run the same command again")
+
+
+def _upload(
+    place: "HfFileSystemResolvedRepositoryPath", folder: Path, mark: Path, url: str
+) -> "CommitInfo":
+    """Send what a job has made, its manifests last; return the newest commit."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    commit = mark.read_text().split()[0]
+    with _explained(url, f"; {folder} has what was made: run the same command again to upload it"):
+        for manifests in (_MANIFESTS, []):
+            try:
+                sent = _send(place, folder, commit, manifests)
+            except HfHubHTTPError as error:
+                if _newest_commit(place) != commit:
+                    raise _overtaken(url, mark.parents[2]) from error
+                raise
+            commit = sent.oid
+            mark.write_text(f"{commit} {_SENDING}")
+    mark.write_text(commit)
+    return sent
+
+
+def _newest_commit(place: "HfFileSystemResolvedRepositoryPath") -> str:
+    from huggingface_hub import HfApi
+
+    found = HfApi().repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+    return found.sha or ""
 
 
 def _send(
@@ -149,8 +213,12 @@ def _explained(url: str, left: str = "") -> Iterator[None]:
 
     try:
         yield
-    except (HfHubHTTPError, FileNotFoundError) as error:
-        reason = " ".join(str(error).split())
-        refusal = OptionsError(f"{url} can't be used ({type(error).__name__}: {reason}){left}")
+    except (OptionsError, NoAnswerError):
+        raise
+    except Exception as error:  # the client's, of many unrelated types
+        expected = isinstance(error, (HfHubHTTPError, OSError))
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        told = reason if expected else f"its client doesn't understand what it answers, {reason}"
+        refusal = OptionsError(f"{url} can't be used ({told}){left}")
         make = "hf repos create OWNER/NAME --type dataset --private"
         raise hinted(refusal, f"hf auth whoami  # if it is new: {make}") from error

@@ -25,6 +25,7 @@ from pipeline.command_line.folder_lock import (
     hold_folder,
     name_owner,
 )
+from pipeline.command_line.links import refuse_linked_folders
 
 OUTPUT_LOCK = ".align-lock"
 """The lock's name in a dataset's folder; it is gone when the job is."""
@@ -37,7 +38,12 @@ logger = logging.getLogger(__name__)
 
 
 def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
-    """Hold a lock that guards a folder, or raise OptionsError, which names the job that has it."""
+    """Hold a lock that guards a folder, or raise OptionsError, which names the job that has it.
+
+    LinkError if the folder has links where a job would write: the lock is what each takes first.
+    """
+    if storage.is_local(folder):
+        refuse_linked_folders(folder)
     if storage.is_local(path):
         return hold_folder(path, folder, error=OptionsError)
     return hold_remote(path, folder)

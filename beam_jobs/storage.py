@@ -20,8 +20,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import hinted, naming
 from pipeline.command_line.git_lfs import refuse_pointer
+from pipeline.command_line.links import open_unlinked
 from pipeline.remote import first_contact
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
 
 
 def open_to_write(path: str) -> BinaryIO:
-    """Return a new file to write from start to end."""
+    """Return a new file to write from start to end; LinkError if a link is in its place."""
     if is_local(path):
-        return open(path, "wb", buffering=_BUFFER_BYTES)
+        return open(path, "wb", buffering=_BUFFER_BYTES, opener=open_unlinked)
     file: BinaryIO = _stores().create(path, compression_type=_AS_STORED)
     return _S3Writer(file) if path.startswith("s3://") else file
 
@@ -115,7 +116,7 @@ def open_shard_to_write(path: str) -> BinaryIO:
     machines that give free memory back to their host).
     """
     if is_local(path) and hasattr(os, "posix_fadvise"):
-        return io.BufferedWriter(_UncachedFile(path, "wb"), _BUFFER_BYTES)
+        return io.BufferedWriter(_UncachedFile(path, "wb", opener=open_unlinked), _BUFFER_BYTES)
     return open_to_write(path)
 
 
@@ -133,7 +134,7 @@ def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
     Scratch is a folder of the same file system, for the local file while it is incomplete.
     """
     target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
-    with open_to_write(target) as file:
+    with naming(path), open_to_write(target) as file:
         file.write(data)
     if target != path:
         os.replace(target, path)

@@ -1,8 +1,10 @@
 """How fast a run is, and what memory a rank needs: arithmetic with stated efficiencies.
 
+    python benchmarks/megatron_prediction.py --student S --teacher T --gpus 32 --gpu h100
+
 Counted are products and attention, the bubbles of pipelines, and tensors that live long. Not
 counted: sums of gradients and parameters over ranks (overlapped with the computation), reading
-rows, checkpoints, validation. What is assumed is a field of `Plan`; benchmarks/megatron_gpu.sh
+rows, checkpoints, validation. What is assumed is a field of `Plan`; benchmarks/gpu.py
 measures.
 """
 
@@ -15,7 +17,7 @@ from typing import Annotated, Literal
 from megatron_plugin.models.shape import ModelShape, read_shape
 from megatron_plugin.models.stage_cut import cut_layers, output_cost
 from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
-from pipeline.command_line.options import ModelSource, Option
+from pipeline.command_line.options import ModelSource, Option, parse_options
 
 GpuName = Literal["a100", "h100", "h200", "b200"]
 # Dense bf16 operations per second and GiB, as their maker says.
@@ -241,3 +243,7 @@ def describe(plan: Plan) -> str:
         "communication not counted"
     )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(describe(parse_options(Plan, prog="megatron_prediction.py")))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import Report, measure
@@ -74,7 +75,10 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
     gguf = next(Path(package.origin).parent.glob("*.gguf"))
     manifest = _align(options, gguf, folder)
     kinds = {"scoring": TopSettings(), **TOP}
-    ready = {name: _ready(options, str(gguf), folder, top) for name, top in kinds.items()}
+    here = TransformersSettings(options.device, options.batch_tokens)
+    sizes = {"seq_length": options.seq_length, "dtype": options.dtype, "here": here}
+    data = folder / "aligned"
+    ready = {name: ready_teacher(data, str(gguf), top=top, **sizes) for name, top in kinds.items()}
     num_tokens = manifest.totals["num_teacher_tokens"]
     scored: dict[str, ShardScored] = {}
 
@@ -86,7 +90,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
 
     timed = {name: partial(scoring, name) for name in ("scoring", "top 16", "top 8, 4 draws")}
     first = ready["scoring"]
-    times = measure({"bare": lambda: _bare_pass(first), **timed}, options.rounds)
+    times = measure({"bare": lambda: bare_pass(first), **timed}, options.rounds)
     scoring("top 32 up to 0.9")()
     report = Report()
     work, rule = scored["scoring"].done.work, first.job.rule
@@ -142,25 +146,19 @@ def _align(options: argparse.Namespace, gguf: Path, folder: Path) -> Manifest:
     )  # fmt: skip
 
 
-def _ready(options: argparse.Namespace, gguf: str, folder: Path, top: TopSettings) -> ReadyTeacher:
-    chosen = ScoreOptions(
-        Reading(str(folder / "aligned")),
-        gguf,
-        seq_length=options.seq_length,
-        dtype=options.dtype,
-        here=TransformersSettings(options.device, options.batch_tokens),
-        top=top,
-    )
+def ready_teacher(data: Path, source: str, **options: Any) -> ReadyTeacher:
+    """Return a teacher that is ready to score a dataset's shards; further options of `score`."""
+    chosen = ScoreOptions(Reading(str(data)), source, **options)
     opened = open_run(chosen.dataset)
     rules = PackingRules.of_dataset(opened.manifest, seq_length=chosen.seq_length)
     context = ContextRule.of_rows(rules)
     teacher = find_job_teacher(chosen, opened.dataset, context)
     job = make_job(chosen, opened.datasets[0], teacher, context)
-    Path(job.run_folder).mkdir()
+    Path(job.run_folder).mkdir(parents=True, exist_ok=True)
     return ReadyTeacher(job, opened.datasets[0].documents)
 
 
-def _bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
+def bare_pass(ready: ReadyTeacher) -> Callable[[], object]:
     """Return the library's forward pass over the shard's batches, already on the device."""
     scorer, shard = ready.engine, ready.shard(0)
     assert isinstance(scorer, Scorer)

@@ -57,7 +57,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             files.append(File.generated(config, path, abs_src_path=str(ROOT / target)))
         return posixpath.relpath(path, posixpath.dirname(here) or ".")
 
-    return _OPTIONS.sub(_options_table, _LINK.sub(place, markdown))
+    return with_options(_LINK.sub(place, markdown))
+
+
+def with_options(markdown: str) -> str:
+    """Return a page with a table of options in the place of each mark."""
+    return _OPTIONS.sub(_options_table, markdown)
 
 
 def _options_table(mark: re.Match[str]) -> str:
@@ -69,5 +74,5 @@ def _options_table(mark: re.Match[str]) -> str:
         words = [*action.option_strings[:1], choices or action.metavar or action.dest]
         shown = " ".join(map(str, words[: 1 if action.nargs == 0 else 2]))
         help_text = escape((action.help or "").replace("%%", "%"), quote=False)
-        rows.append(f"| `{shown}` | {help_text} |".replace("||", r"\|\|"))
+        rows.append(f"| `{shown}` | {help_text.replace('|', r'\|')} |")
     return "\n".join(rows)

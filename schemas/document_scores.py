@@ -26,6 +26,9 @@ WINDOW_TOKENS = 64
 
 STORED_COLUMNS = ("bits_per_byte", "bits_per_byte_later", "largest_window", "tokens_per_byte")
 
+COLUMN_VERSIONS = dict.fromkeys(STORED_COLUMNS, 1)
+"""The version since which a column's numbers are as they are. Raise both when they change."""
+
 _VERSION_KEY, _SIDECAR_KEY = b"vocag.document_scores_version", b"vocag.sidecar_sha256"
 _SCHEMA = pa.schema(
     [

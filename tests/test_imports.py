@@ -60,7 +60,8 @@ ALLOWED = {
     " pipeline.scoring pipeline.guidance"
     " pipeline.packing pipeline.dataset pipeline.tokenization pipeline.batches pipeline.drawing"
     " pipeline.selection_rule pipeline.distributions",
-    "pipeline.transfer": "pipeline.models pipeline.dataset pipeline.alignment"
+    "pipeline.transfer": "pipeline.models pipeline.training.disk pipeline.dataset"
+    " pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing",
     "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.devices"
     " pipeline.models.weights"

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from beam_jobs.report import distributions
-from pipeline.alignment.quality import AlignmentStatistics
+from beam_jobs.report import histograms
+from pipeline.alignment.quality import IOU_SCALE, AlignmentStatistics
 from pipeline.drawing import page_blocks
 from pipeline.drawing.blocks import PreviewDocument
 from pipeline.drawing.formatting import (
@@ -92,8 +92,8 @@ def render_report(
         f"{manifest.name}: aligned dataset",
         _heading(manifest, run),
         *_opening(documents, _cards(manifest, run, statistics)),
-        tag("h2", "Distributions"),
-        *distributions.draw_distributions(statistics, _quality(statistics)),
+        tag("h2", "Lengths and spans"),
+        *histograms.draw_histograms(statistics, _quality(statistics)),
         tag("h2", "Tokenizers"),
         _tables(
             _panel("student", _tokenizer_facts(manifest.student, run.student), class_="student"),
@@ -103,7 +103,7 @@ def render_report(
         _run_tables(manifest, run),
         tag("h2", "Shards"),
         _shards(manifest.shards),
-        style=page_blocks.STYLE + distributions.STYLE + _STYLE,
+        style=page_blocks.STYLE + histograms.STYLE + _STYLE,
     )
 
 
@@ -130,8 +130,7 @@ def _first_answers(manifest: Manifest) -> list[Element]:
     named = f"{format_count(letters.count)} of {whole}: {reasons}; listed in {letters.file}."
     nothing = "Nothing: every document of the input is in a shard."
     answers = {
-        "All right? ": "What is in the shards is: documents get there only if their offsets agree "
-        "with their text.",
+        "All right? ": "Yes: the offsets of every document in the shards match its text.",
         "Left out? ": named if letters.count else nothing,
         "Next? ": "Check the files (vocag validate), store a teacher's losses (vocag score), train "
         "(vocag train).",
@@ -165,7 +164,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
             format_short(teacher),
             f"{format_count(teacher)}, {format_ratio(teacher, student)} a student token",
         ),
-        "Byte IoU": (f"{statistics.byte_iou:.3f}", f"IoS {statistics.byte_ios:.3f}"),
+        "Byte IoU": (f"{statistics.byte_iou:.3f}", IOU_SCALE),
         "Unmapped": (format_share(unmapped, student), f"{format_count(unmapped)} student tokens"),
         "Text": (format_bytes(text), f"{format_count(text)} bytes of UTF-8"),
         "On disk": (format_bytes(stored), f"{format_ratio(stored, student)} B / student token"),
@@ -187,13 +186,17 @@ def _card(label: str, value: str, note: str) -> Element:
 def _quality(statistics: AlignmentStatistics) -> Element:
     facts = {
         "Mapped student tokens": format_count(statistics.num_mapped),
+        "Byte IoU": f"{statistics.byte_iou:.3f}",
+        "Byte IoS": f"{statistics.byte_ios:.3f}",
         "Over-wide student tokens": format_count(statistics.num_student_over_wide),
         "Over-wide teacher tokens": format_count(statistics.num_teacher_over_wide),
     }
     note = (
-        "IoS is 1 whenever the teacher's tokens cover the text without gaps: it says nothing about "
-        "precision. IoU does. Over-wide tokens share bytes with a neighbour, because a normaliser "
-        "reordered the text or made several tokens of a character."
+        "IoU is how much of a student token and its span is the same text. If it is low, losses "
+        "are of more text than the token's. IoS, the share of the token alone, is 1 whenever the "
+        "teacher's tokens cover the text without gaps. Over-wide tokens share bytes with a "
+        "neighbour, because a normaliser reordered the text or made several tokens of a character: "
+        "the fewer, the better."
     )
     return _panel("Quality", _facts(facts, kind="number"), tag("p", note, class_="soft small"))
 
@@ -255,7 +258,7 @@ def _shards(shards: Sequence[ShardRecord]) -> Element:
         for shard in shards
     ]
     summary = tag("summary", format_plural(len(shards), "shard"))
-    return _panel(None, tag("details", summary, distributions.table(heading, rows)))
+    return _panel(None, tag("details", summary, histograms.table(heading, rows)))
 
 
 def _tables(*panels: Element) -> Element:

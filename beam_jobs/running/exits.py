@@ -2,11 +2,12 @@
 
 import atexit
 import gc
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from beam_jobs.errors import JobError, TooManyDeadLettersError
@@ -17,16 +18,25 @@ RESUME = "run the same command again to resume"
 _BINDINGS = {"triton", "duckdb"}  # of a teacher, and of --where
 
 
+_AGAIN_SECONDS = 5.0
+"""After a signal; what a job does at its end takes less."""
+
+
 class Terminated(BaseException):
-    """SIGTERM has arrived; like KeyboardInterrupt, nothing but the command's end catches it."""
+    """SIGTERM or SIGHUP has arrived; like KeyboardInterrupt, only the command's end catches it."""
+
+    def __init__(self, number: int) -> None:
+        """Hold which it was."""
+        self.how = "the terminal is gone" if number == signal.SIGHUP else "terminated"
+        self.status = 128 + number
 
 
 def exit_status(command: str, work: Callable[[], object]) -> int:
     """Run a command's work; return 0, 1 if the job failed, 2 for wrong usage.
 
     3 is the status of a dataset that is written, but without more of its input than was allowed.
-    What went wrong is said on stderr, without a traceback. 130 and 143 are what shells expect of a
-    command that Ctrl-C or SIGTERM ended.
+    What went wrong is said on stderr, without a traceback. 129, 130 and 143 are what shells expect
+    of a command that SIGHUP, Ctrl-C or SIGTERM ended.
     """
     skip_last_collection()
     try:
@@ -43,8 +53,9 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
         report(f"vocag {command}", error)
         return 1 if isinstance(error, JobError) else 3
     except (KeyboardInterrupt, Terminated) as end:
-        how, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
-        print(f"vocag {command}: {how}; {RESUME}", file=sys.stderr)
+        how, status = (end.how, end.status) if isinstance(end, Terminated) else ("interrupted", 130)
+        with suppress(OSError):  # nobody may be there to read it
+            print(f"vocag {command}: {how}; {RESUME}", file=sys.stderr, flush=True)
         return status
     return 0
 
@@ -61,21 +72,50 @@ def skip_last_collection() -> None:
 
 @contextmanager
 def terminate_by_exception() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` in the main thread."""
+    """Let SIGTERM and SIGHUP raise `Terminated` in the main thread, though Python may lose it.
+
+    A handler may run where nothing can be raised, such as in a weak reference's callback: Python
+    prints the exception and goes on. And libraries have `except:` without a name. So the signal is
+    sent again and again, and the block ends by it at last; what others send meanwhile would only
+    cut the end short. SIGHUP stays ignored under nohup.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    arrived: list[int] = []
+    ended, again = threading.Event(), threading.Event()
+
+    def terminate(number: int, _frame: FrameType | None) -> None:
+        if not arrived:
+            arrived.append(number)
+            threading.Thread(target=_repeat, args=(number, ended, again), daemon=True).start()
+        elif not again.is_set():
+            return
+        again.clear()
+        raise Terminated(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, terminate)
+        try:
+            yield
+        finally:
+            if arrived:
+                raise Terminated(arrived[0])
     finally:
-        signal.signal(signal.SIGTERM, before)
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _repeat(number: int, ended: threading.Event, again: threading.Event) -> None:
+    while not ended.wait(_AGAIN_SECONDS):
+        again.set()
+        os.kill(os.getpid(), number)
 
 
 def _freeze_unless_bindings_complain() -> None:
     if not _BINDINGS & sys.modules.keys():
         gc.freeze()
-
-
-def _raise_terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise Terminated

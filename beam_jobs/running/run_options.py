@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 
 from beam_jobs.errors import OptionsError
+from pipeline.command_line.logs import set_up_logging
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ HERE = RunOptions()
 def configure_logging(command: str, options: RunOptions) -> None:
     """Let our warnings be one line each on stderr, and Beam's and gRPC's be asked for."""
     level = logging.ERROR if options.quiet else logging.INFO if options.verbose else logging.WARNING
-    logging.basicConfig(format=f"vocag {command}: %(message)s")
-    logging.getLogger().setLevel(level)
+    set_up_logging(f"vocag {command}", level)
     if not options.verbose:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         for name in ("apache_beam", "grpc"):

@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, required=True, help="a multiple of 192")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    config = AutoConfig.from_pretrained(options.like)
+    config = AutoConfig.from_pretrained(options.like, trust_remote_code=False)
     config.num_hidden_layers, config.hidden_size = options.layers, options.hidden
     # SmolLM2's proportions: three query heads for each of keys and values.
     config.num_attention_heads = options.hidden // HEAD
@@ -30,7 +30,8 @@ def main() -> None:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1] * options.layers
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(options.output)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model.save_pretrained(options.output)
     for path in options.like.glob("token*"):
         shutil.copy(path, options.output)
 

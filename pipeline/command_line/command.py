@@ -3,11 +3,11 @@
 import os
 import sys
 from importlib import import_module
-from io import TextIOWrapper
 
 from pipeline.command_line import failures
 from pipeline.command_line.failures import hinted, left_behind, report
 from pipeline.command_line.installed import install, installed_version
+from pipeline.command_line.streams import outlive_readers
 
 TYPE_CHECKING = False  # typing's own, whose import takes as long as the rest of `vocag --help`
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ _OWN_EXTRA = {"httpx2": "served", "tenacity": "served", "gguf": "packaged-teache
 def main(argv: list[str] | None = None) -> "NoReturn":
     """Run `vocag COMMAND …` and end the process with its status."""
     given = sys.argv[1:] if argv is None else argv
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know ASCII only
-        sys.stdout.reconfigure(errors="backslashreplace")
+    outlive_readers()
     arguments = [argument for argument in given if argument != "--debug"]
     failures.with_traceback = arguments != list(given)
     if arguments[:1] == ["--version"]:
@@ -62,7 +61,10 @@ def main(argv: list[str] | None = None) -> "NoReturn":
     name = " ".join(["vocag", *arguments[:1]])
     try:
         if arguments and not arguments[0].startswith("-"):
-            _set_up_logging(name)
+            # Before a command is imported, for then Beam logs; `vocag --help` does without.
+            from pipeline.command_line.logs import set_up_logging
+
+            set_up_logging(name)
         leave(run_command(arguments))
     except MemoryError:
         leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
@@ -107,16 +109,6 @@ def leave(status: int, message: str = "") -> "NoReturn":
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
-
-
-def _set_up_logging(name: str) -> None:
-    """Set the format of messages before a command is imported: Beam logs while it is.
-
-    Imported here, as the version's reader is: both take longer than `vocag --help` does.
-    """
-    import logging
-
-    logging.basicConfig(format=f"{name}: %(message)s", level=logging.ERROR)
 
 
 def _closest(name: str) -> str:

@@ -4,7 +4,10 @@ An error carries its hint as a note, so that a program that catches it, or lets 
 traceback, has the hint, too, and only the messages that users meet most need one.
 """
 
+import errno
+import os
 import sys
+from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +23,18 @@ left_behind: "list[threading.Thread]" = []
 """Threads of a job that was left, for which the end of the process does not wait."""
 
 
+def printable(text: str) -> str:
+    r"""Return text that is safe to print: control characters and lone surrogates are escaped.
+
+    A document id may hold anything, terminal escape sequences included.
+
+    Example:
+        >>> printable("a\x1b[2J")
+        'a\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def hinted[E: BaseException](error: E, hint: str) -> E:
     """Return an error with its last line: a command or an option that can be pasted.
 
@@ -31,15 +46,29 @@ def hinted[E: BaseException](error: E, hint: str) -> E:
     return error
 
 
+@contextmanager
+def naming(path: str) -> "Iterator[None]":
+    """Let an error of the system name this file if it names none, as none of a write does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
+
+
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error of a command, or a message in its place, on stderr, and its hint last."""
+    """Print an error of a command, or a message in its place, on stderr, and its hint last.
+
+    Each is one line, whatever documents, files and servers have put into it.
+    """
     if with_traceback:
         import traceback
 
         traceback.print_exception(error)
-    print(f"{who}: {message or error}", file=sys.stderr)
+    print(printable(f"{who}: {message or _in_words(error)}"), file=sys.stderr)
     for hint in hints_of(error) or _hints_of_path(error):
-        print(hint, file=sys.stderr)
+        print(printable(hint), file=sys.stderr)
 
 
 def hints_of(error: BaseException) -> list[str]:
@@ -52,8 +81,23 @@ def hints_of(error: BaseException) -> list[str]:
     for each in _causes(error):
         found = [note for note in getattr(each, "__notes__", ()) if note.startswith(HINT)]
         if found:
-            return ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in n) for n in found]
+            return list(map(printable, found))
     return []
+
+
+_SYSTEM = {
+    errno.EROFS: "is on a file system that can only be read: name a folder that can be written to",
+    errno.ENOSPC: "can't be written, for its disk is full: free some space",
+    errno.EDQUOT: "can't be written, for your quota is used up: free some space",
+    errno.EACCES: "is closed to you by its permissions: change them, or name another",
+}
+
+
+def _in_words(error: BaseException) -> str:
+    """Return what an error says, and of the system's the place and the remedy."""
+    if not isinstance(error, OSError) or error.filename is None or error.errno not in _SYSTEM:
+        return str(error)
+    return f"{os.fsdecode(error.filename)} {_SYSTEM[error.errno]}"
 
 
 def _hints_of_path(error: BaseException) -> list[str]:

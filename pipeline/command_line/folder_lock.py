@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from pipeline.command_line.failures import naming
+from pipeline.command_line.links import open_unlinked
+
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 logger = logging.getLogger(__name__)
@@ -32,8 +35,9 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
     os.makedirs(parent, exist_ok=True)
     file = _open_locked(path, folder, error)
     try:
-        json.dump(describe_owner(), file)
-        file.flush()
+        with naming(path):
+            json.dump(describe_owner(), file)
+            file.flush()
         yield
     finally:
         if os.path.exists(path):
@@ -41,7 +45,8 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
         if is_new:
             with suppress(OSError):  # something was written
                 os.rmdir(parent)
-        file.close()
+        with naming(path):  # what isn't written yet fails again
+            file.close()
 
 
 def describe_owner() -> dict[str, Any]:
@@ -64,7 +69,7 @@ def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
 
 def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:
     while True:
-        file = open(path, "a+")  # noqa: SIM115
+        file = open(path, "a+", opener=open_unlinked)  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,7 +1,7 @@
 """Scores of documents: what a teacher's stored losses say of each, and its rank among the others.
 
-They are read from the tables next to the sidecars. If a table is missing, the same numbers are made
-from the sidecar's losses.
+They are read from the tables next to the sidecars. If a table is missing or of another version, the
+same numbers are made from the sidecar's losses.
 """
 
 import json
@@ -25,7 +25,7 @@ from pipeline.dataset.score_files import (
     scores_of,
 )
 from schemas.document_scores import (
-    DOCUMENT_SCORES_VERSION,
+    COLUMN_VERSIONS,
     FIRST_TOKENS,
     STORED_COLUMNS,
     WINDOW_TOKENS,
@@ -34,7 +34,7 @@ from schemas.document_scores import (
     document_scores_name,
     encode_document_scores,
 )
-from schemas.errors import DamagedShardError
+from schemas.errors import DamagedShardError, SchemaVersionError
 from schemas.index import ShardIndex
 from schemas.sidecar import LARGEST_LOSS, ShardLosses
 
@@ -98,11 +98,16 @@ class ScoredDocuments:
         """The first digits of the teacher's fingerprint, by which conditions name it for good."""
         return self.files.manifest.rule.fingerprint[:16]
 
-    @property
-    def digest(self) -> str:
-        """64 hex digits; where they are equal, so is every document's score."""
+    def digest(self, columns: Iterable[str]) -> str:
+        """Return 64 hex digits; where they are equal, so are these columns of every document.
+
+        Plans and checkpoints keep them, so that no other column may change them.
+        """
+        stored = {"bits_per_byte" if name in _RANKS else name for name in columns}
+        changed = {name: COLUMN_VERSIONS[name] for name in stored if COLUMN_VERSIONS[name] > 1}
         sidecars = [record.sha256 for record in self.files.manifest.sidecars]
-        return sha256(json.dumps([DOCUMENT_SCORES_VERSION, *sidecars]).encode()).hexdigest()
+        named = json.dumps([changed or 1, *sidecars], sort_keys=True)
+        return sha256(named.encode()).hexdigest()
 
     @cached_property
     def ranks(self) -> Ranks:
@@ -164,21 +169,21 @@ class ScoredDocuments:
         """Return some columns from the shard's table, or made from its losses and its index."""
         record = self.files.manifest.sidecars[shard_index]
         name = document_scores_name(record.file)
+        at = f"{self.dataset.location}/{name}"
         try:
             data = self.dataset.read_file(name)
-        except FileNotFoundError:
-            logger.info("%s is not there: its numbers are made from the losses", name)
-            shard = self.dataset.manifest.shards[shard_index]
-            index = index or self.dataset.read_index(shard_index)
-            scores = summarise_losses(read_sidecar(self.files, record, shard), index)
-            return {**vars(scores), "num_text_bytes": index.num_text_bytes}
-        at = f"{self.dataset.location}/{name}"
-        if record.documents_sha256 not in (None, sha256(data).hexdigest()):
-            raise DamagedShardError(
-                f"{at} is not the table that {self.files.path} names (SHA-256 differs): delete "
-                f"it and {SCORE_AGAIN}, which makes it from the losses"
-            )
-        return decode_document_scores(data, names, sidecar_sha256=record.sha256, at=at)
+            if record.documents_sha256 not in (None, sha256(data).hexdigest()):
+                raise DamagedShardError(
+                    f"{at} is not the table that {self.files.path} names (SHA-256 differs): delete "
+                    f"it and {SCORE_AGAIN}, which makes it from the losses"
+                )
+            return decode_document_scores(data, names, sidecar_sha256=record.sha256, at=at)
+        except (FileNotFoundError, SchemaVersionError) as error:
+            logger.info("%s: its numbers are made from the losses", error)
+        shard = self.dataset.manifest.shards[shard_index]
+        index = index or self.dataset.read_index(shard_index)
+        scores = summarise_losses(read_sidecar(self.files, record, shard), index)
+        return {**vars(scores), "num_text_bytes": index.num_text_bytes}
 
 
 def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:

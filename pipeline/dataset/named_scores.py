@@ -26,6 +26,11 @@ class NamedScores:
     columns: tuple[str, ...]
 
     @property
+    def digest(self) -> str:
+        """64 hex digits of what these columns are made from."""
+        return self.scores.digest(self.columns)
+
+    @property
     def is_partial(self) -> bool:
         """Whether some documents were left out when it was made."""
         return bool(self.scores.files.manifest.rule.where)

@@ -64,7 +64,7 @@ class ChosenDocuments:
     @property
     def scores_digest(self) -> str:
         """64 hex digits of the losses that the condition's scores were made from; "" for none."""
-        digests = "".join(named.scores.digest for named in self.scores)
+        digests = "".join(named.digest for named in self.scores)
         return digests and sha256(digests.encode()).hexdigest()
 
     def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:

@@ -6,6 +6,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 
+from pipeline.command_line.failures import printable
+
 _GENERIC = re.compile(r"(tokenizer\.\w+(\.v\d+)?|data)$")
 """Last parts of a tokenizer's path that many tokenizers share."""
 _DECIMAL_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -82,7 +84,7 @@ def format_duration(seconds: float) -> str:
         >>> format_duration(3725)
         '1 h 2 min'
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -137,18 +139,6 @@ def format_table(rows: list[list[str]], *, align: str) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def printable(text: str) -> str:
-    r"""Return text that is safe to print: control characters and lone surrogates are escaped.
-
-    A document id may hold anything, terminal escape sequences included.
-
-    Example:
-        >>> printable("a\x1b[2J")
-        'a\\x1b[2J'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _three_digits(value: float) -> str:

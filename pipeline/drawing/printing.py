@@ -1,12 +1,9 @@
 """How commands print: line by line, and an error as one line."""
 
-import os
-import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 
 from pipeline.command_line.failures import report
-from pipeline.drawing.formatting import printable
 
 
 def prints[**P](name: str) -> Callable[[Callable[P, Iterable[str]]], Callable[P, int]]:
@@ -25,11 +22,8 @@ def prints[**P](name: str) -> Callable[[Callable[P, Iterable[str]]], Callable[P,
             try:
                 for line in lines(*args, **kwargs):
                     print(line, flush=True)
-            except BrokenPipeError:
-                # Whoever reads has enough (`| head`); stdout must not be flushed again at exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except (ValueError, OSError) as error:
-                report(name, error, printable(str(error)))
+                report(name, error)
                 return 2
             return 0
 

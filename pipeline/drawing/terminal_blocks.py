@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from wcwidth import width as display_width  # an emoji of several characters has two columns
 
+from pipeline.command_line.failures import printable
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
-from pipeline.drawing.formatting import format_count, printable
+from pipeline.drawing.formatting import format_count
 
 _LABELS = ("student  ", "teacher  ")
 _SEPARATOR = "|"

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.alignment.quality import LENGTH_EDGES, AlignmentStatistics, count_lengths
+from pipeline.alignment.quality import IOU_SCALE, LENGTH_EDGES, AlignmentStatistics, count_lengths
+from pipeline.command_line.failures import printable
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_by, count_read
 from pipeline.drawing.formatting import (
@@ -16,7 +17,6 @@ from pipeline.drawing.formatting import (
     format_ratio,
     format_share,
     format_table,
-    printable,
 )
 from pipeline.explore.scores import describe_quantiles
 from pipeline.packing.plan import RowPlan
@@ -119,7 +119,7 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
         "teacher tokens": f"{format_count(teacher)}, {format_ratio(text, teacher)} bytes each",
         "teacher / student tokens": format_ratio(teacher, student),
         "unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})",
-        "byte IoU": f"{statistics.byte_iou:.4f}",
+        "byte IoU": f"{statistics.byte_iou:.4f} ({IOU_SCALE})",
         "on disk": f"{format_bytes(stored)}, {format_ratio(stored, student)} B per student token",
         "shards": format_count(len(manifest.shards)),
     }

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import printable
 from pipeline.dataset.selection import require_documents
 from pipeline.drawing.formatting import (
     format_count,
@@ -14,7 +15,6 @@ from pipeline.drawing.formatting import (
     format_share,
     format_short,
     format_table,
-    printable,
 )
 from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import PERIOD, MixturePlan, Source, plan_mixture

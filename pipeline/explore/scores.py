@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import printable
 from pipeline.dataset.document_scores import ScoredDocuments, open_scored_documents
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import require_field
@@ -17,7 +18,6 @@ from pipeline.drawing.formatting import (
     format_plural,
     format_share,
     format_table,
-    printable,
 )
 from schemas.document_scores import STORED_COLUMNS
 from schemas.errors import DatasetError, ForeignLossesError

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from pipeline.guidance.cross_entropy import linear_cross_entropy, wide_products
 from pipeline.guidance.output_layer import OutputLayer
+from pipeline.models.weights import foreign_code
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
     """Raise UnknownLogitsError unless the losses of a model's tokens are those of its own logits.
 
     They are others if something between the output layer and the logits, or before it, isn't known
-    here. The model is on the device where it will run.
+    here; ForeignCodeError if its own code fails. The model is on the device where it will run.
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)
@@ -84,9 +85,10 @@ def require_own_losses(model: PreTrainedModel) -> None:
     ids = ids.to(model.device)
     model.train(False)
     try:
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        with _wide_logits(model):
-            logits = cast(Any, model)(input_ids=ids, use_cache=False).logits
+        with foreign_code(f"{type(model).__name__} ({model.config.model_type})"):
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            with _wide_logits(model):
+                logits = cast(Any, model)(input_ids=ids, use_cache=False).logits
     finally:
         model.train(training)
     found = linear_cross_entropy(hidden[0, :-1], layer, ids[0, 1:]).losses

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipeline.command_line.failures import hinted
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.models.output_layer import output_layer
 from pipeline.models.packed_attention import PACKED_ATTENTION, packed_arguments, register
+from pipeline.models.weights import foreign_code
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +36,20 @@ class LeakingRowsError(ValueError):
     """Documents of a packed row see each other."""
 
 
-def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -> None:
+def keep_documents_apart(
+    model: PreTrainedModel, attention: str | None = None, *, packed: bool = True
+) -> None:
     """Give a model an attention that keeps packed documents apart, and prove that it does.
 
     Args:
         model: on the device where it will run.
         attention: transformers' name of an implementation, which must pass; None takes ours where
             it passes, else the model's own.
+        packed: rows hold several documents; else one, and padding after it.
 
     Raises:
         LeakingRowsError: no such attention.
+        ForeignCodeError: the model's own code fails.
 
     Example:
         >>> keep_documents_apart(AutoModelForCausalLM.from_config(config))
@@ -54,7 +60,8 @@ def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -
     model.train(False)
     try:
         for candidate in (PACKED_ATTENTION, own) if attention is None else (attention,):
-            failure = _try_attention(model, candidate, own)
+            with foreign_code(f"{type(model).__name__} ({model.config.model_type})"):
+                failure = _try_attention(model, candidate, own, packed)
             if failure is None:
                 logger.info("%s: packed rows by %s", type(model).__name__, candidate)
                 return
@@ -62,24 +69,25 @@ def keep_documents_apart(model: PreTrainedModel, attention: str | None = None) -
             failures.append(f"{candidate}: {failure}")
     finally:
         model.train(training)
-    raise LeakingRowsError(
-        f"{type(model).__name__} ({model.config.model_type}) can't be run on packed rows: the "
-        f"losses of its documents differ from those of each alone ({'; '.join(failures)}). As a "
-        "teacher let vocag score run it, which takes a document at a time, and train with its "
-        "stored losses (--stored-losses); as a student it needs rows of one document each, which "
-        "these trainers don't make"
+    error = LeakingRowsError(
+        f"{type(model).__name__} ({model.config.model_type}) can't be run on "
+        f"{'packed rows' if packed else 'rows of one document and padding'}: the losses of its "
+        f"documents differ from those of each alone ({'; '.join(failures)}). As a teacher let "
+        "vocag score run it, which takes a document at a time, and train with its stored losses "
+        "(--stored-losses)" + ("; as a student it needs rows of one document each" * packed)
     )
+    raise hinted(error, "--one-document-a-row") if packed else error
 
 
-def _try_attention(model: PreTrainedModel, candidate: str, own: str) -> str | None:
+def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: bool) -> str | None:
     """Set a model's attention; return what is wrong with it."""
     for dtype in _dtypes(model):
         mixed = dtype != model.dtype
         try:
             with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
-                failure = _compare(model, candidate, own, dtype)
+                failure = _compare(model, candidate, own, dtype, packed)
         # Whatever a model's own code raises says that this attention is not for it.
-        except (ValueError, TypeError, RuntimeError, KeyError, ImportError) as error:
+        except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         if failure is not None:
             return failure
@@ -96,7 +104,9 @@ def _dtypes(model: PreTrainedModel) -> tuple[torch.dtype, ...]:
     return (model.dtype,)
 
 
-def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtype) -> str | None:
+def _compare(
+    model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtype, is_packed: bool
+) -> str | None:
     rows = _documents(model)
     model.set_attn_implementation(own)
     whole = _losses_alone(model, rows)
@@ -106,7 +116,10 @@ def _compare(model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtyp
         model.set_attn_implementation(candidate)
         if model.config._attn_implementation != candidate:
             return "the model can't change its attention"
-        packed = _losses_packed(model, rows, breaks=True)
+        if is_packed:
+            packed = _losses_packed(model, rows, breaks=True)
+        else:
+            packed = _losses_padded(model, rows)
     if candidate == PACKED_ATTENTION and num_windows and torch.equal(whole, alone):
         return "its sliding window can't be made short enough to be tried"
     if not alone.isfinite().all():
@@ -145,6 +158,21 @@ def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
 
 def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool) -> Tensor:
     """Return the same from packed rows; without breaks, documents see all before them."""
+    return _losses(model, _states_packed(model, rows, breaks=breaks), rows)
+
+
+def _losses_padded(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
+    """Return the same from rows of one document each, and padding as a document after it."""
+    documents = [*chain(*rows)]
+    longest = max(map(len, documents)) + 1
+    padded = [[ids, ids.new_zeros(longest - len(ids))] for ids in documents]
+    return _losses(model, _states_packed(model, padded, breaks=True)[::2], rows)
+
+
+def _states_packed(
+    model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool
+) -> list[Tensor]:
+    """Return the states of each document of packed rows, [length, H] each."""
     input_ids = torch.stack([torch.cat(documents) for documents in rows])
     places = [torch.cat([torch.arange(len(ids)) for ids in documents]) for documents in rows]
     more: dict[str, Any] = {}
@@ -153,8 +181,7 @@ def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: 
         more |= packed_arguments(model, more["position_ids"])
     hidden = model.base_model(input_ids=input_ids, use_cache=False, **more).last_hidden_state
     lengths = [[len(ids) for ids in documents] for documents in rows]
-    states = chain(*(row.split(own) for row, own in zip(hidden, lengths, strict=True)))
-    return _losses(model, list(states), rows)
+    return [*chain(*(row.split(own) for row, own in zip(hidden, lengths, strict=True)))]
 
 
 def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor]]) -> Tensor:

@@ -35,14 +35,14 @@ def open_model(
     """
     if isinstance(source, str):
         name, files = source, find_fitting(source, opened.dataset, side=side)
-        model = load_language_model(str(files.path), dtype=dtype, device=str(device))
+        model = load_language_model(str(files.path), dtype=dtype, device=str(device), packed=False)
     else:
         name = str(source.config.name_or_path)
         model = cast(Any, source).to(device)
         if name:
             require_tokenizer(find_folder(name, role=side), opened.dataset, side=side)
         require_own_losses(model)
-        keep_documents_apart(model)
+    keep_documents_apart(model, packed=not rules.one_document_a_row)
     require_model_room(model, opened, rules, name or "model", side=side)
     return model
 
@@ -54,6 +54,8 @@ def open_running_teacher(
     *,
     mean_loss: Callable[[PreTrainedModel], float],
     one_vocabulary_for: str = "",
+    allow_untrained: bool = False,
+    accepted_by: str | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> PreTrainedModel:
@@ -62,7 +64,7 @@ def open_running_teacher(
     What `open_model` takes and refuses is the same here. `mean_loss` gives the loss of the first
     row, nats: unlike a text of ours, the teacher knows it if any, or UntrainedTeacherError.
     `one_vocabulary_for` names the method that needs a teacher of the student's vocabulary, if it
-    does.
+    does. An untrained teacher may be allowed; `accepted_by` is the option that does so, if any.
     """
     student, teacher = opened.manifest.student, opened.manifest.teacher
     if one_vocabulary_for and student.sha256 != teacher.sha256:
@@ -73,9 +75,9 @@ def open_running_teacher(
         )
     model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
     model.train(False).requires_grad_(False)
-    require_trained(
-        mean_loss(model), output_layer(model).vocab_size, text="the first row of the data"
-    )
+    if not allow_untrained:
+        text, rows = "the first row of the data", output_layer(model).vocab_size
+        require_trained(mean_loss(model), rows, text=text, accepted_by=accepted_by)
     return model
 
 

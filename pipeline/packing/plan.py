@@ -208,7 +208,10 @@ def _split(rules: PackingRules, index: ShardIndex, kept: NDArray[np.bool_] | Non
 
 
 def _measure(segments: NDArray[np.void], rules: PackingRules) -> _Measured:
-    return _Measured(segments, *measure_segments(_table(segments), *_rooms(rules)))
+    student, teacher, fill = measure_segments(_table(segments), *_rooms(rules))
+    if rules.one_document_a_row:
+        fill = np.ones_like(fill)
+    return _Measured(segments, student, teacher, fill)
 
 
 def _rises(values: NDArray[np.int64]) -> bool:
@@ -240,6 +243,8 @@ def _pack_window(
     window: _Measured, rules: PackingRules
 ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     """Return a window's segments in row order, and the number of segments of each row."""
+    if rules.one_document_a_row:
+        return window.segments, np.ones(len(window.segments), np.int64)
     decreasing = np.argsort(-window.fill, kind="stable")
     row = fit_segments(
         window.student[decreasing],

@@ -15,8 +15,9 @@ class PackingRules:
 
     A side's record are the tokens that are put around its text; they count towards a row's length.
     Without one before it, a text's first token has no loss. Of student tokens `window_rows` rows'
-    worth are packed together: more rows leave less padding and spread a row over more shards.
-    ValueError for a length that has no room for text.
+    worth are packed together: more rows leave less padding and spread a row over more shards. With
+    one document a row nothing is packed: the rest of a row is padding. ValueError for a length that
+    has no room for text.
     """
 
     seq_length: int
@@ -24,6 +25,7 @@ class PackingRules:
     student: ConventionRecord
     teacher: ConventionRecord
     window_rows: int = 1024
+    one_document_a_row: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "teacher_seq_length"):
@@ -41,6 +43,7 @@ class PackingRules:
         seq_length: int,
         teacher_seq_length: int | None = None,
         window_rows: int = 1024,
+        one_document_a_row: bool = False,
     ) -> "PackingRules":
         """Return the rules for a dataset, whose manifest says which tokens go around a text.
 
@@ -54,6 +57,7 @@ class PackingRules:
             student=manifest.student.around_text,
             teacher=replace(manifest.teacher.around_text, end_token_id=None),
             window_rows=window_rows,
+            one_document_a_row=one_document_a_row,
         )
 
     @property
@@ -69,7 +73,10 @@ class PackingRules:
     @property
     def fingerprint(self) -> str:
         """64 hex digits; equal rules have equal fingerprints."""
-        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        named = asdict(self)
+        if not self.one_document_a_row:  # of runs that began before there was this choice
+            del named["one_document_a_row"]
+        return sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
 def _num_added(around: ConventionRecord) -> tuple[int, int, int]:

@@ -24,6 +24,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import naming
+from pipeline.command_line.links import refuse_link
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.reading import find_generation
@@ -82,7 +84,7 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
 
     Plans lie in the dataset's folder under `plans/`, or in the cache's if the dataset is remote or
     can't be written to. WhereError if there are no documents; DamagedShardError if an index is
-    missing or is not the manifest's.
+    missing or is not the manifest's; LinkError if a dataset has a link where its plan would be.
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)
@@ -91,11 +93,17 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
             return _load(folder, documents, rules)
         except (OSError, ValueError) as error:
             logger.warning("plan %s is not used, but made again: %s", folder, error)
+    lock = own.with_suffix(".lock")
+    if own == beside:
+        for path in (own.parent, own, lock):
+            refuse_link(str(path))
     own.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(own.with_suffix(".lock")):
+    with FileLock(lock):
         with suppress(OSError, ValueError):  # if another process has just made it
             return _load(own, documents, rules)
-        _write(own, _make_arrays(documents, rules), _record(documents, rules))
+        arrays = _make_arrays(documents, rules)
+        with naming(str(own)):
+            _write(own, arrays, _record(documents, rules))
     return _load(own, documents, rules)
 
 

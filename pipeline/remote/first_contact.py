@@ -13,7 +13,7 @@ from pipeline.command_line.installed import install
 
 FIRST_ANSWER_SECONDS = 8.0
 
-_EXTRAS = {"gs": "gcp", "gcs": "gcp", "s3": "aws", "s3a": "aws"}
+_EXTRAS = {"gs": "gcp", "gcs": "gcp", "s3": "aws", "s3a": "aws", "http": "http", "https": "http"}
 _HINTS = {"gs": " (without credentials, NO_GCE_CHECK=true skips the search for them)"}
 
 _answered: set[str] = set()
@@ -72,6 +72,8 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
         raise
     except Exception as error:  # clients raise types of their own
         reason = str(error).strip().split("\n")[0] or "no reason given"
+        if isinstance(error, LookupError):  # raised amid an answer that has other fields
+            reason += ", which its client looked for in vain"
         if isinstance(error, ImportError) and scheme in _EXTRAS:
             reason += f": {install(_EXTRAS[scheme])}"
         raise NoAnswerError(f"{store} can't be used: {type(error).__name__}: {reason}") from error

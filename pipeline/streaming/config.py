@@ -27,6 +27,7 @@ class StreamConfig:
         cache_folder: for remote shards and for plans that can't lie next to the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
+        one_document_a_row: no packing: a document, or a piece of a long one, in each row.
         teaching: whose stored losses rows hold; a teacher that runs is the trainer's.
         with_distributions: whether rows hold the distributions stored with these losses, too, over
             the student's vocabulary.
@@ -46,6 +47,7 @@ class StreamConfig:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
+    one_document_a_row: bool = False
     teaching: Teaching = NOBODY
     with_distributions: bool = False
     with_cells: bool = False

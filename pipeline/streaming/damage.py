@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline.command_line.links import open_unlinked, refuse_link
+
 logger = logging.getLogger(__name__)
 
 OnDamage = Literal["raise", "quarantine"]
@@ -49,7 +51,8 @@ class DamageLog:
             return
         self.samples[document] = sample
         logger.warning("left out sample %d: %s", len(self.samples), sample.reason)
+        refuse_link(str(self.file.parent))
         self.file.parent.mkdir(parents=True, exist_ok=True)
         # One short write in append mode is not mixed with those of other processes.
-        with self.file.open("ab", buffering=0) as file:
+        with open(self.file, "ab", buffering=0, opener=open_unlinked) as file:
             file.write((json.dumps(asdict(sample)) + "\n").encode())

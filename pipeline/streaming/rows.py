@@ -82,6 +82,7 @@ class AlignedRows(TorchDataset[Rows]):
             seq_length=config.seq_length,
             teacher_seq_length=config.teacher_seq_length,
             window_rows=config.window_rows,
+            one_document_a_row=config.one_document_a_row,
         )
         mixture = self.opened.mixture
         self.datasets = tuple(

@@ -18,10 +18,11 @@ CHECKPOINT = "checkpoint.pt"
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
     *("tracker", "workers", "device", "compile", "gradient_checkpointing", "dry_run"),
+    "allow_untrained_teacher",
     "data",  # `StreamState` knows what it holds
 )
 # Not named in runs that began when there were none.
-_OLDER = {"draws": 0, "distill_map": "of an earlier release"}
+_OLDER = {"draws": 0, "distill_map": "of an earlier release", "one_document_a_row": False}
 
 
 def save_checkpoint(

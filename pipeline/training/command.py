@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pipeline.command_line.failures import report
 from pipeline.command_line.options import parse_options
-from pipeline.drawing.formatting import printable
 from pipeline.methods import METHODS
 from pipeline.training.config import TrainConfig
 
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for line in describe_run(config, ranks) if config.dry_run else [what_next(config)]:
                     print(line)
     except (ValueError, OSError) as error:
-        report(who, error, printable(str(error)))
+        report(who, error)
         return 2
     except KeyboardInterrupt as stopped:
         print(

@@ -32,9 +32,12 @@ class TrainConfig:
         output: folder of this run; run the same command again to continue from its checkpoint.
         random_init: start from random weights; only the student's configuration is read.
         teaching: who teaches.
+        allow_untrained_teacher: accept a running teacher that predicts no better than chance.
         heldout: aligned datasets to measure bits per byte on, [NAME=]DATASET each.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, by default the dataset's ratio plus 12.5 %.
+        one_document_a_row: put one document, or a piece of a long one, in each row, as hybrid
+            models need, whose state runs through a row; slower, because the rest is padding.
         num_epochs: passes over the data; a mixture's file has its own for each dataset.
         workers: processes that read ahead; 0: the run's own process reads.
         method: how the loss is made.
@@ -69,9 +72,11 @@ class TrainConfig:
     output: Annotated[Path, Option("FOLDER")]
     random_init: bool = False
     teaching: Teaching = NOBODY
+    allow_untrained_teacher: bool = False
     heldout: Annotated[tuple[str, ...], Option("DATASET")] = ()
     seq_length: int = 512
     teacher_seq_length: int | None = None
+    one_document_a_row: bool = False
     num_epochs: int = 1
     workers: int = 0
     method: Method = field(default_factory=Method)
@@ -149,6 +154,7 @@ class TrainConfig:
             self.data,
             seq_length=self.seq_length,
             teacher_seq_length=self.teacher_seq_length,
+            one_document_a_row=self.one_document_a_row,
             seed=self.seed,
             global_batch_size=self.global_batch_size,
             num_epochs=self.num_epochs,

@@ -9,7 +9,7 @@ from statistics import median
 from typing import cast
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from pipeline.dataset.tokenizers import Side
 from pipeline.drawing.formatting import (
@@ -19,6 +19,7 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.models.fit import find_fitting
+from pipeline.models.gguf_files import GgufFile, read_gguf_config
 from pipeline.models.weights import read_config
 from pipeline.packing.opening import OpenedRun
 from pipeline.training.config import TrainConfig
@@ -114,8 +115,7 @@ def _own_seconds(config: TrainConfig) -> float | None:
 def _shape(source: str, opened: OpenedRun, side: Side) -> PretrainedConfig:
     path = find_fitting(source, opened.dataset, side=side).path
     if path.suffix == ".gguf":
-        found = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        return cast(PretrainedConfig, found)
+        return cast(PretrainedConfig, read_gguf_config(GgufFile(path)))
     return cast(PretrainedConfig, read_config(path))
 
 

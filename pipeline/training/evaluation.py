@@ -34,7 +34,12 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)
     for name, path in config.heldout_sets.items():
-        stream = StreamConfig(path, seq_length=config.seq_length, seed=config.seed)
+        stream = StreamConfig(
+            path,
+            seq_length=config.seq_length,
+            seed=config.seed,
+            one_document_a_row=training.rules.one_document_a_row,
+        )
         run = open_run(stream.reading, seed=stream.seed)
         record = replace(run.manifest.student, convention=endless)
         run = replace(run, manifest=replace(run.manifest, student=record))

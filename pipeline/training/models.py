@@ -1,5 +1,6 @@
 """The models of a run, which belong to its data."""
 
+import logging
 from typing import Any, cast
 
 import torch
@@ -13,12 +14,20 @@ from pipeline.models.weights import make_model, read_config
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.training.config import TrainConfig
 
+logger = logging.getLogger(__name__)
+
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
     """Return the student, fp32; the same weights for the same seed. Errors as `open_model`.
 
     What is compiled or computed again are its layers: the loss lies outside.
     """
+    if rows.rules.one_document_a_row:
+        padding = [100 * each.plan.padding()[0] for each in rows.datasets]
+        logger.warning(
+            "one document a row: %s %% of the student tokens of rows are padding",
+            ", ".join(f"{share:.0f}" for share in padding),
+        )
     source: str | PreTrainedModel = config.student
     if config.random_init:
         torch.manual_seed(config.seed)
@@ -48,6 +57,8 @@ def load_teacher(
         source,
         rows.opened,
         rows.rules,
+        allow_untrained=config.allow_untrained_teacher,
+        accepted_by="--allow-untrained-teacher" if given is None else None,
         mean_loss=lambda teacher: mean_teacher_loss(teacher, rows.__getitems__([0]).to(device)),
         one_vocabulary_for=config.kind.name if config.kind.one_vocabulary else "",
         dtype=torch.bfloat16 if config.bf16 else torch.float32,

@@ -43,5 +43,7 @@ class TransferOptions:
         if self.rows_of is not None and self.multiple != 1:
             raise ValueError("--rows-of and --multiple both say how many rows: leave one out")
         output = Path(self.output)
-        if output.exists() and any(output.iterdir()):
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise ValueError(f"--output {output} is not empty: name a new folder")
+        if output.is_mount():  # it is written next to it, and renamed
+            raise ValueError(f"--output {output} is where a disk is mounted: name a folder in it")

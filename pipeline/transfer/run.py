@@ -5,22 +5,22 @@ from itertools import batched
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.conventions import describe_tokenizer
 from pipeline.dataset.texts import read_texts
-from pipeline.drawing.formatting import format_count, format_plural
+from pipeline.drawing.formatting import format_bytes, format_count, format_plural
+from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
 from pipeline.models.weights import load_weights, read_config
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.model import keep_layers, transfer_vocabulary
 from pipeline.transfer.options import TransferOptions
-from pipeline.transfer.origins import count_pairs, find_origins
+from pipeline.transfer.origins import Origins, count_pairs, find_origins
 
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
@@ -29,7 +29,7 @@ _MAX_PROVEN = 200
 
 
 def transfer_model(options: TransferOptions) -> Iterator[str]:
-    """Write the model with its new tokenizer; yield what to print.
+    """Write the model with its new tokenizer; yield what to print, before each step what it is.
 
     Raises:
         UntransferableError: a model of which more than embeddings and output layer has a row a
@@ -37,6 +37,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
         TokenizerError: a tokenizer that can't be loaded, or not be exported to transformers.
         ValueError: no text.
     """
+    yield f"reading {options.model} and the tokenizer {options.tokenizer}"
     folder = find_folder(options.model, role="model")
     old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
     documents = _read(options)
@@ -47,26 +48,30 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     num_rows = _count_rows(options, new)
     defaults, left = in_vocabulary(read_generation_defaults(str(folder)), old, new)
     # Before any hour is spent: without a tokenizer for transformers nobody can use the model.
+    yield "trying the tokenizer in transformers"
     record, known = describe_tokenizer(new, "tokenizer"), _known(new, seen)
     config = model.config.to_dict()
     tokenizer = convert_tokenizer(new, record, known, config=config, defaults=defaults)
+    yield f"measuring the model on {format_plural(len(held_out), 'text')}"
     before = bits_per_byte(model, old, held_out)
+    num_bytes = sum(len(document.text) for document in seen)
+    yield f"aligning {format_plural(len(seen), 'document')} ({format_bytes(num_bytes)})"
+    pairs = count_pairs(_align(seen, new, old))
+    yield f"making {format_plural(num_rows, 'row')} for {format_plural(new.vocab_size, 'token')}"
     own_rows = model.get_input_embeddings().weight.shape[0]
-    origins = find_origins(new, old, count_pairs(_align(seen, new, old)), num_rows=own_rows)
+    origins = find_origins(new, old, pairs, num_rows=own_rows)
     if options.layers:
         model = keep_layers(model, options.layers)
     transfer_vocabulary(model, origins, num_rows=num_rows)
+    yield f"measuring the new model, and writing {options.output}"
     after = bits_per_byte(model, new, held_out)
-    output = Path(options.output)
-    model.save_pretrained(output)
-    tokenizer.write(output)
-    size = sum(parameter.numel() for parameter in model.parameters())
-    yield (
-        f"{output}: {format_count(size)} parameters, {format_count(new.vocab_size)} tokens, "
-        f"{format_count(num_rows)} rows"
-    )
-    for rule, count in origins.counts().items():
-        yield f"  {rule:<10} {format_count(count):>9}  {100 * count / new.vocab_size:5.1f} %"
+    weights = list(model.parameters())
+    output = Path(options.output).absolute()
+    with replacing(output, sum(weight.nbytes for weight in weights)) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.write(temporary)
+    size = sum(weight.numel() for weight in weights)
+    yield from _describe(options.output, size, num_rows, origins)
     yield (
         f"bits per byte of {format_plural(len(held_out), 'text')} that "
         f"{'no embedding was' if others else 'embeddings were'} made of: "
@@ -76,6 +81,16 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     if left:
         yield f"left out, for the new vocabulary has nothing for it: {', '.join(left)}"
     yield "next: align with it, score with the old model, train (vocag transfer --help)"
+
+
+def _describe(output: str, size: int, num_rows: int, origins: Origins) -> Iterator[str]:
+    num_tokens = len(origins.rules)
+    yield (
+        f"{output}: {format_count(size)} parameters, {format_count(num_tokens)} tokens, "
+        f"{format_count(num_rows)} rows"
+    )
+    for rule, count in origins.counts().items():
+        yield f"  {rule:<10} {format_count(count):>9}  {100 * count / num_tokens:5.1f} %"
 
 
 def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
@@ -116,7 +131,7 @@ def _align(
     documents: Sequence[SourceDocument], new: Tokenizer, old: Tokenizer
 ) -> Iterator[AlignedBatch]:
     parts = list(batched(documents, _DOCUMENTS_AT_ONCE))
-    for part in tqdm(parts, desc="aligning", unit_scale=_DOCUMENTS_AT_ONCE, disable=None):
+    for part in watched(parts, "aligning", "documents", each=_DOCUMENTS_AT_ONCE):
         yield align_batch(list(part), new, old)
 
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pipeline.command_line import failures
+from pipeline.command_line.failures import printable
 from pipeline.command_line.options import DatasetSource, ModelSource, parse_options
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -17,7 +18,6 @@ from pipeline.drawing.formatting import (
     format_duration,
     format_plural,
     format_short,
-    printable,
 )
 from pipeline.validate.findings import CHECKS, Finding
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         options = parse_options(ValidateOptions, argv, prog="vocag validate", epilog=_EPILOG)
         report = _validate(options)
     except (ValueError, OSError, BrokenProcessPool) as error:
-        failures.report("vocag validate", error, printable(str(error)))
+        failures.report("vocag validate", error)
         return CANNOT_RUN
     if options.json:
         print(json.dumps(report.to_json(), indent=1))

@@ -1,12 +1,15 @@
 """Check a whole dataset: the manifest, every shard, and what only shows across shards."""
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -227,7 +230,8 @@ def _check_shards(
             for shard in shards
         ]
     # Spawned, not forked: arrow and numba hold threads, which a fork would leave half alive.
-    with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(num_processes, spawn, initializer=_end_with_command) as pool:
         futures = {
             pool.submit(check_shard, small, shard, with_tokenizers=with_tokenizers): shard
             for shard in shards
@@ -236,6 +240,18 @@ def _check_shards(
             future.result()
             advance(futures[future].num_bytes)
         return [future.result() for future in futures]
+
+
+def _end_with_command() -> None:
+    """In a worker: end when the command does, even killed: the pool would wait for ever."""
+    command = parent_process()
+    assert command is not None
+
+    def watch() -> None:
+        wait([command.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _find_duplicate_keys(manifest: Manifest, results: Sequence[ShardResult]) -> Iterator[Finding]:

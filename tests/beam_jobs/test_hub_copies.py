@@ -14,6 +14,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 
+from beam_jobs.remove.removal import find_documents
 from pipeline.command_line.command import run_command
 from pipeline.packing.reading import Reading
 from pipeline.remote import first_contact
@@ -275,8 +276,102 @@ def test_what_is_left_to_upload_isn_t_sent_over_somebody_s_change(
     call(*align_arguments(inputs, url), status=2)
     said = capfd.readouterr().err
     assert f"{url} has changed since an unfinished job copied it to" in said
-    assert "`hf upload` sends it from" in said
+    assert "is of an older state, and can't be uploaded" in said
     assert hub.files("team/shared") == {"manifest.json": b"{}"}
+
+
+@pytest.fixture
+def grown(hub: HubServer, made: HubServer, tmp_path: Path) -> tuple[str, list[object]]:
+    """A dataset there, and the command that removes a document."""
+    name = f"team/{tmp_path.name}"
+    hub.put(name, made.files(PLACE))
+    (tmp_path / "ids.txt").write_text("doc-0-3\n")
+    return name, ["remove", f"hf://datasets/{name}", "--ids", tmp_path / "ids.txt"]
+
+
+def more_arguments(inputs: Path, url: str) -> list[object]:
+    more = inputs / "more.jsonl"
+    more.write_text(json.dumps({"id": "more", "text": "One more."}) + "\n")
+    given = align_arguments(inputs, url)
+    return ["align", "--append", "--input", more, *given[3:]]
+
+
+def test_of_two_jobs_at_once_one_is_refused_and_works_later(
+    hub: HubServer,
+    inputs: Path,
+    grown: tuple[str, list[object]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name, remove = grown
+    append = more_arguments(inputs, f"hf://datasets/{name}")
+
+    def meanwhile(*given: object) -> object:
+        call(*append, status=2)
+        return find_documents(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("beam_jobs.remove.removal.find_documents", meanwhile)
+        call(*remove)
+    said = capfd.readouterr()
+    assert f"another job of this machine works on hf://datasets/{name}, in the copy" in said.err
+    assert "run the same command again to continue in" not in said.out
+    assert json.loads(hub.files(name)["manifest.json"])["generation"] == 1
+    call(*append)
+    assert json.loads(hub.files(name)["manifest.json"])["generation"] == 2
+    call("validate", f"hf://datasets/{name}")
+
+
+def test_what_another_machine_has_changed_meanwhile_is_not_overwritten(
+    hub: HubServer,
+    grown: tuple[str, list[object]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name, remove = grown
+
+    def meanwhile(*given: object) -> object:
+        hub.put(name, {**hub.files(name), "README.md": b"# by another machine"})
+        return find_documents(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("beam_jobs.remove.removal.find_documents", meanwhile)
+        call(*remove, status=2)
+    said = capfd.readouterr().err
+    assert f"{name} has changed since an unfinished job copied it to" in said
+    assert "auth whoami" not in said
+    assert hub.files(name)["README.md"] == b"# by another machine"
+    (remedy,) = re.findall(r"hint: rm -r (\S+)  # then run the same command again", said)
+    shutil.rmtree(remedy)
+    call(*remove)
+    assert json.loads(hub.files(name)["manifest.json"])["generation"] == 1
+
+
+def test_a_refused_job_leaves_no_copy_that_blocks(
+    hub: HubServer,
+    grown: tuple[str, list[object]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name, remove = grown
+    (tmp_path / "unknown.txt").write_text("nobody\n")
+    call(*remove[:3], tmp_path / "unknown.txt", status=2)
+    assert "run the same command again" not in capfd.readouterr().out
+    hub.put(name, {**hub.files(name), "README.md": b"# by somebody else"})
+    call(*remove)
+    assert json.loads(hub.files(name)["manifest.json"])["generation"] == 1
+
+
+def test_an_answer_that_no_client_understands_is_explained(
+    hub: HubServer, grown: tuple[str, list[object]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, remove = grown
+    hub.faults[f"GET /api/datasets/{name}"] = [302] * 9
+    call(*remove, status=2)
+    hub.faults.clear()
+    said = capfd.readouterr().err
+    assert f"hf://datasets/{name} can't be used (its client doesn't understand what it " in said
+    assert "KeyError: 'id'" in said
 
 
 def test_a_job_with_too_many_dead_letters_says_where_its_dataset_is(

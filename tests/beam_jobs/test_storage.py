@@ -2,6 +2,7 @@ import gc
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -38,6 +39,15 @@ def test_a_shard_holds_what_was_written_whatever_becomes_of_the_advice(
         for part in PARTS:
             file.write(part)
     assert path.read_bytes() == b"".join(PARTS)
+
+
+def test_a_store_without_its_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_contact, "_answered", set())
+    monkeypatch.setitem(sys.modules, "aiohttp", None)  # as if it weren't installed
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    with pytest.raises(NoAnswerError, match=r"https://a\.org can't be used: .*aiohttp.*\[http\]"):
+        first_contact.require_answer("https://a.org/aligned/manifest.json")
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/corpus/*.jsonl", "s3://bucket/corpus/*.jsonl"])

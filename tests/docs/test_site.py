@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from runpy import run_path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -15,6 +16,15 @@ from pipeline.training.config import TrainConfig
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]
+
+
+def test_no_cell_of_an_option_is_cut() -> None:
+    page = (ROOT / "docs/reference/options.md").read_text("utf-8")
+    rows = run_path(str(ROOT / "docs/site_pages.py"))["with_options"](page).splitlines()
+    options = [row for row in rows if row.startswith("| `--")]
+    assert len(options) > 100
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in options} == {3}
+    assert any(r"&lt;\|endoftext\|&gt; in a text is plain text or its" in row for row in options)
 
 
 @pytest.mark.slow

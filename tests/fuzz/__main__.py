@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("fuzz"), help="where failures go")
     parser.add_argument("--replay", type=Path, help="try one failure again")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     if options.replay:
         body = json.loads(options.replay.read_bytes())

@@ -2,7 +2,8 @@
 
 Of the documents that damage doesn't touch each is read as it was written, or a dead letter says
 that a part of the file can't be read, which ends the command with status 3. However a file is cut
-into parts, they hold the same.
+into parts, they hold the same, and say together whether it holds nothing usable. Some files are
+compressed under a plain name, and JSON may have odd values in a field that nobody asks for.
 """
 
 import bz2
@@ -20,14 +21,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.align.inputs.decompression import zstd
-from beam_jobs.align.inputs.documents import Outcome, PlacedDocument, ReadingRules, Reason
+from beam_jobs.align.inputs.documents import (
+    DeadLetter,
+    Outcome,
+    PlacedDocument,
+    ReadingRules,
+    Reason,
+)
 from beam_jobs.align.inputs.files import find_inputs
 from beam_jobs.align.inputs.parts import cut_files
 from beam_jobs.align.inputs.reading import read_part
+from beam_jobs.align.inputs.unusable import letters_of_files, note_unusable
 from beam_jobs.errors import InputError
 from tests.fuzz.report import Fault, Report
 
@@ -53,6 +62,12 @@ INSERTED = ('"', "{", "}", "]", ",", "\n", "\\", "\0", "\ufeff", '"x"', "\t", "x
 TABLES = ("parquet", "arrow")
 EDITS = ("insert", "insert", "delete", "flip", "cut", "none")
 TASK_BYTES = (1, 50, 1000, 1 << 20)
+MOST_PARTS = 5000
+ODD = (
+    *("", "", ', "title": "cut \\ud83d"', ', "title": "\\udc00"', ', "n": ' + "9" * 4400),
+    *(', "title": "\udcf1\udced"', ', "m": ' + "[" * 1500 + "]" * 1500),
+)
+"""Members of JSON that cost no document; surrogates are bytes that aren't UTF-8."""
 MOST_FAKES = 3
 """Documents that one edit may alter or make: of a row that is split, each half can be one."""
 
@@ -71,6 +86,8 @@ class Trial:
     places: list[float]
     inserted: list[str]
     is_stored: bool  # the edits meet the bytes as stored, not what they decompress to
+    odd: str = ""
+    is_misnamed: bool = False  # compressed under a plain name
 
     @property
     def has_no_quotes(self) -> bool:
@@ -98,6 +115,8 @@ def draw_trial(choose: random.Random) -> Trial:
         places=[choose.random() for _ in edits],
         inserted=[choose.choice(INSERTED) for _ in edits],
         is_stored=kind in TABLES or (suffix != "" and choose.random() < 0.5),
+        odd=choose.choice(ODD) if kind in ("jsonl", "json") else "",
+        is_misnamed=choose.random() < 0.2,
     )
 
 
@@ -114,16 +133,22 @@ def try_file(trial: Trial) -> Fault | None:
     """Return what is wrong with what is read of a file, None for nothing."""
     data, spans = write_file(trial)
     data, untouched = damage(trial, data, spans)
+    if not data:
+        return None  # an empty file holds nothing
     with tempfile.TemporaryDirectory(prefix="vocag-fuzz-") as folder:
-        path = Path(folder, f"a.{trial.kind}{trial.suffix}")
+        path = Path(folder, f"a.{trial.kind}{'' if trial.is_misnamed else trial.suffix}")
         path.write_bytes(data)
+        sizes = [max(task_bytes, len(data) // MOST_PARTS) for task_bytes in TASK_BYTES]
         try:
-            cut = [read_whole(path, task_bytes) for task_bytes in TASK_BYTES]
+            cut = [read_whole(path, task_bytes) for task_bytes in sizes]
+            told = [is_told_unusable(path, task_bytes) for task_bytes in sizes[1:]]
         except InputError:
             return None  # refused before anything starts
         except Exception as error:
             return Fault("raises", f"{type(error).__name__}: {error}")
     outcomes = cut[-1]
+    if set(told) != {is_unusable(outcomes)}:
+        return Fault("unusable", f"{told} of {len(outcomes)} outcomes, by size of parts")
     if any(unlined(other) != unlined(outcomes) for other in cut):
         return Fault("parts", f"differ: {[len(other) for other in cut]} outcomes")
     return judge(trial, outcomes, untouched)
@@ -134,6 +159,23 @@ def read_whole(path: Path, task_bytes: int) -> list[Outcome]:
     parts = cut_files(find_inputs([str(path)]), task_bytes=task_bytes)
     rules = ReadingRules(max_document_bytes=1 << 12)
     return [outcome for part, _ in parts for outcome in read_part(part, rules)]
+
+
+def is_unusable(outcomes: list[Outcome]) -> bool:
+    """Return whether a file has dead letters alone, of which none says that it can't be read."""
+    reasons = {getattr(outcome, "reason", None) for outcome in outcomes}
+    return bool(reasons) and not reasons & {None, Reason.UNREADABLE_INPUT}
+
+
+def is_told_unusable(path: Path, task_bytes: int) -> bool:
+    """Return whether parts of a size say together that a file holds nothing usable."""
+    rules, letters = ReadingRules(max_document_bytes=1 << 12), []
+    with tempfile.TemporaryDirectory(prefix="vocag-fuzz-") as folder:
+        for part, _ in cut_files(find_inputs([str(path)]), task_bytes=task_bytes):
+            for outcome in note_unusable(read_part(part, rules), part, folder):
+                if isinstance(outcome, DeadLetter):
+                    letters.append(msgspec.structs.asdict(outcome))
+        return bool(letters_of_files(letters, folder))
 
 
 def unlined(outcomes: list[Outcome]) -> list[Any]:
@@ -147,6 +189,7 @@ def judge(trial: Trial, outcomes: list[Outcome], untouched: set[int]) -> Fault |
     letters = [o for o in outcomes if not isinstance(o, PlacedDocument)]
     written = {record["id"]: record["text"].encode() for record in trial.records}
     is_said = any(letter.reason == Reason.UNREADABLE_INPUT for letter in letters)
+    is_said |= is_unusable(outcomes)
     if trial.is_stored and trial.kind == "arrow":
         # Nothing there has a checksum: what is altered can't be seen.
         is_whole = is_said or len(outcomes) >= len(written)
@@ -170,7 +213,10 @@ def write_file(trial: Trial) -> tuple[bytes, list[Span]]:
     if trial.kind in ("jsonl", "json"):
         indent = 1 if trial.style == 1 and trial.kind == "json" else None
         is_ascii = trial.style == 2
-        pieces = [json.dumps(r, indent=indent, ensure_ascii=is_ascii).encode() for r in records]
+        written = (json.dumps(r, indent=indent, ensure_ascii=is_ascii) for r in records)
+        pieces = [text.encode() for text in written]
+        odd = len(pieces) // 2
+        pieces[odd] = pieces[odd][:-1] + trial.odd.encode(errors="surrogateescape") + b"}"
         between = b"\n" if trial.kind == "jsonl" else (b", ", b",\n")[trial.style % 2]
         head, tail = (b"", b"\n") if trial.kind == "jsonl" else (b"[", b"]")
     else:

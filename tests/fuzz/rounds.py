@@ -13,7 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pipeline.tokenization import SpecialStrings, TokenizerError, load_tokenizer
+import tokenizers
+
+from pipeline.tokenization import SpecialStrings, Tokenizer, TokenizerError, load_tokenizer
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.report import Fault, Report
 from tests.fuzz.texts import make_text
@@ -77,9 +79,26 @@ def run_round(target: Target, seed: str, told: Connection) -> None:
     except BaseException as error:
         told.send(("fault", Fault("load", f"{type(error)}: {error}"), [""]))
     else:
+        if (fault := find_cut_template(target, oracle.tested)) is not None:
+            told.send(("fault", fault, [""]))
         seconds = REAL_SECONDS if target.name in REAL else OTHER_SECONDS
         hunt(oracle, random.Random(seed), seconds, told.send)
         told.send(("counts", oracle.counts))
+
+
+def find_cut_template(target: Target, loaded: Tokenizer) -> Fault | None:
+    """Compare what comes before a text with what the library puts there, however many tokens."""
+    if Path(target.path).suffix != ".json":
+        return None
+    library = tokenizers.Tokenizer.from_file(target.path)
+    library.no_truncation()
+    library.no_padding()
+    plain, whole = (library.encode("x", add_special_tokens=add).ids for add in (False, True))
+    starts = (place for place in range(len(whole)) if whole[place : place + len(plain)] == plain)
+    before = tuple(whole[: next(starts, 0)])
+    if loaded.template_before == before:
+        return None
+    return Fault("template", f"{loaded.template_before} before a text, the library's is {before}")
 
 
 def hunt(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from tests.support import tokenizer_zoo as zoo
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
@@ -27,6 +28,9 @@ ADDED = (
     *("1", "한", "\u0301", "[MASK]", "ﬁ", "don't", "\u3000", "a b", "ſ", "<s>", "hello", "Hello"),
     *("▁▁▁", "▁the", " sum", "sum"),
 )
+
+
+CONTROL = ("[gMASK]", "<sop>", "<|endoftext|>")
 
 
 def write_fresh(seed: str, folder: Path) -> Path:
@@ -66,6 +70,12 @@ def _write(body: zoo.Definition, choose: random.Random, folder: Path) -> Path:
         names = ["single_word", "lstrip", "rstrip", "special", "normalized"]
         flags = {name: choose.random() < 0.35 for name in names}
         tokenizer.add_tokens([AddedToken(content, **flags)])
+    if choose.random() < 0.3:  # as GLM's, which puts two tokens before a text
+        names = choose.sample(CONTROL, choose.choice((1, 2, 3)))
+        tokenizer.add_special_tokens(names)
+        ids = [(name, tokenizer.token_to_id(name)) for name in names]
+        single = " ".join([*names, "$A"])
+        tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=ids)
     return zoo.write_definition(json.loads(tokenizer.to_str()), folder)
 
 

@@ -2,11 +2,14 @@
 
 import multiprocessing
 import os
+import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from multiprocessing.context import ForkServerContext
 from typing import Any
+
+import psutil
 
 from tests.support.servers import free_port
 
@@ -44,6 +47,20 @@ def run_killed(
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+def processes_that_name(text: str) -> list[int]:
+    """Return the processes of this machine whose environment or command names a path."""
+    told = {each.pid: str(each.info) for each in psutil.process_iter(["cmdline", "environ"])}
+    return [pid for pid, info in told.items() if text in info]
+
+
+def require_ended(text: str) -> None:
+    """Wait some seconds for the end of the processes that name a path."""
+    for pid in processes_that_name(text):
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+        assert ended.poll(5000), f"process {pid} lives on"
 
 
 def _be_rank(rank: int, work: Callable[..., None], port: int, arguments: Sequence[object]) -> None:

@@ -15,6 +15,7 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.parts import STANDARD_INPUT
 from beam_jobs.errors import InputError
 from beam_jobs.first_bytes import compression_of, table_of
+from pipeline.command_line.failures import naming
 
 SPOOL_PREFIX = ".vocag-stdin-"
 
@@ -72,7 +73,7 @@ def _copy(stream: BinaryIO, folder: str, format: str | None) -> str:
     if format is not None:
         kind = ".txt" if format == "text" else f".{format}"
     path = storage.join(folder, f"stdin{kind}{suffix}")
-    with storage.open_to_write(path) as file:
+    with naming(path), storage.open_to_write(path) as file:
         while head:
             file.write(head)
             head = stream.read(_CHUNK_BYTES)

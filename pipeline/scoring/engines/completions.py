@@ -4,6 +4,7 @@ Token ids go in, with `prompt_logprobs`, vLLM's extension of the API. Each place
 its token by id, so an answer about other tokens can't pass.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import printable
 from pipeline.scoring.engines.interface import EngineError
 from schemas.distribution_rule import DistributionRule
 from schemas.distributions import LARGEST_MASS
@@ -23,6 +25,10 @@ _IMPOSSIBLE = -9999.0
 # So many tokens in a row never have one and the same log-probability, whatever the text: the first
 # of a run of equal tokens is a surprise.
 _NEVER_ALL_EQUAL = 16
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+# Of an answer: of all but its tokens, and of one, with its spelling, rank and log-probability.
+_OTHER_BYTES, _BYTES_PER_TOKEN = 1 << 20, 512
+_SHOWN = 40
 # Sampling as the model has it. What a request leaves out, vLLM takes from the model's
 # generation_config.json, and its log-probabilities may be those after sampling's changes.
 _UNCHANGED = {
@@ -75,6 +81,17 @@ def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None
     return body | top | {"return_tokens_as_token_ids": True}
 
 
+def most_bytes(input_ids: Sequence[int], rule: DistributionRule | None) -> int:
+    """Return how long an answer about a prompt may be; what is longer is no answer.
+
+    Example:
+        >>> most_bytes(range(2048), None)
+        2097152
+    """
+    tokens = 1 if rule is None else 1 + rule.top_k
+    return _OTHER_BYTES + len(input_ids) * tokens * _BYTES_PER_TOKEN
+
+
 def read_likeliest(
     answer: Any, input_ids: Sequence[int], rule: DistributionRule
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -89,16 +106,17 @@ def read_likeliest(
         int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
 
     Raises:
-        NonsenseError: fewer than were asked for, or probabilities that add up to more than 1.
+        NonsenseError: fewer than were asked for, tokens that aren't named by id, or probabilities
+            that add up to more than 1.
     """
     choice = msgspec.convert(answer, _Answer).choices[0]
     if choice.logprobs is None:
         raise NonsenseError("no logprobs of what follows the prompt")
     after = choice.logprobs.top_logprobs[0]
     found = [
-        *({int(token): entry.logprob for token, entry in (place or {}).items()}
+        *({_token_id(token): entry.logprob for token, entry in (place or {}).items()}
           for place in choice.prompt_logprobs[1:]),
-        {int(token.removeprefix("token_id:")): value for token, value in after.items()},
+        {_token_id(token.removeprefix("token_id:")): value for token, value in after.items()},
     ]  # fmt: skip
     shape = len(input_ids), rule.top_k
     ids, log_probs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
@@ -132,7 +150,7 @@ def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np
     except msgspec.ValidationError as error:
         raise NonsenseError(f"no log-probabilities of the prompt: {error}") from error
     if found.model not in (None, model):
-        raise NonsenseError(f'it answered as model "{found.model}"')
+        raise NonsenseError(f'it answered as model "{printable(found.model[:_SHOWN])}"')
     if found.usage and found.usage.prompt_tokens not in (None, len(input_ids)):
         raise NonsenseError(
             f"it read {found.usage.prompt_tokens} tokens, but {len(input_ids)} were sent"
@@ -154,3 +172,9 @@ def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np
     if len(known) >= _NEVER_ALL_EQUAL and (known == known[0]).all():
         raise DisprovedError(f"all {len(known)} log-probabilities are {0.0 - known[0]:g}")
     return losses
+
+
+def _token_id(name: str) -> int:
+    if not _TOKEN_ID.fullmatch(name):
+        raise NonsenseError(f"a token is named {name[:_SHOWN]!r}, not by its id")
+    return int(name)

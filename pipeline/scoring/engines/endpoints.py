@@ -24,7 +24,9 @@ from tenacity import (
     wait_exponential,
 )
 
+from pipeline.command_line.failures import printable
 from pipeline.scoring.engines.completions import DisprovedError, NonsenseError
+from pipeline.scoring.engines.deadline import Deadline
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.settings import ServedSettings
 
@@ -43,6 +45,8 @@ _REMEDY = "Scored shards stay: check the servers and run the same command again"
 # What asking again can't help: the request itself is refused.
 _FINAL_STATUSES = (400, 401, 403, 413, 422)
 _SHOWN = 200
+_CONNECT_SECONDS = 30.0
+_MOST_BYTES = 1 << 20  # of an answer that isn't about a prompt
 
 
 class PassingError(Exception):
@@ -83,10 +87,14 @@ class Endpoints:
         self.prove: Callable[[Endpoint], None] | None = None
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
+        wait = settings.answer_seconds
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx2.Client(
-            timeout=httpx2.Timeout(settings.answer_seconds, connect=30.0),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx2.Timeout(wait, connect=min(wait, _CONNECT_SECONDS)),
+            # A connection for each request, so that its deadline is the connection's.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            # What is packed may be a thousand times as large as what is sent.
+            headers={"Accept-Encoding": "identity", **headers},
         )
 
     def vouch(self, server: Endpoint) -> bool:
@@ -177,35 +185,63 @@ class Endpoints:
             now = time.monotonic()
             return min(left, key=lambda s: (s.rests_until > now, s is last, s.num_under_way))
 
-    def send(self, server: Endpoint, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def send(
+        self,
+        server: Endpoint,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        most_bytes: int = _MOST_BYTES,
+    ) -> Any:
         """Return what a server answers, or has under a path such as "/version"; one attempt.
 
         Without a question's body, a server that has no such path answers None. PassingError if
-        asking again may help, EngineError if it can't; NonsenseError if the answer is no JSON, or
-        no such path is there, which vLLM also says of a model.
+        asking again may help, EngineError if it can't; NonsenseError if the answer is no JSON or
+        too long, or no such path is there, which vLLM also says of a model.
         """
-        method = "GET" if body is None else "POST"
-        try:
-            response = self._client.request(method, server.url + path, json=body)
-        except httpx2.TransportError as error:
-            raise PassingError(f"{type(error).__name__}: {error}") from error
-        status = response.status_code
+        status, answer = self._receive(server.url + path, body, most_bytes)
         if status in (404, 405):
             if body is None:
                 return None
-            raise NonsenseError(f"{server.url}{path} is not there ({status}{_explain(response)})")
+            raise NonsenseError(f"{server.url}{path} is not there ({status}{_explain(answer)})")
         if status in _FINAL_STATUSES:
             key = "; set VOCAG_API_KEY to a key that it accepts" if status in (401, 403) else ""
             raise EngineError(
                 f"{server.url}{path} refuses the request with status {status}"
-                f"{_explain(response)}{key}"
+                f"{_explain(answer)}{key}"
             )
         if status != 200:
-            raise PassingError(f"status {status}{_explain(response)}")
+            raise PassingError(f"status {status}{_explain(answer)}")
         try:
-            return orjson.loads(response.content)
+            return orjson.loads(answer)
         except orjson.JSONDecodeError as error:
             raise NonsenseError(f"not JSON ({error})") from error
+
+    def _receive(
+        self, url: str, body: Mapping[str, Any] | None, most_bytes: int
+    ) -> tuple[int, bytes]:
+        """Return status and bytes of an answer that comes in time and isn't too long."""
+        seconds, method = self.settings.answer_seconds, "GET" if body is None else "POST"
+        with Deadline(seconds) as deadline:
+            traced = {"trace": deadline.trace}
+            try:
+                with self._client.stream(method, url, json=body, extensions=traced) as response:
+                    return response.status_code, _read(response, most_bytes)
+            except httpx2.TransportError as error:
+                if deadline.is_over:
+                    raise PassingError(f"no whole answer within {seconds:g} s") from error
+                raise PassingError(printable(f"{type(error).__name__}: {error}")) from error
+
+
+def _read(response: httpx2.Response, most_bytes: int) -> bytes:
+    packing, answer = response.headers.get("Content-Encoding", "identity"), bytearray()
+    if packing != "identity":
+        raise NonsenseError(f"packed as {packing[:_SHOWN]!r}, which wasn't asked for")
+    for part in response.iter_raw():
+        answer += part
+        if len(answer) > most_bytes:
+            raise NonsenseError(f"more than the {most_bytes} bytes that it may have")
+    return bytes(answer)
 
 
 def base_url(url: str) -> str:
@@ -221,10 +257,10 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _explain(response: httpx2.Response) -> str:
+def _explain(answer: bytes) -> str:
     """Return what a server says went wrong; never its echo of the request, which holds text."""
     try:
-        body = orjson.loads(response.content)
+        body = orjson.loads(answer)
     except orjson.JSONDecodeError:
         return ""
     error = body.get("error", body) if isinstance(body, dict) else None
@@ -232,4 +268,4 @@ def _explain(response: httpx2.Response) -> str:
     if not isinstance(message, str):
         return ""
     # what follows the first line repeats the request, and so the document
-    return f": {message.partition('\n')[0].partition('input')[0].strip()[:_SHOWN]}"
+    return printable(f": {message.partition('\n')[0].partition('input')[0].strip()[:_SHOWN]}")

@@ -1,6 +1,7 @@
 """What a server is, checked before it is used: its model, its version, its losses."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from pipeline.scoring.engines.completions import (
     DisprovedError,
+    most_bytes,
     question,
     read_likeliest,
     read_losses,
@@ -22,6 +24,10 @@ from schemas.distribution_rule import DistributionRule
 _SAME_MODEL = 0.1
 # Of a place's mass; rounding moves a few hundredths.
 _SAME_MASS = 0.1
+# It becomes part of the names of scores, and of what is printed.
+_VERSION = re.compile(r"[\w.+!-]{0,100}", re.ASCII)
+# Of a model's name, and of names.
+_SHOWN, _MOST_SHOWN = 200, 20
 
 
 def shake_hands(
@@ -46,8 +52,8 @@ def shake_hands(
     named = {str(entry.get("id")): entry for entry in models if isinstance(entry, Mapping)}
     if model not in named:
         raise EngineError(
-            f'{server.url} serves {", ".join(map(repr, named)) or "nothing"}, not "{model}": name '
-            "one of them with --model"
+            f'{server.url} serves {_describe(named) or "nothing"}, not "{model}": name one of them '
+            "with --model"
         )
     most = named[model].get("max_model_len")
     if isinstance(most, int) and most < length + 1:
@@ -62,11 +68,13 @@ def shake_hands(
     found = endpoints.send(server, "/version")
     version = found.get("version") if isinstance(found, Mapping) else None
     is_vllm = isinstance(version, str) or named[model].get("owned_by") == "vllm"
-    return Handshake(
-        "vllm" if is_vllm else "",
-        version if isinstance(version, str) else "",
-        tuple(answer.losses.tolist()),
-    )
+    version = version if isinstance(version, str) else ""
+    if not _VERSION.fullmatch(version):
+        raise EngineError(
+            f"{server.url} says that its version is {version[:_SHOWN]!r}, which scores can't be "
+            "named after"
+        )
+    return Handshake("vllm" if is_vllm else "", version, tuple(answer.losses.tolist()))
 
 
 class Answer(NamedTuple):
@@ -90,7 +98,12 @@ def ask(
     """
     model = endpoints.settings.model
     try:
-        answer = endpoints.send(server, "/v1/completions", question(model, input_ids, rule))
+        answer = endpoints.send(
+            server,
+            "/v1/completions",
+            question(model, input_ids, rule),
+            most_bytes=most_bytes(input_ids, rule),
+        )
     except EngineError as error:
         if rule is None:
             raise
@@ -101,6 +114,12 @@ def ask(
     losses = read_losses(answer, model, input_ids)
     likeliest = () if rule is None else read_likeliest(answer, input_ids, rule)
     return Answer(losses, *likeliest)
+
+
+def _describe(models: Iterable[str]) -> str:
+    names = [repr(name[:_SHOWN]) for name in models]
+    more = [f"and {len(names) - _MOST_SHOWN} more"] * (len(names) > _MOST_SHOWN)
+    return ", ".join(names[:_MOST_SHOWN] + more)
 
 
 def _require_raw(whole: Answer, cut: Answer, at: str) -> None:

@@ -131,7 +131,7 @@ class ServedSettings:
             report it.
         engine_version: vLLM's version, if the servers don't report it.
         concurrency: requests under way at each server.
-        answer_seconds: longest time to wait for one answer.
+        answer_seconds: longest time that one answer may take, to its last byte.
         attempts: attempts at each request, with growing waits, before the job ends.
     """
 

@@ -12,8 +12,10 @@ from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.align.job import estimate_disk, estimate_memory
 from beam_jobs.errors import OptionsError
-from beam_jobs.shortages import explain_shortage, require_disk
+from beam_jobs.shortages import explain_shortage, free_bytes, require_disk
+from pipeline.command_line.command import run_command
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
+from tests.support.datasets import build_dataset
 
 
 def mount(*arguments: str) -> None:
@@ -80,6 +82,20 @@ def test_room_is_compared_with_what_is_needed(
     assert "has 1.00 kB of free disk" in caplog.text
     with pytest.raises(OptionsError, match=r"has 1.00 kB of free disk.*; free some"):
         require_disk(str(tmp_path), 2001)
+
+
+def test_a_full_disk_is_named_by_a_command_that_writes_little(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, ids, left = small_disk / "data", tmp_path / "ids.txt", small_disk / "left"
+    build_dataset(folder)
+    ids.write_text("doc-0-3\n")
+    left.write_bytes(bytes(free_bytes(str(small_disk))))
+    assert run_command(["remove", str(folder), "--ids", str(ids)]) == 1
+    said = capsys.readouterr().err
+    assert f"the disk is full: {folder}/.align-lock could not be written, 0 B are free" in said
+    left.unlink()
+    assert run_command(["remove", str(folder), "--ids", str(ids)]) == 0
 
 
 def test_a_full_temporary_folder_is_named_and_not_the_output(

@@ -163,6 +163,7 @@ def test_a_dataset_without_documents(tmp_path: Path) -> None:
     for one in (manifest, empty):
         text = Page(render_report(one, RUN)).text
         assert "Nothing: every document of the input is in a shard." in text
+        assert "\nYes: the offsets of every document in the shards match its text.\n" in text
         assert "nan" not in text
 
 
@@ -176,5 +177,5 @@ def test_it_opens_with_aligned_text_under_short_names(tmp_path: Path) -> None:
     for block in document.blocks:
         for token in (*block.student, *block.teacher):
             assert f">{escape(token.text, quote=False)}</text>" in html
-    assert html.index(f">{escape(document.title)}</h2>") < html.index(">Distributions</h2>")
+    assert html.index(f">{escape(document.title)}</h2>") < html.index(">Lengths and spans</h2>")
     assert '<span class="student" title="a/one/tokenizer.json">one</span>' in html

@@ -2,13 +2,11 @@
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from beam_jobs.align.command import align
@@ -18,6 +16,7 @@ from beam_jobs.running.exits import RESUME
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import describe_runner, make_beam_options
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
+from tests.support.killing import processes_that_name, require_ended
 
 IN_A_WORKER = """
 import sys
@@ -62,12 +61,6 @@ def run_align(output: Path, hook: str, *arguments: str) -> "subprocess.Completed
     )  # fmt: skip
 
 
-def processes_that_name(text: str) -> list[int]:
-    """Return the processes of this machine whose environment or command names a path."""
-    told = {each.pid: str(each.info) for each in psutil.process_iter(["cmdline", "environ"])}
-    return [pid for pid, info in told.items() if text in info]
-
-
 def our_lines(stderr: str) -> list[str]:
     """Return what the command says, without what Beam says when it is imported."""
     return [line for line in stderr.splitlines() if not line.startswith("WARNING:root:apitools")]
@@ -98,17 +91,25 @@ def test_a_dead_worker_ends_the_job_which_then_goes_on(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "name", "status", "word"),
-    [(1, "SIGTERM", 143, "terminated"), (2, "SIGINT", 130, "interrupted")],
+    [
+        (1, "SIGTERM", 143, "terminated"),
+        (2, "SIGHUP", 129, "the terminal is gone"),
+        (2, "SIGINT", 130, "interrupted"),
+    ],
 )
 def test_a_signal_ends_the_job_with_one_line_and_no_worker_left(
     tmp_path: Path, workers: int, name: str, status: int, word: str
 ) -> None:
     where, pid = (IN_THE_LAUNCHER, "getpid") if workers == 1 else (IN_A_WORKER, "getppid")
-    stay = f"os.kill(os.{pid}(), signal.{name}); threading.Event().wait()"
+    mark = tmp_path / "sent"  # by the first of two workers
+    send = f"os.path.exists({str(mark)!r}) or open({str(mark)!r}, 'w').close() or os.kill"
+    stay = f"{send}(os.{pid}(), signal.{name}); threading.Event().wait()"
     hook = where + CALL_COUNTED.format(**IN_A_BATCH, action=stay)
     done = run_align(tmp_path / "out", hook, f"--workers={workers}")
     assert (done.returncode, our_lines(done.stderr)) == (status, [f"vocag align: {word}; {RESUME}"])
     assert not processes_that_name(str(tmp_path))
+    left = [path.name for path in (tmp_path / "out").iterdir() if "lock" in path.name]
+    assert left == []
 
 
 @pytest.mark.slow
@@ -117,10 +118,7 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     hook = IN_A_WORKER + CALL_COUNTED.format(**IN_A_BATCH, action=stay)
     done = run_align(tmp_path / "out", hook, "--workers=2")
     assert (done.returncode, our_lines(done.stderr)) == (-signal.SIGKILL, [])
-    for pid in processes_that_name(str(tmp_path)):
-        ended = select.poll()
-        ended.register(os.pidfd_open(pid), select.POLLIN)
-        assert ended.poll(5000), f"worker {pid} lives on"
+    require_ended(str(tmp_path))
 
 
 def test_two_numbers_of_processes_are_refused_and_one_is_named() -> None:

@@ -1,5 +1,8 @@
 """How commands fail: the message, a hint on the last line, a traceback with --debug only."""
 
+import errno
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 from pipeline.command_line import failures
 from pipeline.command_line.command import COMMANDS, main
-from pipeline.command_line.failures import hinted, hints_of
+from pipeline.command_line.failures import hinted, hints_of, naming, report
 from pipeline.command_line.installed import install
 from pipeline.dataset.reading import read_manifest
 from pipeline.dataset.score_files import find_scores
@@ -277,3 +280,70 @@ def test_an_install_line_names_the_checkout(
 def test_explore_says_who_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert explore.main(["info", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("vocag explore: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EROFS, "is on a file system that can only be read: name a folder"),
+        (errno.ENOSPC, "can't be written, for its disk is full: free some space"),
+        (errno.EACCES, "is closed to you by its permissions: change them, or name another"),
+    ],
+)
+def test_what_the_system_refuses_is_said_in_words(
+    number: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report("vocag x", OSError(number, os.strerror(number), "data/a.tar"))
+    assert capsys.readouterr().err.startswith(f"vocag x: data/a.tar {words}")
+
+
+def test_an_error_of_a_write_names_its_file() -> None:
+    with (
+        pytest.raises(OSError, match=r"No space left on device: 'data/a\.tar'"),
+        naming("data/a.tar"),
+        open("/dev/full", "w") as full,
+    ):
+        full.write("a")
+    with pytest.raises(FileNotFoundError, match=r": 'nowhere/a'"), naming("data/a.tar"):
+        Path("nowhere/a").read_text()
+
+
+def test_no_error_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    escapes = "\x1b]0;pwned\x07\nhint: rm -r /"
+    report("vocag x", hinted(ValueError(f"document {escapes}"), f"ls {escapes}"))
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message == r"vocag x: document \x1b]0;pwned\x07\nhint: rm -r /"
+    assert hint == r"hint: ls \x1b]0;pwned\x07 hint: rm -r /"
+
+
+@pytest.mark.slow
+def test_a_command_outlives_its_readers() -> None:
+    """What it says later, logs included, is for nobody, and its status is its own."""
+    script = (
+        "import logging, sys, types\n"
+        "from pipeline.command_line import command\n"
+        "def main(_):\n"
+        "    for _ in range(3):\n"
+        "        print('a' * 9999, flush=True)\n"
+        "        logging.error('b\\x1b')\n"
+        "        sys.stderr.write('c')\n"
+        "    return 7\n"
+        "command.import_module = lambda _: types.SimpleNamespace(main=main)\n"
+        "command.main(['explore'])\n"
+    )
+    for stdout, stderr, shown in ((1, 0, r"vocag explore: b\x1b"), (0, 1, "aaa"), (1, 1, None)):
+        pipes = [os.pipe(), os.pipe()]
+        for (reader, _), is_closed in zip(pipes, (stdout, stderr), strict=True):
+            if is_closed:
+                os.close(reader)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=pipes[0][1], stderr=pipes[1][1]
+        )
+        for _, writer in pipes:
+            os.close(writer)
+        for (reader, _), is_closed in zip(pipes, (stdout, stderr), strict=True):
+            if not is_closed:
+                with open(reader, encoding="utf-8") as read:
+                    assert shown is not None
+                    assert shown in read.read()
+        assert process.wait() == 7

@@ -1,5 +1,6 @@
 """Documents chosen by a teacher's stored losses, held against sums of losses one by one."""
 
+import json
 import math
 import random
 import shutil
@@ -25,7 +26,8 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.selection import select_documents
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from schemas.document_scores import document_scores_name
+from pipeline.validate.dataset import validate_dataset
+from schemas.document_scores import COLUMN_VERSIONS, document_scores_name
 from schemas.errors import DamagedShardError
 from schemas.sidecar import (
     ScoreManifest,
@@ -305,6 +307,46 @@ def test_an_altered_table_chooses_no_documents(copied_scores: tuple[Path, Any]) 
     selection = select_documents(open_dataset(folder), "qwen.bits_per_byte < 1.5")
     with pytest.raises(DamagedShardError, match="delete it and run vocag score"):
         selection.read(0)
+
+
+def test_a_table_of_another_version_is_made_anew(
+    copied_scores: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a lost one is, from the losses, also where it was read before."""
+    folder, _ = copied_scores
+    where = "qwen.bits_per_byte < 2.5 and qwen.largest_window < 9"
+
+    def read() -> list[Any]:
+        selection = select_documents(open_dataset(folder), where)
+        kept = [selection.read(shard)[1] for shard in range(3)]
+        return [None if each is None else each.tolist() for each in kept]
+
+    before, findings = read(), validate_dataset(str(folder)).findings
+    assert any(each is not None and not all(each) for each in before)
+    monkeypatch.setattr("schemas.document_scores.DOCUMENT_SCORES_VERSION", 2)
+    assert read() == before
+    report = validate_dataset(str(folder))
+    assert [*report.findings] == [*findings]
+    assert any("are missing or of another version: they follow" in note for note in report.notes)
+
+
+def test_another_column_s_version_changes_no_run(
+    copied_scores: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans and checkpoints keep a digest of what chose their documents."""
+    folder, made = copied_scores
+    config = StreamConfig(Reading(str(folder), "qwen.bits_per_byte_rank < 0.9"), seq_length=64)
+    state = AlignedRows(config).state(0)
+    sidecars = [record.sha256 for record in made["models/qwen"].sidecars]
+    own = sha256(json.dumps([1, *sidecars]).encode()).hexdigest()
+    of_dataset = [sha256(own.encode()).hexdigest()]
+    runs = sha256(json.dumps(of_dataset).encode()).hexdigest()
+    assert state.scores == runs, "those that began before go on"
+    monkeypatch.setitem(COLUMN_VERSIONS, "largest_window", 2)
+    assert AlignedRows(config).restore(state) == 0
+    monkeypatch.setitem(COLUMN_VERSIONS, "bits_per_byte", 2)
+    with pytest.raises(StreamMismatchError, match="with scores "):
+        AlignedRows(config).restore(state)
 
 
 def test_a_sidecar_of_another_number_of_documents_is_refused(

@@ -36,6 +36,18 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> tuple[float, int
     return float(((found[0] - found[1]) ** 2 / found[1].clamp_min(1e-9)).sum()), int(large.sum())
 
 
+def test_they_are_the_ones_of_this_release() -> None:
+    """Stored draws and those of a resumed run are one model's: other values mix two of them."""
+    found = draw_keys(np.array([5, 7]), seed=0).tolist()
+    assert found == [[4080391683, 3180947691], [453309473, 4037488632]]
+    weight = torch.arange(VOCAB * HIDDEN, dtype=torch.float64).sin().mul(2).float()
+    hidden = torch.arange(4 * HIDDEN, dtype=torch.float64).cos().float().view(4, HIDDEN)
+    own = torch.from_numpy(draw_keys(np.array([5, 7, 7, 300]), 0))
+    layer, labels = OutputLayer(weight.view(VOCAB, HIDDEN)), torch.tensor([1, 2, 3, -1])
+    _, draws = draw(hidden, layer, labels, keys=own)
+    assert draws.tolist() == [[389, 323, 257], [68, 130, 210], [493, 69, 87], [297, 487, 633]]
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "change", "label"),
     [(None, {}, 17), (690, {"cap": 3.0}, 600), (300, {"scale": 0.5}, -1), (None, {"peak": 20}, 3)],

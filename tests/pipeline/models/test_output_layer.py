@@ -16,6 +16,7 @@ from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.output_layer import OutputLayer
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError, output_layer, require_own_losses
+from pipeline.models.weights import ForeignCodeError
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -118,6 +119,14 @@ def test_a_model_whose_logits_are_computed_otherwise_is_refused() -> None:
         r"states.*as a teacher, serve the model"
     )
     with pytest.raises(UnknownLogitsError, match=message):
+        require_own_losses(model)
+
+
+def test_a_model_without_a_decoder_of_its_own_is_refused_in_a_sentence() -> None:
+    """Llama 4's text model gives no hidden states by the name that transformers says."""
+    model = make_model("llama4_text", intermediate_size_mlp=48, num_local_experts=2)
+    message = r"^Llama4ForCausalLM \(llama4_text\): its code in transformers .* AttributeError: "
+    with pytest.raises(ForeignCodeError, match=message):
         require_own_losses(model)
 
 

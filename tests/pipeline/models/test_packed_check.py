@@ -19,6 +19,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from pipeline.command_line.failures import hints_of
 from pipeline.models import varlen
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.packed_attention import PACKED_ATTENTION, find_bounds
@@ -142,8 +143,37 @@ def test_a_model_that_ignores_positions_is_refused_by_name() -> None:
     """Mamba's state goes on from document to document."""
     config = MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2)
     model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(LeakingRowsError, match=r"MambaForCausalLM \(mamba\) .* vocag score"):
+    with pytest.raises(LeakingRowsError, match=r"MambaForCausalLM \(mamba\) .* vocag score") as no:
         keep_documents_apart(model)
+    assert hints_of(no.value) == ["hint: --one-document-a-row"]
+    keep_documents_apart(model, packed=False)
+
+
+def test_a_model_that_sees_what_comes_after_is_refused_on_rows_of_one_document() -> None:
+    model = make("llama")
+
+    def look_ahead(_: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.mean(1)
+        return output
+
+    keep_documents_apart(model, packed=False)
+    model.model.register_forward_hook(look_ahead, with_kwargs=True)
+    with pytest.raises(LeakingRowsError, match="rows of one document and padding: ") as no:
+        keep_documents_apart(model, packed=False)
+    assert hints_of(no.value) == []
+
+
+def test_what_a_model_s_code_raises_is_a_sentence() -> None:
+    """Of every kind, as an attention that isn't for it."""
+    model = make("llama")
+
+    def fail(*_: Any) -> None:
+        raise AttributeError("no such state")
+
+    model.model.register_forward_pre_hook(fail)
+    message = r"LlamaForCausalLM \(llama\).*sdpa: AttributeError: no such state"
+    with pytest.raises(LeakingRowsError, match=message):
+        keep_documents_apart(model, "sdpa")
 
 
 def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_path: Path) -> None:

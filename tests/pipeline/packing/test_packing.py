@@ -1,11 +1,14 @@
 """Plans: every token once, lengths kept, cuts only at shared boundaries, little padding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.packing.kernels import ENDS, FORCED, STARTS
+from pipeline.packing.plan import require_sound
 from pipeline.packing.rules import PackingRules, suggest_teacher_seq_length
 from schemas.manifest import default_convention
 from tests.support.streaming_data import (
@@ -163,3 +166,26 @@ def test_suggested_teacher_length_leaves_the_student_the_limit(tmp_path):
     assert rules == PackingRules(
         256, length, around(STUDENT_BOS, STUDENT_BOS, STUDENT_EOS), around(TEACHER_EOS, TEACHER_EOS)
     )
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_a_plan_is_checked_on_both_sides(side):
+    """What the loops over rows write is as long as a plan says, of the teacher's tokens, too."""
+    documents = [index_of([40, 10], [40, 10], [[], []])]
+    plan = plan_indices(documents, PackingRules(64, 64, around(), around()))
+    counts = {"student": np.array([40, 10], np.uint32), "teacher": np.array([40, 10], np.uint32)}
+    require_sound(plan, *counts.values())
+    length = "seq_length" if side == "student" else "teacher_seq_length"
+    narrow = replace(plan, rules=replace(plan.rules, **{length: 49}))
+    with pytest.raises(ValueError, match="row 0 has a segment beyond its document, or too many"):
+        require_sound(narrow, *counts.values())
+    for place, changed in ((0, 39), (0, 41), (1, 9), (1, 11)):
+        other = counts[side].copy()
+        other[place] = changed  # a segment is beyond its document, or doesn't end it
+        with pytest.raises(ValueError, match="row 0 has a segment beyond its document"):
+            require_sound(plan, *(counts | {side: other}).values())
+    for field, value in (("start", 41), ("start", 1), ("stop", 39)):
+        segments = plan.segments.copy()
+        segments[f"{side}_{field}"][0] = value
+        with pytest.raises(ValueError, match="row 0 has a segment beyond its document"):
+            require_sound(replace(plan, segments=segments), *counts.values())

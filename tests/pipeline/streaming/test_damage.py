@@ -186,6 +186,18 @@ def with_unknown_id(document):
     return replace(document, teacher=replace(document.teacher, input_ids=ids))
 
 
+def with_first_unknown_id(side):
+    """The first that a vocabulary doesn't have, whose last is one less."""
+
+    def change(document):
+        tokens = getattr(document, side)
+        ids = tokens.input_ids.copy()
+        ids[5:7] = (1 << 20) - 1, 1 << 20
+        return replace(document, **{side: replace(tokens, input_ids=ids)})
+
+    return change
+
+
 def with_far_span(document):
     spans = document.teacher_spans.copy()
     spans[-1] = (1 << 31) - 10, (1 << 32) - 20  # an int32 of its end would be negative
@@ -194,7 +206,12 @@ def with_far_span(document):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(with_unknown_id, "1 token ids are outside the vocabulary"), (with_far_span, "1 spans leave")],
+    [
+        (with_unknown_id, "1 token ids are outside the vocabulary"),
+        (with_first_unknown_id("student"), "1 token ids are outside the vocabulary"),
+        (with_first_unknown_id("teacher"), "1 token ids are outside the vocabulary"),
+        (with_far_span, "1 spans leave"),
+    ],
 )
 def test_what_loops_rely_on_is_checked_though_the_hash_is_right(dataset, change, message):
     """Wider numbers don't fit in the sample's place: it moves behind the others."""

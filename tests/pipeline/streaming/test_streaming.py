@@ -1,7 +1,9 @@
 """Rows: equal to a slow reference, each token once per epoch, whoever reads them."""
 
 import multiprocessing
+import shutil
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 
 import numpy as np
@@ -178,6 +180,20 @@ def test_the_order_is_the_one_of_this_release():
     order = RowOrder("name", 7, np.array([0, 5, 9]), (range(1), range(1)))
     epochs = [[order.row_index(epoch, place) for place in range(9)] for epoch in range(2)]
     assert epochs == [[2, 4, 1, 0, 3, 7, 5, 6, 8], [2, 4, 3, 1, 0, 7, 8, 5, 6]]
+
+
+def test_a_run_reads_the_rows_of_this_release(repository, tmp_path):
+    """Of a dataset whose files are kept: what its order is named by may not change either."""
+    folder = shutil.copytree(repository / "tests/data/golden_v2", tmp_path / "data")
+    config = StreamConfig(
+        str(folder), seq_length=16, teacher_seq_length=24, num_epochs=2, seed=3, window_rows=4
+    )
+    rows = AlignedRows(config)
+    order, size = rows.datasets[0].order, rows.samples_per_epoch
+    found = [[order.row_index(epoch, place) for place in range(size)] for epoch in range(2)]
+    assert found == [[1, 2, 5, 6, 3, 0, 4, 7, 8, 9], [6, 8, 4, 7, 1, 3, 0, 2, 9, 5]]
+    tokens = rows.__getitems__(range(len(rows)))["input_ids"].numpy().astype("<i4")
+    assert sha256(tokens.tobytes()).hexdigest()[:16] == "3837f6f7a2385891"
 
 
 def test_large_groups_are_divided(dataset, monkeypatch):

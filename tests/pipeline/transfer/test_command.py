@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.drawing import progress
+from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.transfer.acceptance_command import main as measure
 from pipeline.transfer.command import main as transfer
+from pipeline.transfer.options import TransferOptions
 from tests.support.datasets import byte_level, make_texts, with_control_tokens
 from tests.support.hf_folders import make_instruct, write_model
 
@@ -64,3 +67,50 @@ def test_what_a_vocabulary_lacks_is_left_out_with_a_word(
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 256
     assert model.generation_config.temperature == 0.6
     assert AutoTokenizer.from_pretrained(tmp_path / "new").chat_template is None
+
+
+def test_a_transfer_that_was_ended_leaves_nothing_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, output = tmp_path / "texts.txt", tmp_path / "new"
+    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    old = write_model(tmp_path / "old", byte_level(400))
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts), "--output", str(output)]
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportedTokenizer, "write", ended)
+        with pytest.raises(KeyboardInterrupt):
+            transfer(given)
+    assert not output.exists()
+    left = tmp_path / ".new.tmp"
+    assert left.is_dir(), "as after a kill"
+    (left / "junk").write_text("")
+    capsys.readouterr()
+    assert transfer(given) == 0
+    assert not left.exists()
+    assert not (output / "junk").exists()
+    AutoModelForCausalLM.from_pretrained(output)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == f"reading {old} and the tokenizer bytes"
+    steps = ["reading", "trying", "measuring", "aligning 1 document (", "making 258", "measuring"]
+    assert [line[: len(step)] for line, step in zip(told, steps, strict=False)] == steps
+
+
+def test_no_model_is_made_where_it_can_t_be_renamed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_mount", lambda _: True)
+    with pytest.raises(ValueError, match="is where a disk is mounted: name a folder in it"):
+        TransferOptions("old", "bytes", ("texts",), str(tmp_path))
+
+
+def test_how_far_a_long_step_is_shows_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    assert list(progress.watched("abc", "aligning", "documents", each=1000)) == ["a", "b", "c"]
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"aligning: {done} of 3,000 documents" for done in ("0", "1,000", "2,000")]

@@ -1,7 +1,11 @@
 """Validation finds each kind of damage, names it exactly, and finds nothing where nothing is."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -29,6 +33,7 @@ from tests.support.datasets import (
     store_tokenizer,
     word_pieces,
 )
+from tests.support.killing import require_ended
 from tests.support.sample_encoder import encode_document
 
 TAR = "docs-000001-of-000003.tar"
@@ -49,6 +54,29 @@ def dataset(pristine: Path, tmp_path: Path) -> Path:
 
 def read_index(folder: Path) -> ShardIndex:
     return decode_index((folder / INDEX).read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_workers_end_with_the_command(dataset: Path, name: str) -> None:
+    (dataset.parent / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'spawn_main' in ' '.join(sys.orig_argv):\n"
+        "    import os, signal, threading\n"
+        "    from pipeline.validate import shard\n"
+        "    def end(*_, **__):\n"
+        f"        os.kill(os.getppid(), signal.{name})\n"
+        "        threading.Event().wait()\n"
+        "    shard.check_shard = end\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "vocag", "validate", str(dataset), "--workers", "2"],
+        env={**os.environ, "PYTHONPATH": f"{dataset.parent}:{os.getcwd()}"},
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == -getattr(signal, name)
+    require_ended(str(dataset.parent))
 
 
 def edit_index(folder: Path, **columns: Any) -> None:

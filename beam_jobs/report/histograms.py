@@ -17,8 +17,8 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 """
 
 
-def draw_distributions(statistics: AlignmentStatistics, *more: Element) -> list[Element]:
-    """Return a figure of each distribution, and what goes next to them.
+def draw_histograms(statistics: AlignmentStatistics, *more: Element) -> list[Element]:
+    """Return a figure of each histogram, and what goes next to them.
 
     Without matplotlib a figure is its table, and a remark says so.
     """

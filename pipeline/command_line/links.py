@@ -1,0 +1,43 @@
+"""Symbolic links where we write: a stranger's dataset may hold some, to any file here."""
+
+import os
+from shlex import quote
+
+from pipeline.command_line.failures import hinted
+
+
+class LinkError(ValueError):
+    """A symbolic link is where a file or folder of ours would be written."""
+
+
+def refuse_link(path: str) -> None:
+    """Raise LinkError for a symbolic link, whether or not what it names is there.
+
+    Example:
+        >>> refuse_link("aligned/manifest.json")
+    """
+    if os.path.islink(path):
+        error = LinkError(
+            f"{path} is a symbolic link to {os.readlink(path)}, and vocag would write there: it "
+            "writes only in the folder itself; remove the link, which leaves what it names"
+        )
+        raise hinted(error, f"rm {quote(path)}")
+
+
+def refuse_linked_folders(folder: str) -> None:
+    """Raise LinkError for a link to a folder, anywhere in this one; links to files may stay.
+
+    A snapshot of the hub's cache consists of these, and files are replaced, not written through.
+    """
+    for above, names, _ in os.walk(folder):
+        for name in names:
+            refuse_link(os.path.join(above, name))
+
+
+def open_unlinked(path: str, flags: int) -> int:
+    """Open a file as `open(…, opener=open_unlinked)`; LinkError if a link is in its place."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError:
+        refuse_link(path)
+        raise

@@ -1,0 +1,48 @@
+"""stdout and stderr as commands have them: whoever reads may leave, and nothing is lost by it."""
+
+import errno
+import os
+import sys
+from io import BufferedWriter, FileIO, TextIOWrapper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+"""A pipe without a reader (`| head`), and a terminal that is gone."""
+
+
+def outlive_readers() -> None:
+    """Let this process's stdout and stderr drop what nobody reads any more, and go on.
+
+    A job must not end for it, nor a check lose its status. A terminal may know ASCII only: what it
+    can't show is escaped.
+    """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
+        sys.stdout = _tolerant(sys.stdout)
+    if isinstance(sys.stderr, TextIOWrapper) and sys.stderr is sys.__stderr__:
+        sys.stderr = _tolerant(sys.stderr)
+
+
+def _tolerant(stream: TextIOWrapper) -> TextIOWrapper:
+    stream.flush()
+    return TextIOWrapper(
+        BufferedWriter(_Tolerant(stream.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Tolerant(FileIO):
+    # typeshed takes FileIO for an IO[bytes] as well, whose `write` never returns None
+    def write(self, data: "Buffer", /) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        return super().write(data)
