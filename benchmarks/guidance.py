@@ -288,7 +288,8 @@ def distill(options: argparse.Namespace, report: Report) -> None:
         asked = known.asked_of(input_ids)
         scores = linear_cross_entropy(hidden, head, input_ids, entry_ids=asked, cells=cells)
         found = distilled_loss(scores, known, input_ids, loss_mask=mask, weight=WEIGHT)
-        return found.loss_sum / length
+        mean: Tensor = found.loss_sum / length
+        return mean
 
     def loss_alone(loss_of: Callable[[Tensor], Tensor]) -> None:
         torch.autograd.grad(loss_of(states), (states, head))

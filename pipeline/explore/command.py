@@ -122,9 +122,10 @@ class CellsOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield what to print."""
+        from pipeline.command_line.failures import printable
         from pipeline.dataset.files import open_dataset
         from pipeline.distributions.pair import look_at_pair
-        from pipeline.drawing.formatting import format_count, printable
+        from pipeline.drawing.formatting import format_count
 
         found = look_at_pair(open_dataset(self.dataset), num_cells=self.largest)
         yield f"labels counted                        {format_count(found.num_labels)}"

@@ -149,7 +149,7 @@ def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np
         found = msgspec.convert(answer, _Answer)
     except msgspec.ValidationError as error:
         raise NonsenseError(f"no log-probabilities of the prompt: {error}") from error
-    if found.model not in (None, model):
+    if found.model is not None and found.model != model:
         raise NonsenseError(f'it answered as model "{printable(found.model[:_SHOWN])}"')
     if found.usage and found.usage.prompt_tokens not in (None, len(input_ids)):
         raise NonsenseError(
