@@ -223,7 +223,9 @@ def test_a_teacher_that_vocag_train_refuses_is_refused(
         )
     with pytest.raises(type(own.value)) as theirs:
         train(train_config(world, tmp_path / "own", teacher=str(source), method=Method(method)))
-    assert str(own.value) == str(theirs.value)
+    # The command's remedy is an option, which a loaded model has passed by.
+    told, expected = (str(each.value).rpartition("; ")[0] for each in (own, theirs))
+    assert (told or str(own.value)) == (expected or str(theirs.value))
 
 
 def test_a_running_teacher_gives_the_stored_losses(
