@@ -236,7 +236,10 @@ class Bench:
         """Time a loop of transformers: fp32 weights, autocast, fused AdamW."""
         scale, device = self.scale, torch.device(self.device)
         loaded = AutoModelForCausalLM.from_pretrained(
-            self.work / "student", dtype=torch.float32, attn_implementation="sdpa"
+            self.work / "student",
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=False,
         )
         model = cast(Any, loaded).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

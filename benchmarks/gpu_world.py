@@ -77,7 +77,9 @@ def make_model(work: Path, name: str, scale: Scale, device: str) -> Path:
     if not (folder / "config.json").exists():
         with torch.device(device):
             shape = model_shape(name, scale)
-            model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(
+                shape, dtype=torch.bfloat16, trust_remote_code=False
+            )
         model.save_pretrained(folder)
         side = "student" if name == "student" else "teacher"
         shutil.copy(work / f"{side}.json", folder / "tokenizer.json")

@@ -250,7 +250,7 @@ def test_a_copy_that_nobody_works_in_is_renewed_and_no_other(
     hub.put("team/moved", {**hub.files("team/moved"), "README.md": b"# by somebody else"})
     score = ["score", url, *score_arguments(inputs)[1:]]
     with monkeypatch.context() as patch:
-        patch.setattr("beam_jobs.score.job.open_run", fail)
+        patch.setattr("beam_jobs.score.job.summarise", fail)  # once it has scored
         with pytest.raises(RuntimeError, match="injected"):
             call(*score)
     hub.put("team/moved", {**hub.files("team/moved"), "README.md": b"# again"})
