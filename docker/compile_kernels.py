@@ -12,10 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.dataset.writing import ShardWriter
-from pipeline.tokenization import load_tokenizer
+from pipeline.distributions.cells import count_cells
+from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.walk import RowFields
+from pipeline.tokenization import Tokenizer, load_tokenizer
 
 TEXTS = ("The quick brown fox", " e\u0301 数学 🤗", "▁▁\n")
 
@@ -34,6 +39,17 @@ def main() -> None:
                 writer = ShardWriter(io.BytesIO(), keep_text=keep_text)
                 writer.add(align_batch(documents, tokenizer, tokenizer))
                 writer.close()
+        # What the job's last line says of the pair.
+        count_cells([one_row(tokenizer)], VocabularyMap.of(tokenizer, tokenizer))
+
+
+def one_row(tokenizer: Tokenizer) -> RowFields:
+    """Return a text as its own student and teacher read it, in the types of a sample's row."""
+    ids = np.array(tokenizer.tokenize_batch([TEXTS[0].encode()]).input_ids, np.int32)
+    places = np.arange(1, len(ids) + 1, dtype=np.int32)
+    spans, bounds = np.stack([places, places + 1], 1), np.array([0, len(ids)], np.int32)
+    mask, no_losses = np.ones(len(ids), np.float32), np.empty(0, np.float32)
+    return RowFields(ids, mask, spans, ids, bounds, bounds, no_losses)
 
 
 def byte_level_tokenizer() -> dict[str, Any]:
