@@ -258,31 +258,32 @@ def damage(trial: Trial, data: bytes, spans: list[Span]) -> tuple[bytes, set[int
     compress = COMPRESS[trial.suffix]
     if trial.is_stored:
         return _edit(trial, compress(data), lambda *_: None), untouched
-    edited: list[Span] = []
+    edited: list[tuple[int, int, str]] = []
     original = data
-    data = _edit(trial, data, lambda start, stop: edited.append((start, stop)))
+    data = _edit(trial, data, lambda *edit: edited.append(edit))
     if trial.has_no_quotes and data.endswith(b'"'):
         untouched.clear()  # cut right behind a quote: a quoted cell may end there as well
-    for start, stop in edited:
+    quoted = {n for n, (a, b) in enumerate(spans) if b'"' in original[a:b]}
+    for start, stop, inserted in edited:
         if spans and start < spans[0][0]:
             untouched.clear()  # a header, or a mark at the start
-        untouched -= {n for n, (a, b) in enumerate(spans) if start < b + 1 and stop > a - 1}
-    quoted = {n for n, (a, b) in enumerate(spans) if b'"' in original[a:b]}
-    if '"' in trial.inserted:
-        quoted |= set(range(len(spans))) - untouched
+        touched = {n for n, (a, b) in enumerate(spans) if start < b + 1 and stop > a - 1}
+        untouched -= touched
+        quoted |= touched if '"' in inserted else set()
     if trial.kind == "tsv" and len(quoted) <= 2 and not quoted <= untouched:
         untouched.clear()  # where one of two is damaged, the other doesn't say what quotes are
     return compress(data), untouched
 
 
-def _edit(trial: Trial, data: bytes, tell: Callable[[int, int], object]) -> bytes:
+def _edit(trial: Trial, data: bytes, tell: Callable[[int, int, str], object]) -> bytes:
     """Edit from the end to the start, so that what is before an edit keeps its place."""
     edits = zip(trial.places, trial.edits, trial.inserted, strict=True)
     for share, edit, inserted in sorted(edits, reverse=True):
         place = int(share * (len(data) - _footer_bytes(trial, data) * (edit == "flip")))
         if edit == "none" or not data:
             continue
-        tell(place, len(data) if edit == "cut" else place + 1)
+        stop = len(data) if edit == "cut" else place + 1
+        tell(place, stop, inserted if edit == "insert" else "")
         if edit == "insert":
             data = data[:place] + inserted.encode() + data[place:]
         elif edit == "delete":

@@ -31,6 +31,7 @@ _BETWEEN = re.compile(rb"(?:[\s,\0]|\xef\xbb\xbf)*")
 _AFTER_SCALAR = re.compile(rb"[\s,\[\]{}]")
 _OPENING = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:')
 _MAYBE_OPENING = re.compile(rb"[^:\[\s]\s*\{")
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 _LONGEST_OPENING = 1 << 9
 _LAST_CHARACTERS = 12
 """An error as close to the end of what was read may come from reading no more, as in `"\\u00`."""
@@ -264,12 +265,25 @@ def _find_error(data: bytes, may_go_on: bool) -> int | None:
             return None
     text = data.decode("utf-8", "surrogateescape")
     try:
-        json.JSONDecoder().raw_decode(text)
+        json.JSONDecoder(parse_int=float).raw_decode(text)  # int refuses thousands of digits
     except json.JSONDecodeError as error:
         end = len(text) - _LAST_CHARACTERS * may_go_on
         if error.msg.startswith("Unterminated") or error.pos >= end:
             return None
         return len(text[: error.pos].encode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested
-        pass
+    except RecursionError:
+        return _find_mismatch(data)
+    return None
+
+
+def _find_mismatch(data: bytes) -> int | None:
+    """Return where a bracket of the other kind is closed than was opened; None if nowhere."""
+    opened = bytearray()
+    for part in _STRING_OR_BRACKET.finditer(data):
+        if part[0] in (b"[", b"{"):
+            opened += part[0]
+        elif part[0] in (b"]", b"}") and opened.pop() != part[0][0] - 2:  # "[" + 2 is "]"
+            return part.start()
+        if not opened:
+            break
     return None

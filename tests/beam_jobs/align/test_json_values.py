@@ -64,6 +64,17 @@ def test_an_array_continues_at_its_next_element(
     assert letters == ([reason] if reason else [])
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("torn", ["[" * 1500 + "]" * 1499, "9" * 4400 + '"'])
+def test_a_broken_element_with_what_no_library_takes_costs_itself(
+    tmp_path: Path, indent: int | None, torn: str
+) -> None:
+    elements = [json.dumps(record, indent=indent) for record in RECORDS]
+    elements[30] = elements[30].rstrip("}") + f', "odd": {torn}}}'
+    found = read(tmp_path / "a.json", "[" + ", ".join(elements) + "]")
+    assert found == (ids(30), [Reason.BAD_JSON])
+
+
 def test_an_array_that_gives_no_hint_says_from_where_on(tmp_path: Path) -> None:
     elements = [json.dumps({f"k{n}": n, "id": f"d{n}", "text": "x"}) for n in range(60)]
     elements[30] = '{"k30": 30, "id": "d30", "text": "it"s"}'
