@@ -62,6 +62,47 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, eq=False)
+class RenderedSide:
+    """What a chat's document holds of one side's rendering, as its sample stores it.
+
+    Attributes:
+        own_text: the template's own bytes, one text after another.
+        pieces: int64 [P, 3], bytes of own text, then the range of the document behind them.
+        learned: int64 [L, 2], ranges of tokens: of the student's those that are labels, of the
+            teacher's those that cover a learned byte.
+    """
+
+    own_text: bytes
+    pieces: NDArray[np.int64]
+    learned: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ChatParts:
+    """What a document has besides texts and tokens if it is a chat.
+
+    Attributes:
+        messages: JSON of what its messages hold besides their texts.
+        learned: int64 [R, 2], ranges of the document's bytes that are learned.
+        student: its rendering.
+        teacher: the teacher's.
+        turns: int64 [C, 2], student and teacher token before which a turn ends.
+        num_control_strings: strings of control tokens that its texts hold.
+        num_seams: learned student tokens that cover bytes of a text and of the template.
+        num_lone_seams: of these, those with which no teacher token shares both.
+    """
+
+    messages: bytes
+    learned: NDArray[np.int64]
+    student: RenderedSide
+    teacher: RenderedSide
+    turns: NDArray[np.int64]
+    num_control_strings: int
+    num_seams: int
+    num_lone_seams: int
+
+
+@dataclass(frozen=True, eq=False)
 class AlignedBatch:
     """A batch of D documents, tokenized twice and aligned. Failed documents are left out.
 
@@ -72,6 +113,8 @@ class AlignedBatch:
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents of the input batch that could not be aligned, with the reason.
+        chats: of chats, each one's parts; of texts, none.
+        refused: chats that a template refuses, or whose texts can't be found in what it renders.
     """
 
     documents: Sequence[SourceDocument]
@@ -79,6 +122,8 @@ class AlignedBatch:
     teacher: TokenBatch
     teacher_spans: Ranges
     failures: Sequence[tuple[SourceDocument, str]] = ()
+    chats: Sequence[ChatParts] = ()
+    refused: Sequence[tuple[SourceDocument, str]] = ()
 
 
 def join_batches(batches: Sequence[TokenBatch]) -> TokenBatch:

@@ -50,6 +50,56 @@ class Tokens:
 
 
 @dataclass(frozen=True, eq=False)
+class StoredSide:
+    """What a chat's sample holds of one side's rendering.
+
+    Attributes:
+        own_text: the template's own bytes, one text after another.
+        pieces: int64 [P, 3], bytes of own text, then the range of the document behind them.
+        learned: int64 [L, 2], half-open ranges of tokens: of the student's those that are labels,
+            of the teacher's those that cover a learned byte.
+    """
+
+    own_text: bytes
+    pieces: NDArray[np.int64]
+    learned: NDArray[np.int64]
+
+    def is_learned(self, num_tokens: int) -> NDArray[np.bool_]:
+        """Return which of the side's tokens are in `learned`, bool [num_tokens]."""
+        found = np.zeros(num_tokens, np.bool_)
+        for start, stop in self.learned.tolist():
+            found[start:stop] = True
+        return found
+
+    def render(self, text: bytes) -> bytes:
+        """Return the rendering of the document's text; ValueError if pieces leave either."""
+        sizes, starts, stops = self.pieces.T
+        if sizes.sum() != len(self.own_text) or stops.max(initial=0) > len(text):
+            raise ValueError("pieces don't divide the template's own text, or leave the document")
+        ends = np.cumsum(sizes).tolist()
+        own = (self.own_text[end - size : end] for end, size in zip(ends, sizes, strict=True))
+        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+        return b"".join(o + text[a:b] for o, (a, b) in zip(own, ranges, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class StoredChat:
+    """What a chat's sample holds besides a text's.
+
+    Attributes:
+        messages: JSON of what its messages hold besides their texts, see `schemas/README.md`.
+        learned: int64 [R, 2], ranges of the document's bytes that are learned.
+        student: the student's rendering.
+        teacher: the teacher's.
+    """
+
+    messages: bytes
+    learned: NDArray[np.int64]
+    student: StoredSide
+    teacher: StoredSide
+
+
+@dataclass(frozen=True, eq=False)
 class AlignedDocument:
     """One text, tokenized by student and teacher and aligned.
 
@@ -62,6 +112,7 @@ class AlignedDocument:
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
         text: the text's UTF-8 bytes, or None if it was not kept.
+        chat: what else a chat has; None of a text.
     """
 
     document_id: str
@@ -71,6 +122,7 @@ class AlignedDocument:
     teacher: Tokens
     teacher_spans: NDArray[np.int64]
     text: bytes | None = None
+    chat: StoredChat | None = None
 
 
 def document_key(document_id: str) -> str:
@@ -157,6 +209,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
             teacher=_decode_tokens("teacher", tensors, num_text_bytes),
             teacher_spans=decode_spans(tensors["span.advance"], tensors["span.width"]),
             text=tensors["text"].tobytes() if "text" in tensors else None,
+            chat=_decode_chat(tensors) if "chat.messages" in tensors else None,
         )
     except _UNREADABLE as error:
         raise DamagedSampleError(
@@ -185,10 +238,47 @@ def check_document(document: AlignedDocument) -> None:
     elif max(ends.values()) > size:
         side = max(ends, key=ends.__getitem__)
         problem = f"{side} byte_offsets end {ends[side]} exceeds {size} bytes of text"
+    elif document.chat is not None:
+        problem = _chat_problem(document, document.chat)
     if problem is not None:
         raise DamagedSampleError(
             f'{problem} (document "{document.document_id}"); run vocag align again'
         )
+
+
+def _chat_problem(document: AlignedDocument, chat: StoredChat) -> str | None:
+    """Return what ranges of a chat leave what they are of, None if they don't."""
+    ranges = {"chat.learned": (chat.learned, document.num_text_bytes)}
+    for side, own, tokens in (
+        ("student", chat.student, document.student),
+        ("teacher", chat.teacher, document.teacher),
+    ):
+        ranges[f"{side}.learned"] = own.learned, len(tokens)
+        ranges[f"{side}.pieces"] = own.pieces[:, 1:], document.num_text_bytes
+    for name, (found, size) in ranges.items():
+        flat = found.reshape(-1)
+        if (np.diff(flat) < 0).any() or flat.max(initial=0) > size:
+            return f"{name} decrease, or end behind {size}"
+    return None
+
+
+def tokens_over(byte_offsets: NDArray[np.int64], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which tokens share a byte with one of some ranges, as ranges of tokens, int64 [L, 2].
+
+    Both are half-open ranges of one text, int64 [T, 2] and [R, 2], ascending.
+
+    Example:
+        >>> tokens_over(np.array([[0, 2], [2, 2], [2, 5]]), np.array([[1, 3]])).tolist()
+        [[0, 1], [2, 3]]
+    """
+    if not len(ranges) or not len(byte_offsets):
+        return np.empty((0, 2), np.int64)
+    starts, stops = ranges.T
+    first = np.searchsorted(stops, byte_offsets[:, 0], "right")
+    shares = (first < len(starts)) & (byte_offsets[:, 1] > byte_offsets[:, 0])
+    shares &= starts[np.minimum(first, len(starts) - 1)] < byte_offsets[:, 1]
+    changes = np.diff(np.concatenate([[False], shares, [False]]).astype(np.int8))
+    return np.flatnonzero(changes).reshape(-1, 2)
 
 
 def decode_spans(
@@ -218,6 +308,25 @@ def _header_template(layout: Layout) -> str:
         shape = "%d" if columns == 1 else f"%d,{columns}"
         entries.append(f'"{name}":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[%d,%d]}}')
     return "{" + ",".join(entries) + "}"
+
+
+def _decode_chat(tensors: Mapping[str, NDArray[np.unsignedinteger[Any]]]) -> StoredChat:
+    def table(name: str, columns: int) -> NDArray[np.int64]:
+        found = tensors[name].astype(np.int64)
+        if found.shape != (len(found), columns):
+            raise ValueError(f"{name} has shape {found.shape}")
+        return found
+
+    student, teacher = (
+        StoredSide(
+            tensors[f"{side}.own_text"].tobytes(),
+            table(f"{side}.pieces", 3),
+            table(f"{side}.learned", 2),
+        )
+        for side in ("student", "teacher")
+    )
+    learned = table("chat.learned", 2)
+    return StoredChat(tensors["chat.messages"].tobytes(), learned, student, teacher)
 
 
 def _decode_tokens(

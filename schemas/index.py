@@ -37,6 +37,7 @@ METADATA_TYPES: Mapping[str, pa.DataType] = {
 CUTS = pa.list_(pa.field("element", pa.uint32(), nullable=False))
 """The Arrow type of cut points."""
 
+CUT_COLUMNS = ("cut_student", "cut_teacher", "cut_at_turn")
 _VERSION_KEY = b"vocag.schema_version"
 _COLUMNS = pa.schema(
     [
@@ -54,12 +55,25 @@ _COLUMNS = pa.schema(
         ("byte_iou_sum", pa.float32()),
     ]
 )
+_CHAT_COLUMNS = pa.schema(
+    [
+        ("cut_at_turn", CUTS),
+        ("num_learned_bytes", pa.uint32()),
+        ("num_learned_student_tokens", pa.uint32()),
+        ("num_learned_teacher_tokens", pa.uint32()),
+        ("num_control_strings", pa.uint32()),
+        ("num_seams", pa.uint32()),
+        ("num_lone_seams", pa.uint32()),
+    ]
+)
 _QUALITY = ("num_mapped", "byte_iou_sum")
 _NAMES = ("key", "document_id")
 # Cut points stay as they are stored: there are many, and planning reads few of them.
-_AS_STORED = {"byte_iou_sum": np.float32, "cut_student": np.uint32, "cut_teacher": np.uint32}
+_AS_STORED = {"byte_iou_sum": np.float32, **dict.fromkeys(CUT_COLUMNS, np.uint32)}
 _DTYPES: Mapping[str, Any] = {
-    name: _AS_STORED.get(name, np.int64) for name in _COLUMNS.names if name not in _NAMES
+    name: _AS_STORED.get(name, np.int64)
+    for name in (*_COLUMNS.names, *_CHAT_COLUMNS.names)
+    if name not in _NAMES
 }
 _DELTA_COLUMNS = ("payload_offset", "cut_student.list.element", "cut_teacher.list.element")
 
@@ -84,6 +98,8 @@ class ShardIndex:
         num_mapped: int64 [N], student tokens with a teacher token.
         byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes.
         metadata: by field, N values of one of `METADATA_TYPES`, any of which may be missing.
+        chats: of chats, by name as in `schemas/README.md`: `cut_at_turn`, uint32 [C], 1 where a cut
+            is between two turns, and counts of each document, int64 [N]; nothing of texts.
     """
 
     key: Sequence[str]
@@ -100,6 +116,7 @@ class ShardIndex:
     num_mapped: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     byte_iou_sum: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     metadata: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    chats: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.payload_offset)
@@ -112,8 +129,11 @@ def encode_index(index: ShardIndex) -> bytes:
         ValueError: a column has not one value for each document.
     """
     columns: list[pa.Array] = []
-    for entry in _COLUMNS:
-        values = getattr(index, entry.name)
+    own = [*_COLUMNS, *(_CHAT_COLUMNS if index.chats else ())]
+    for entry in own:
+        values = (
+            index.chats[entry.name] if entry.name in index.chats else getattr(index, entry.name)
+        )
         if entry.name.startswith("cut_"):
             columns.append(encode_cuts(index.cut_starts, values))
         else:
@@ -125,7 +145,7 @@ def encode_index(index: ShardIndex) -> bytes:
         metadata.append((METADATA_PREFIX + name, values.type))
         columns.append(_canonical(values))
     schema = pa.schema(
-        [*_COLUMNS, *(pa.field(*column) for column in metadata)],
+        [*own, *(pa.field(*column) for column in metadata)],
         metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
     )
     sink = io.BytesIO()
@@ -166,6 +186,10 @@ def decode_index(
         starts = decode_column("cut_student", table.column("cut_student"))["cut_starts"]
         if not np.array_equal(starts, values["cut_starts"]):
             raise pa.ArrowInvalid("cut_student and cut_teacher differ in length")
+        chats = {name: values.pop(name) for name in _CHAT_COLUMNS.names if name in values}
+        if chats and len(chats["cut_at_turn"]) != len(values["cut_student"]):
+            raise pa.ArrowInvalid("cut_student and cut_at_turn differ in length")
+        values["chats"] = chats
         values["metadata"] = {
             name: table.column(column) for name, column in zip(metadata, wanted, strict=True)
         }
@@ -191,6 +215,11 @@ def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
             arrays[entry.name] = [name for part in parts for name in part]
         elif entry.name == "metadata":
             arrays[entry.name] = {name: _join(parts, name) for name in (parts or [{}])[0]}
+        elif entry.name == "chats":
+            arrays[entry.name] = {
+                name: np.concatenate([part[name] for part in parts if part])
+                for name in (parts[-1] if parts else {})
+            }
         elif entry.name == "cut_starts":
             counts = [np.diff(part) for part in parts]
             arrays[entry.name] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
@@ -262,13 +291,16 @@ def _require_columns(file: pq.ParquetFile) -> tuple[list[str], list[str]]:
     if version != str(SCHEMA_VERSION).encode():
         found = version.decode(errors="replace") if version else None
         raise SchemaVersionError("shard index", found, SCHEMA_VERSION)
-    own, metadata = [], []
+    own, metadata = list[str](), list[str]()
+    columns = [*_COLUMNS]
+    if "cut_at_turn" in file.schema_arrow.names:
+        columns += [*_CHAT_COLUMNS]
     for entry in file.schema_arrow:
         if entry.name.startswith(METADATA_PREFIX) and entry.type in METADATA_TYPES.values():
             metadata.append(entry.name.removeprefix(METADATA_PREFIX))
         else:
             own.append(f"{entry.name}: {entry.type}")
-    differences = set(own) ^ {f"{entry.name}: {entry.type}" for entry in _COLUMNS}
+    differences = set(own) ^ {f"{entry.name}: {entry.type}" for entry in columns}
     if differences:
         raise pa.ArrowInvalid(f"its columns differ in {sorted(differences)}")
-    return _COLUMNS.names, metadata
+    return [entry.name for entry in columns], metadata

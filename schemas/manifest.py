@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Raw
 
@@ -27,7 +27,10 @@ from schemas.records import (
 
 MANIFEST_FILE = "manifest.json"
 DEAD_LETTERS_FILE = "dead_letters.jsonl"
-FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "vocag align")
+FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "vocag align", also=(3,))
+
+CHATS_VERSION: Final = 3
+"""Of manifests of chats, which a reader of texts alone must refuse; all else is as before."""
 
 MetadataType = Literal["string", "int64", "float64", "bool"]
 """Types that a document's metadata may have; every value may be missing."""
@@ -206,6 +209,40 @@ class RemovedRecord:
 
 
 @dataclass(frozen=True)
+class TemplateRecord:
+    """The chat template by which one side of a dataset of chats was rendered.
+
+    Attributes:
+        file: the copy kept in the dataset, a path relative to the manifest.
+        sha256: of that file.
+        names: strings of special tokens, by what the template calls them.
+        options: what else it was given.
+    """
+
+    file: FilePath
+    sha256: Sha256
+    names: Mapping[str, str]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatsRecord:
+    """How the documents of a dataset are chats.
+
+    Attributes:
+        learn: whose messages are learned.
+        learn_end: whether what ends a learned turn is.
+        student: the student's template.
+        teacher: the teacher's template.
+    """
+
+    learn: Literal["assistant", "last", "all"]
+    learn_end: bool
+    student: TemplateRecord
+    teacher: TemplateRecord
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a reader may trust about a dataset.
 
@@ -222,6 +259,7 @@ class Manifest:
         generation: counts the dataset's states from 0.
         generations: the earlier ones, in order.
         removed: documents that a reader leaves out, None if there are none.
+        chats: how documents are chats; None, and not named, of texts.
     """
 
     name: Name
@@ -231,11 +269,16 @@ class Manifest:
     dead_letters: DeadLetterRecord
     configuration: Mapping[str, Any]
     statistics: Mapping[str, Any]
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2, 3] = SCHEMA_VERSION
     metadata: tuple[MetadataColumn, ...] = ()
     generation: Count = 0
     generations: tuple[GenerationRecord, ...] = ()
     removed: RemovedRecord | None = None
+    chats: ChatsRecord | None = None
+
+    def __post_init__(self) -> None:
+        if (self.schema_version == CHATS_VERSION) != (self.chats is not None):
+            raise ValueError(f"schema_version {self.schema_version}: chats have version 3, texts 2")
 
     @property
     def fingerprint(self) -> str:
@@ -247,7 +290,9 @@ class Manifest:
             "shards": [[s.file, s.sha256, s.index_sha256] for s in self.shards],
             "removed": self.removed and self.removed.sha256,
         }
-        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        if self.chats is not None:
+            content["chats"] = self.chats
+        return sha256(json.dumps(content, sort_keys=True, default=vars).encode()).hexdigest()
 
     @property
     def fingerprints(self) -> dict[int, str]:
@@ -348,8 +393,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for side in ("student", "teacher"):
         if body[side].convention is None:  # an early manifest keeps its bytes
             body[side] = {n: v for n, v in vars(body[side]).items() if n != "convention"}
-    if manifest.removed is None:
-        del body["removed"]
+    for name in ("removed", "chats"):
+        if body[name] is None:
+            del body[name]
     if manifest.student.convention and manifest.teacher.convention:
         body["digest"] = _digest(body)
     return write_file(body)

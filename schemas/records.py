@@ -42,11 +42,15 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself, and the version of it that a job writes and reads."""
+    """A kind of JSON file that names itself, and the version of it that a job writes and reads.
+
+    `also` are others that it reads and may write.
+    """
 
     name: str
     version: int
     job: str
+    also: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,5 +108,5 @@ def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> No
     if envelope.schema != expected.name:
         raise DatasetError(f"{at} isn't a {expected.name} manifest; {remedy}")
     version = envelope.schema_version
-    if version != expected.version or isinstance(version, bool):
+    if version not in (expected.version, *expected.also) or isinstance(version, bool):
         raise SchemaVersionError(at, version, expected.version, job=expected.job)

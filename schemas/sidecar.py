@@ -85,6 +85,7 @@ class TeacherRule:
             "": all were, and such rules name no condition.
         distributions: what is stored of its distributions; None: losses only, and such rules don't
             name it.
+        learned_only: whether of chats only tokens of learned texts are stored; not named of others.
     """
 
     weights_sha256: Sha256
@@ -94,6 +95,7 @@ class TeacherRule:
     engine: EngineRecord | None = None
     where: str = ""
     distributions: DistributionRule | None = None
+    learned_only: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -105,7 +107,7 @@ class TeacherRule:
         body = asdict(self)
         if self.distributions is not None:
             body["distributions"] = self.distributions.to_json()
-        return {name: value for name, value in body.items() if value not in (None, "")}
+        return {name: value for name, value in body.items() if value not in (None, "", False)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +117,8 @@ class ShardLosses:
     Losses are float16 [M], nats, documents in the index's order; NaN if a token has no context and
     so no loss. Document i owns losses starts[i]:starts[i + 1], int64 [N + 1], none if it was not
     scored. `teacher` is the `TeacherRule`'s fingerprint; entries are of its distributions, if they
-    were stored.
+    were stored. Of chats, only the losses of tokens that are `learned`, bool [M], may be stored;
+    the others are NaN.
     """
 
     losses: NDArray[np.float16]
@@ -123,6 +126,7 @@ class ShardLosses:
     teacher: str
     shard_sha256: str
     entries: ShardEntries | None = None
+    learned: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,10 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
         "losses": scores.losses,
         "starts": scores.starts.astype(np.uint32),
     }
+    if scores.learned is not None:
+        changes = np.diff(np.concatenate([[False], scores.learned, [False]]).astype(np.int8))
+        tensors["learned"] = np.flatnonzero(changes).astype(np.uint32)
+        tensors["losses"] = scores.losses[scores.learned]
     if scores.entries is not None:
         metadata["distributions"] = scores.entries.rule.to_json()
         tensors |= scores.entries.tensors()
@@ -237,7 +245,7 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
 
 
 def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
-    """Return the losses held by a sidecar, as views of `data`: nothing is copied.
+    """Return the losses held by a sidecar, as views of `data`: of texts nothing is copied.
 
     Raises:
         DamagedShardError: no complete sidecar.
@@ -252,12 +260,17 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
         metadata = read_record(about, _SidecarMetadata)
         starts = view_vector(data, body, header["starts"], "U32").astype(np.int64)
         losses = view_vector(data, body, header["losses"], "F16")
+        learned = None
+        if "learned" in header:
+            bounds = view_vector(data, body, header["learned"], "U32").astype(np.int64)
+            learned, losses = _spread(losses, bounds, int(starts[-1]))
         if starts[0] or starts[-1] != len(losses) or (np.diff(starts) < 0).any():
             raise ValueError(f"starts don't divide its {len(losses)} losses")
         entries, rule = None, metadata.distributions
         if rule is not None:
             entries = decode_entries(data, body, header, rule=rule, starts=starts)
-        return ShardLosses(losses, starts, metadata.teacher, metadata.shard_sha256, entries)
+        about_losses = metadata.teacher, metadata.shard_sha256, entries, learned
+        return ShardLosses(losses, starts, *about_losses)
     except SchemaVersionError:
         raise
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -265,6 +278,21 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
             f"{at} isn't a complete sidecar ({error!r}): it is cut or altered; delete it and "
             "run vocag score again"
         ) from error
+
+
+def _spread(
+    losses: NDArray[np.float16], bounds: NDArray[np.int64], num_tokens: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float16]]:
+    """Return which tokens are learned, and all tokens' losses, from those of the learned ones."""
+    if len(bounds) % 2 or (np.diff(bounds) < 0).any() or bounds.max(initial=0) > num_tokens:
+        raise ValueError(f"learned isn't ranges of {num_tokens} tokens")
+    changes = np.bincount(bounds, minlength=num_tokens + 1)[:num_tokens]
+    learned = np.cumsum(changes) % 2 == 1
+    if np.count_nonzero(learned) != len(losses):
+        raise ValueError(f"{len(losses)} losses of {np.count_nonzero(learned)} learned tokens")
+    spread = np.full(num_tokens, np.nan, np.float16)
+    spread[learned] = losses
+    return learned, spread
 
 
 def _fields(rule: Mapping[str, Any]) -> list[str]:

@@ -29,9 +29,10 @@ ALLOWED = {
     "pipeline.guidance": "pipeline.fractions pipeline.selection_rule",
     "pipeline.tokenization": "pipeline.batches pipeline.compiled pipeline.remote",
     "pipeline.alignment": "pipeline.tokenization pipeline.batches pipeline.compiled",
+    "pipeline.chats": "pipeline.tokenization pipeline.alignment pipeline.batches pipeline.compiled",
     "pipeline.distributions": "pipeline.tokenization pipeline.batches pipeline.compiled"
     " pipeline.dataset",
-    "pipeline.dataset": "pipeline.alignment pipeline.tokenization pipeline.batches"
+    "pipeline.dataset": "pipeline.chats pipeline.alignment pipeline.tokenization pipeline.batches"
     " pipeline.compiled pipeline.remote",
     "pipeline.dataset.cache": "",
     "pipeline.dataset.reading": "pipeline.remote",
@@ -42,7 +43,7 @@ ALLOWED = {
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
     "pipeline.models": "pipeline.dataset pipeline.guidance pipeline.tokenization pipeline.remote"
-    " pipeline.packing.opening pipeline.packing.rules",
+    " pipeline.chats.turns pipeline.packing.opening pipeline.packing.rules",
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.guidance"
@@ -67,6 +68,7 @@ ALLOWED = {
     " pipeline.models.weights"
     " pipeline.dataset pipeline.remote pipeline.drawing",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
+    " pipeline.chats"
     " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",
     "pipeline.doctor": "pipeline.tokenization pipeline.drawing pipeline.remote"
     " pipeline.models.varlen",
@@ -78,9 +80,11 @@ ALLOWED = {
     "megatron_plugin.__init__": "vocag.own_packages",
     "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote",
     "beam_jobs.align": "beam_jobs beam_jobs.align.inputs beam_jobs.running beam_jobs.report"
+    " pipeline.chats pipeline.models.generation_defaults"
     " pipeline.tokenization pipeline.alignment pipeline.dataset pipeline.distributions.pair"
     " pipeline.batches pipeline.compiled pipeline.drawing",
     "beam_jobs.align.inputs": "beam_jobs beam_jobs.running pipeline.tokenization pipeline.dataset"
+    " pipeline.chats.messages"
     " pipeline.batches pipeline.compiled pipeline.drawing",
     "beam_jobs.report": "beam_jobs pipeline.alignment pipeline.dataset pipeline.drawing"
     " pipeline.explore.preview",

@@ -76,10 +76,11 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
         "format": options.format,
         "student_sha256": opened.tokenizers[0].sha256,
         "teacher_sha256": opened.tokenizers[1].sha256,
-        **asdict(opened.rules),
+        **_rules_of(opened),
         "metadata": opened.metadata,
         **describe_inputs(opened.files),
         **({} if dataset is None else dataset.identity),
+        **({} if opened.chats is None else opened.chats.identity),
         **_chosen_conventions(options, opened.tokenizers),
     }
     if not options.append:
@@ -87,11 +88,31 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
     return _append_configuration(options.output, configuration, _describe(opened))
 
 
+def _rules_of(opened: OpenedInput) -> dict[str, Any]:
+    """Return the reading rules; those of texts name no field of chats."""
+    rules = asdict(opened.rules)
+    return {n: v for n, v in rules.items() if v or n not in ("messages_field", "tools_field")}
+
+
 def tokenizer_records(
     options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> tuple[TokenizerRecord, TokenizerRecord]:
-    """Return what the manifest says of both tokenizers; TokenizerError if they lack a token."""
+    """Return what the manifest says of both tokenizers; TokenizerError if they lack a token.
+
+    Around a chat there is what its templates render; a piece that continues one begins as a text's.
+    """
     student, teacher = tokenizers
+    if options.chats.messages:
+        return tuple(  # type: ignore[return-value]
+            replace(
+                record,
+                convention=replace(record.around_text, first_token_id=None, end_token_id=None),
+            )
+            for record in (
+                describe_tokenizer(student, "tokenizers/student", after=NOTHING),
+                describe_tokenizer(teacher, "tokenizers/teacher", after=NOTHING),
+            )
+        )
     return (
         describe_tokenizer(
             student, "tokenizers/student", before=options.student_bos, after=options.student_eos

@@ -12,6 +12,7 @@ import orjson
 
 from beam_jobs import storage
 from beam_jobs.align.blocks import BlockStore, Record, holds_taken_ids, key_of, unpack_block
+from beam_jobs.align.chats import align_documents
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, Reason
 from beam_jobs.align.inputs.metadata import columns_of
 from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
@@ -21,7 +22,6 @@ from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.running.progress import worker_progress
 from beam_jobs.runs import read_commit
 from beam_jobs.tokenizer_files import load_stored
-from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import ShardWriter, shard_record
 from schemas.index import encode_index
@@ -223,7 +223,7 @@ def _align(batch: Sequence[PlacedDocument], job: Job) -> AlignedBatch:
     documents = [SourceDocument(each.document_id, each.text, each.metadata) for each in batch]
     student, teacher = load_stored(job.student), load_stored(job.teacher)
     with _align_lock:  # the tokenizers of a process are shared by its threads
-        return align_batch(documents, student, teacher)
+        return align_documents(documents, (student, teacher), job.chats)
 
 
 def count_control_strings(documents: Iterable[PlacedDocument], job: Job) -> dict[str, int]:
@@ -241,9 +241,14 @@ def count_control_strings(documents: Iterable[PlacedDocument], job: Job) -> dict
 
 def _failures(aligned: AlignedBatch, batch: Sequence[PlacedDocument]) -> list[DeadLetter]:
     by_id = {document.document_id: document for document in batch}
+    reasons = {
+        Reason.TOKENIZATION_FAILED: aligned.failures,
+        Reason.RENDERING_FAILED: aligned.refused,
+    }
     return [
-        by_id[failed.document_id].refuse(Reason.TOKENIZATION_FAILED, detail)
-        for failed, detail in aligned.failures
+        by_id[failed.document_id].refuse(reason, detail)
+        for reason, pairs in reasons.items()
+        for failed, detail in pairs
     ]
 
 

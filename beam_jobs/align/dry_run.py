@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 import msgspec
 
 from beam_jobs.align.blocks import estimate_bytes
+from beam_jobs.align.chats import align_documents, render_first
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import InputFile
@@ -26,7 +27,6 @@ from beam_jobs.align.opened import OpenedInput
 from beam_jobs.errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room
-from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import END_OF_TAR, ShardWriter
 from pipeline.drawing.formatting import (
@@ -83,8 +83,11 @@ def describe_job(opened: OpenedInput) -> tuple[str, str]:
             f"the {format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
         )
         raise TooManyDeadLettersError("\n".join([told, *letters]))
+    probes = probe_texts(sample)
+    if opened.chats is not None:
+        probes = render_first(documents, opened.chats)
     for tokenizer in tokenizers:
-        tokenizer.check_fast_path(probe_texts(sample))
+        tokenizer.check_fast_path(probes)
     whole, num_sampled_bytes, shards = estimate_volume(sample, opened)
     lines = [
         "dry run: nothing was written",
@@ -110,13 +113,13 @@ def estimate_volume(
     """
     tokenizers, keep_text = opened.tokenizers, bool(opened.options.keep_text)
     documents = [document for part in sample for document in part.documents]
-    _align(_starts(documents[:8]), tokenizers)  # loads kernels
+    _align(_starts(documents[:8], opened), opened)  # loads kernels
     for tokenizer in tokenizers:
         tokenizer.num_reference_documents = 0
     whole = sampled = Volume()
     writer = ShardWriter(io.BytesIO(), keep_text=keep_text)
     for part in sample:
-        volume, num_bytes = _measure(part, tokenizers, writer)
+        volume, num_bytes = _measure(part, opened, writer)
         if volume.num_text_bytes:
             sampled = sampled.plus(volume, times=1)
             cut, scale = num_bytes / volume.num_text_bytes, part.measure_scale()
@@ -130,13 +133,11 @@ def estimate_volume(
     return whole, sampled.num_text_bytes, shards + whole.num_tar_bytes * of_tars
 
 
-def _measure(
-    part: SampledPart, tokenizers: tuple[Tokenizer, Tokenizer], writer: ShardWriter
-) -> tuple[Volume, int]:
+def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tuple[Volume, int]:
     """Return what a sample's documents give, cut if they are long, and the bytes of all text."""
-    documents = _starts(part.documents)
+    documents = _starts(part.documents, opened)
     started, cores, before = time.perf_counter(), time.process_time(), writer.num_bytes
-    batch = _align(documents, tokenizers)
+    batch = _align(documents, opened)
     writer.add(batch)
     volume = Volume(
         num_text_bytes=sum(len(document.text) for document in batch.documents),
@@ -150,16 +151,17 @@ def _measure(
     return volume, sum(len(document.text) for document in part.documents)
 
 
-def _starts(documents: Iterable[PlacedDocument]) -> list[PlacedDocument]:
-    """Return the documents, the long ones cut."""
+def _starts(documents: Iterable[PlacedDocument], opened: OpenedInput) -> list[PlacedDocument]:
+    """Return the documents, the long ones cut if they are texts."""
+    if opened.chats is not None:
+        return [*documents]
     replace_text = msgspec.structs.replace
     return [replace_text(each, text=start_of(each.text, MEASURED_BYTES)) for each in documents]
 
 
-def _align(
-    documents: Iterable[PlacedDocument], tokenizers: tuple[Tokenizer, Tokenizer]
-) -> AlignedBatch:
-    return align_batch([SourceDocument(d.document_id, d.text) for d in documents], *tokenizers)
+def _align(documents: Iterable[PlacedDocument], opened: OpenedInput) -> AlignedBatch:
+    given = [SourceDocument(d.document_id, d.text) for d in documents]
+    return align_documents(given, opened.tokenizers, opened.chats)
 
 
 def _describe_files(files: Sequence[InputFile]) -> str:

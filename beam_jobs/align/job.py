@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from beam_jobs import storage
+from beam_jobs.align.chats import JobChats
 from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.options import AlignOptions, Shuffle
@@ -46,6 +47,7 @@ class Job:
     configuration: Mapping[str, Any]
     attempt: str
     generation: int = 0
+    chats: JobChats | None = None
 
     @property
     def prefix(self) -> str:

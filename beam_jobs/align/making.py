@@ -10,6 +10,7 @@ import apache_beam as beam
 
 from beam_jobs import storage
 from beam_jobs.align.attempt import Attempt, tokenizer_records
+from beam_jobs.align.chats import SIDES, render_first
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
 from beam_jobs.align.inputs.parts import plan_tasks
@@ -89,8 +90,11 @@ def _run(attempt: Attempt) -> tuple[Manifest, float]:
     else:
         columns = tuple(MetadataField(each.name, each.type) for each in before.metadata)
         rules = replace(opened.rules, metadata=columns)
+    probes = probe_texts(sample)
+    if opened.chats is not None:
+        probes = render_first((d for each in sample for d in each.documents), opened.chats)
     for tokenizer in opened.tokenizers:
-        tokenizer.check_fast_path(probe_texts(sample))
+        tokenizer.check_fast_path(probes)
     shuffle, keep_text = choose_shuffle(options), bool(options.keep_text)
     disk = estimate_disk(opened.text_bytes, keep_text=keep_text, shuffle=shuffle)
     disk += sum(len(tokenizer.file_bytes) for tokenizer in opened.tokenizers)
@@ -137,6 +141,11 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
     for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
         path = storage.join(output, "tokenizers", side, tokenizer.file_name)
         stored.append(store_tokenizer(tokenizer, path, scratch=attempt.run_folder))
+    chats = attempt.opened.chats
+    for side, template in zip(SIDES, () if chats is None else chats.templates, strict=False):
+        path = storage.join(output, "templates", f"{side}.jinja")
+        storage.make_folder(storage.join(output, "templates"))
+        storage.write_atomically(path, template.text.encode(), scratch=attempt.run_folder)
     return Job(
         output=output,
         run_folder=attempt.run_folder,
@@ -152,6 +161,7 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
         configuration=attempt.configuration,
         attempt=uuid.uuid4().hex,
         generation=generation,
+        chats=chats,
     )
 
 

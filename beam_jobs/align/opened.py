@@ -9,6 +9,7 @@ from shlex import quote
 from typing import Any
 
 from beam_jobs import storage
+from beam_jobs.align.chats import JobChats, open_chats
 from beam_jobs.align.inputs.datasets import (
     InputDataset,
     StoredDataset,
@@ -51,6 +52,7 @@ class OpenedInput:
     files: Sequence[InputFile]
     tokenizers: tuple[Tokenizer, Tokenizer]
     dataset: InputDataset | None
+    chats: JobChats | None = None
 
     @property
     def text_bytes(self) -> int:
@@ -77,6 +79,11 @@ def open_input(options: AlignOptions) -> OpenedInput:
     _require_other_folder(location, options.output)
     dataset = open_dataset_as_input(location, options.where)
     model: StoredDataset = dataset.dataset
+    if model.manifest.chats is not None or options.chats.messages:
+        raise InputError(
+            f"--input {location}: a dataset of chats, or one read as chats, can't be aligned anew; "
+            "align the files that it was made of"
+        )
     if options.append:  # what is added is made as what is there
         model = StoredDataset(options.output, read_newest(options.output))
     made = model.manifest.configuration
@@ -109,6 +116,8 @@ def reading_rules(options: AlignOptions) -> ReadingRules:
         options.max_document_bytes or ReadingRules.max_document_bytes,
         options.text_template,
         metadata,
+        options.chats.messages,
+        options.chats.tools,
     )
 
 
@@ -118,17 +127,25 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
             f"--where {options.where}: only documents of a dataset can be chosen, and --input "
             f"{options.input[0]} isn't one: align it with --metadata, then choose from the result"
         )
+    plain = options.special_strings == "plain"
     options = _fill(options, {})
     files = find_inputs(options.input, fields=rules.text_fields, format=options.format)
     _require_separate(files, options.output)
     student, teacher = (_load(side, options, None) for side in ("student", "teacher"))
-    _look_at_conventions(options, student, teacher)
-    return OpenedInput(options, rules, options.metadata, files, (student, teacher), None)
+    chats = None
+    if options.chats.messages:
+        sources = options.student, options.teacher
+        chats = open_chats(options.chats, sources, (student, teacher), refuse_controls=plain)
+    if chats is None:
+        _look_at_conventions(options, student, teacher)
+    return OpenedInput(options, rules, options.metadata, files, (student, teacher), None, chats)
 
 
 def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:
     """Return the options with a value for each that was not given: a dataset's, or the usual."""
     keep_text = made.get("keep_text", False) if options.keep_text is None else options.keep_text
+    if options.chats.messages:  # a template's control tokens must be read; texts render it again
+        options, keep_text = replace(options, special_strings="honoured"), True
     return replace(
         options,
         max_document_bytes=options.max_document_bytes or made.get("max_document_bytes", 16 << 20),

@@ -49,6 +49,10 @@ examples:
   vocag align --input gsm8k/train --text-template 'Question: {question}\\nAnswer: {answer}' \\
       --student student/tokenizer.json --teacher Qwen/Qwen2.5-1.5B --output aligned
 
+  # conversations, each side in its own chat template; the assistant's messages are learned
+  vocag align --input chats.jsonl --messages messages --output chats \\
+      --student HuggingFaceTB/SmolLM2-135M-Instruct --teacher Qwen/Qwen2.5-1.5B-Instruct
+
   # more documents of the same kind, later: a document whose id is there already is left out
   vocag align --append --input 'new/*.jsonl.zst' --output aligned \\
       --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-1.5B
@@ -94,6 +98,7 @@ Every other option goes to Apache Beam (--runner, --region, ...)."""
 _GROUPS = {
     "input": "documents in, shards out",
     "format": "what counts as a document",
+    "messages": "conversations",
     "student_bos": "tokens",
     "name": "shards",
     "shuffle": "how the job runs; the shards stay the same",
@@ -115,8 +120,36 @@ def parse_size(text: str) -> int:
 
 
 Size = Annotated[int, Option("SIZE", parse_size)]
+Learn = Literal["assistant", "last", "all"]
 _ALL_FIELDS = "name all fields at once: --metadata source,language"
 _ONE_TEXT = r"to join fields, use --text-template '{question}\n{answer}'"
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How conversations are read, and what of them is learned.
+
+    Attributes:
+        messages: field of a conversation's messages: documents are then chats, which each side
+            sees in its own chat template.
+        tools: field of the tools that a conversation may call.
+        learn: whose messages are learned.
+        learn_end: whether what ends a learned turn is learned, too.
+        chat_template: a side's template, student=FILE or teacher=FILE (default: the one next to its
+            tokenizer); repeatable.
+        template_options: what templates are given, such as enable_thinking=false, or
+            teacher.enable_thinking=false for one of them.
+    """
+
+    messages: Annotated[str, Option("FIELD")] = ""
+    tools: Annotated[str, Option("FIELD")] = ""
+    learn: Learn = "assistant"
+    learn_end: Literal["yes", "no"] = "yes"
+    chat_template: Annotated[tuple[str, ...] | None, Option("SIDE=FILE", form="repeated")] = None
+    template_options: Annotated[tuple[str, ...], Option("NAME=VALUE")] = ()
+
+
+NO_CHATS = ChatOptions()
 
 
 @dataclass(frozen=True)
@@ -150,6 +183,7 @@ class AlignOptions:
         max_dead_letters: end with status 3 if a larger share of the documents is left out, or if
             a file can't be read to its end or has no usable document, however little that is; 1
             accepts any loss. The dataset is written all the same.
+        chats: how conversations are read.
         student_bos: token that comes before a student's text, its id, or none (default: BOS if
             the tokenizer puts one, else what separates documents).
         student_eos: token that comes after a student's document, its id, or none (default:
@@ -157,7 +191,8 @@ class AlignOptions:
         teacher_context: token that comes before a teacher's text, its id, or none (default:
             by the tokenizer).
         special_strings: whether <s> or <|endoftext|> in a text is plain text or its control token
-            (default: plain).
+            (default: plain). Chats are read as templates' own libraries do, honoured; with plain,
+            one whose texts hold such a string is left out.
         name: prefix of the shards (default: corpus).
         shard_bytes: about how large a shard is (default: 256MiB).
         keep_text: keep each document's text in its sample.
@@ -182,6 +217,7 @@ class AlignOptions:
     metadata: Annotated[str, Option("FIELDS", once=_ALL_FIELDS)] = ""
     max_document_bytes: Size = 0
     max_dead_letters: float = 0.01
+    chats: ChatOptions = NO_CHATS
     student_bos: TokenName | None = None
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
@@ -214,6 +250,31 @@ class AlignOptions:
             raise OptionsError("--text-field is empty; name the field that holds the text")
         if self.text_template and self.text_field != "text":
             raise OptionsError("--text-field and --text-template say different things; give one")
+        self._require_fit_for_chats()
+
+    def _require_fit_for_chats(self) -> None:
+        """Check that options of chats and of texts aren't mixed."""
+        chats = self.chats
+        if not chats.messages:
+            given = [
+                name for name, value in vars(chats).items() if value != getattr(NO_CHATS, name)
+            ]
+            if given:
+                raise OptionsError(
+                    f"--{given[0].replace('_', '-')} is about chats: name the field of their "
+                    "messages, such as --messages messages"
+                )
+            return
+        texts = {"text_field": "text", "text_template": "", "student_bos": None}
+        texts |= {"student_eos": None, "teacher_context": None}
+        for name, default in texts.items():
+            if getattr(self, name) != default:
+                raise OptionsError(
+                    f"--{name.replace('_', '-')} is about texts: of a chat (--messages) the "
+                    "template says what is around each message"
+                )
+        if self.keep_text is False:
+            raise OptionsError("--no-keep-text: a chat is kept, to be rendered again")
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:

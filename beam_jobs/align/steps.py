@@ -36,6 +36,7 @@ from beam_jobs.runs import SUMMARY_FILE, read_commit
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import (
+    CHATS_VERSION,
     MANIFEST_FILE,
     DeadLetterRecord,
     Manifest,
@@ -247,4 +248,6 @@ def make_manifest(
         return next_generation(before, shards=(*before.shards, *shards), **made)
     student, teacher = job.tokenizer_records
     metadata = columns_of(job.rules.metadata)
+    if job.chats is not None:
+        made |= {"chats": job.chats.record, "schema_version": CHATS_VERSION}
     return Manifest(job.name, student, teacher, shards=shards, metadata=metadata, **made)

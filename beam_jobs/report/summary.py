@@ -72,8 +72,7 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         "tokens/s, read, tokenized twice, written",
         f"  student tokens  {format_count(student_tokens)}",
         f"  teacher tokens  {format_count(totals['num_teacher_tokens'])}",
-        f"  student text    {run.student.convention}",
-        f"  teacher text    {run.teacher.convention}",
+        *_around_texts(manifest, run),
         f"  shards          {len(manifest.newest_shards)}, {format_bytes(totals['num_bytes'])}, "
         f"{totals['num_bytes'] / max(student_tokens, 1):.2f} bytes a student token",
         f"  dead letters    {_dead_letters(manifest)}",
@@ -82,6 +81,8 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         lines.append("  one tokenizer   the teacher's is the student's: every token maps to itself")
     elif run.pair:
         lines.append(f"  pair            {run.pair}")
+    if manifest.chats is not None:
+        lines += _of_chats(Dataset(output, manifest))
     if OF_FILES & manifest.dead_letters.by_reason.keys():
         unread = find_unread(storage.join(output, manifest.dead_letters.file))
         lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
@@ -105,6 +106,42 @@ def _control_strings(run: RunSummary) -> list[str]:
         f"  control strings {texts} with one, most often {name}, read as plain characters by both "
         "sides; --special-strings honoured reads them as tokens"
     ]
+
+
+def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
+    """Return what comes around a text of either side; around a chat it is what templates say."""
+    if manifest.chats is None:
+        told = run.student.convention, run.teacher.convention
+    else:
+        sides = manifest.chats.student, manifest.chats.teacher
+        told = tuple(f"in its chat template ({side.sha256[:8]}…)" for side in sides)
+    return [f"  student text    {told[0]}", f"  teacher text    {told[1]}"]
+
+
+def _of_chats(dataset: Dataset) -> list[str]:
+    """Return what is learned of chats, and what a reader of them should know."""
+    indices = [dataset.read_index(number) for number in range(len(dataset.manifest.shards))]
+    sums = {
+        name: sum(int(index.chats[name].sum()) for index in indices)
+        for name in indices[0].chats
+        if name.startswith("num_")
+    }
+    lines = [
+        f"  learned         {format_count(sums['num_learned_student_tokens'])} student tokens, "
+        f"{format_bytes(sums['num_learned_bytes'])} of text"
+    ]
+    if sums["num_control_strings"]:
+        lines.append(
+            f"  control tokens  {format_count(sums['num_control_strings'])} in texts, read as such "
+            "(--special-strings plain leaves such chats out)"
+        )
+    if sums["num_seams"]:
+        lines.append(
+            f"  seams           {format_count(sums['num_seams'])} learned tokens cross into the "
+            f"template's text, {format_count(sums['num_lone_seams'])} of them where no teacher "
+            "token does so: these get no distribution"
+        )
+    return lines
 
 
 def _reference_paths(manifest: Manifest, run: RunSummary) -> list[str]:

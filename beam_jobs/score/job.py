@@ -101,6 +101,11 @@ def make_job(
 ) -> ScoreJob:
     """Return what workers need to know to score one dataset of a run."""
     dataset = opened.dataset
+    is_chats = dataset.manifest.chats is not None
+    if options.learned_only and not is_chats:
+        raise OptionsError(
+            f"--learned-only: {dataset.location} holds texts, of which every token is learned"
+        )
     rule = TeacherRule(
         weights_sha256=teacher.weights_sha256,
         dtype=teacher.dtype,
@@ -109,6 +114,7 @@ def make_job(
         engine=teacher.engine,
         where=opened.documents.where,
         distributions=options.top.rule(dataset.manifest.teacher.vocab_size),
+        learned_only=is_chats and options.learned_only is not False,
     )
     folder = storage.absolute(dataset.location)
     return ScoreJob(

@@ -79,6 +79,8 @@ class ScoreOptions:
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
             12.5 %, as in training).
+        learned_only: of chats, store only what was said of the tokens that are learned (default:
+            of chats, yes).
         top: what is stored besides losses.
         allow_untrained_teacher: accept a teacher that predicts a plain text no better than chance.
         reuse: dataset to copy stored losses from, for documents with the same teacher tokens and
@@ -99,6 +101,7 @@ class ScoreOptions:
     teacher: ModelSource = ""
     seq_length: int = field(kw_only=True)
     teacher_seq_length: int | None = None
+    learned_only: bool | None = None
     top: TopSettings = LOSSES_ONLY
     allow_untrained_teacher: bool = False
     reuse: Annotated[tuple[str, ...] | None, Option("DATASET", form="repeated")] = None

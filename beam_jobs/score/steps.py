@@ -250,7 +250,10 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     if rule is not None:
         top = top or TopTokens.empty(tokens.starts, rule)
         teacher.known.read_top(found, tokens, top)
-    data, record = shard.make_sidecar(losses, fingerprint, top)
+    learned = tokens.learned if job.rule.learned_only else None
+    if learned is not None and top is not None:
+        top.ids[tokens.unlearned_positions()] = -1
+    data, record = shard.make_sidecar(losses, fingerprint, top, learned)
     _write(job, path, data)
     record = write_document_scores(job, shard, data, record)
     progress.add(scored_documents=done.num_documents)

@@ -160,7 +160,7 @@ class StudentRun:
         args = get_args()
         if not self._is_started:  # by another chunk of this rank's model
             rows = self._data.training_rows(args)
-            self._options.kind.require_context(rows.rules.student)
+            self._options.kind.require_context(rows.rules.student, of_chats=rows.layout.of_chats)
             self._take_up_run(args, rows)
             self._start_teacher(args)
             self._is_started = True

@@ -160,7 +160,9 @@ class ScoredDocuments:
         """
         bits = self.read(shard_index, ["bits_per_byte"], index)["bits_per_byte"]
         missing: NDArray[np.bool_] = np.isnan(bits)
-        missing &= (index.num_text_bytes > 0) & (index.num_teacher_tokens > 1)
+        learned_only = self.files.manifest.rule.learned_only
+        num_bytes, _ = _scored(index, learned_only=learned_only)
+        missing &= (num_bytes > 0) & (index.num_teacher_tokens > 1)
         return missing
 
     def _read_stored(
@@ -182,8 +184,9 @@ class ScoredDocuments:
             logger.info("%s: its numbers are made from the losses", error)
         shard = self.dataset.manifest.shards[shard_index]
         index = index or self.dataset.read_index(shard_index)
-        scores = summarise_losses(read_sidecar(self.files, record, shard), index)
-        return {**vars(scores), "num_text_bytes": index.num_text_bytes}
+        losses = read_sidecar(self.files, record, shard)
+        num_bytes, _ = _scored(index, learned_only=losses.learned is not None)
+        return {**vars(summarise_losses(losses, index)), "num_text_bytes": num_bytes}
 
 
 def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
@@ -201,7 +204,7 @@ def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256:
     return encode_document_scores(
         summarise_losses(losses, index),
         document_id=index.document_id,
-        num_text_bytes=index.num_text_bytes,
+        num_text_bytes=_scored(index, learned_only=losses.learned is not None)[0],
         sidecar_sha256=sidecar_sha256,
     )
 
@@ -214,9 +217,10 @@ def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
     """
     sums = np.zeros((len(index.num_text_bytes), 6))
     _sum_losses(losses.losses.astype(np.float32), losses.starts, sums)
-    num_bytes = index.num_text_bytes.astype(np.float64)
+    found = _scored(index, learned_only=losses.learned is not None)
+    num_bytes, num_tokens = (each.astype(np.float64) for each in found)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tokens_per_byte = index.num_teacher_tokens / num_bytes
+        tokens_per_byte = num_tokens / num_bytes
         whole, later, window = (
             np.where(sums[:, place] > 0, sums[:, place + 1] / sums[:, place], np.nan) / np.log(2)
             for place in (0, 2, 4)
@@ -227,6 +231,15 @@ def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
         return DocumentScores(
             *(np.where(has_text, column, np.nan).astype(np.float32) for column in columns)
         )
+
+
+def _scored(
+    index: ShardIndex, *, learned_only: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the bytes and teacher tokens of each document that losses are of, int64 [N] each."""
+    if learned_only:
+        return index.chats["num_learned_bytes"], index.chats["num_learned_teacher_tokens"]
+    return index.num_text_bytes, index.num_teacher_tokens
 
 
 @compiled

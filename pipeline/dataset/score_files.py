@@ -170,7 +170,7 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
             f"{scores.path} lists sidecars of {len(scored)} shards, the dataset has {len(shards)}"
             f"{', ' + missing[0] + ' is missing' if missing else ''}: {SCORE_AGAIN}"
         )
-    is_whole = not scores.manifest.rule.where
+    is_whole = not scores.manifest.rule.where and not scores.manifest.rule.learned_only
     for shard, record in zip(manifest.shards, own, strict=True):
         num_unscored = shard.num_teacher_tokens - record.num_tokens
         if num_unscored < 0 or (num_unscored and is_whole):

@@ -1,17 +1,19 @@
 """Write aligned documents as WebDataset tar shards with an index, and read them back, verified."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.alignment.kernels import find_cut_points
 from pipeline.alignment.quality import AlignmentStatistics, measure_documents
 from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.dataset.chat_index import index_chats
 from pipeline.dataset.encoding import TAR_BLOCK, encode_batch
 from schemas.index import CUT_STRIDE, METADATA_TYPES, ShardIndex, concatenate_indices
 from schemas.manifest import MetadataColumn, ShardRecord
@@ -87,6 +89,9 @@ class ShardWriter:
             teacher_spans=batch.teacher_spans,
             stride=CUT_STRIDE,
         )
+        chats: Mapping[str, NDArray[Any]] = {}
+        if batch.chats:
+            cuts, chats = index_chats(batch, cuts)
         statistics, quality = measure_documents(batch)
         index = ShardIndex(
             key=encoded.keys,
@@ -103,6 +108,7 @@ class ShardWriter:
             num_mapped=quality.num_mapped,
             byte_iou_sum=quality.byte_iou_sum.astype(np.float32),
             metadata=_columns(batch.documents, self._metadata),
+            chats=chats,
         )
         self._indices.append(index)
         self._statistics.append(statistics)

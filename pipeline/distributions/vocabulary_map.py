@@ -52,8 +52,11 @@ class VocabularyMap:
         *,
         student_convention: ConventionRecord | None = None,
         teacher_convention: ConventionRecord | None = None,
+        of_chats: bool = False,
     ) -> VocabularyMap:
         """Make the tables, by what rows put around texts (default: by the tokenizers' own).
+
+        Rows of chats hold several texts, with a template's between them.
 
         Raises:
             ValueError: a tokenizer whose tokens don't spell a text, such as WordPiece.
@@ -93,6 +96,7 @@ class VocabularyMap:
             student_skip=int(differ and student_spaces.before_word),
             teacher_skip=int(differ and teacher_spaces.before_word),
             always_skips=student_spaces.always and teacher_spaces.always,
+            of_chats=of_chats,
         )
         return cls(tables, edges)
 

@@ -23,6 +23,7 @@ class Edges(NamedTuple):
         student_skip: 1 if only the student's tokens begin with a space that isn't in the text.
         teacher_skip: 1 if only the teacher's do.
         always_skips: whether that does not depend on the text.
+        of_chats: whether labels that no teacher token covers divide texts: those of a template.
     """
 
     student_context: tuple[int, int]
@@ -32,6 +33,7 @@ class Edges(NamedTuple):
     student_skip: int
     teacher_skip: int
     always_skips: bool
+    of_chats: bool = False
 
 
 class RowFields(NamedTuple):
@@ -108,6 +110,14 @@ def _walk_segment(
             if row.loss_mask[place] > 0 and t_end > t_start:
                 _write(out, place, t_end, 0, END)
             break
+        if edges.of_chats and place >= start:
+            if span == stop:  # what was written up to the text's end holds if the walk is there
+                if known and (offset > 0 or token != before):
+                    _take_back(out, anchor, place)
+                known, before = False, NONE
+                continue
+            if before == NONE:  # a text begins: its bytes show whether a teacher token does, too
+                known, confirmed, token, offset, anchor = True, True, span, 0, place
         here = known and (place < start or (span == token and (offset > 0 or before == NONE)))
         if before >= 0 and span == before < stop:
             here = known and token == span and offset == 0

@@ -1,7 +1,8 @@
 """Two tokenizations of a text as blocks that begin and end together, to be drawn."""
 
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,8 @@ class PreviewToken:
 
     `byte_range` are the bytes of the text that it covers, `mapped` is the range of tokens of the
     other side, both half-open; the latter is empty for an unmapped student token and for a teacher
-    token that no student token is mapped to.
+    token that no student token is mapped to. Of a chat, a token may be its template's alone, and
+    a student token is learned or not.
     """
 
     index: int
@@ -24,6 +26,8 @@ class PreviewToken:
     text: str
     byte_range: tuple[int, int]
     mapped: tuple[int, int]
+    of_template: bool = False
+    learned: bool = False
 
 
 class Tokens(Protocol):
@@ -36,6 +40,17 @@ class Tokens(Protocol):
     @property
     def byte_offsets(self) -> NDArray[np.integer]:
         """Integers [T, 2], half-open."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChatView:
+    """What is shown of a chat besides a text: what tokens of templates are called, what is learned.
+
+    Names are of the student's and of the teacher's tokens, by id; learned is bool [T_student].
+    """
+
+    names: tuple[Callable[[int], str], Callable[[int], str]]
+    learned: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,7 @@ def lay_out(
     num_text_bytes: int,
     place: str = "",
     max_tokens: int | None = None,
+    chat: ChatView | None = None,
 ) -> PreviewDocument:
     """Return one aligned text, UTF-8 or None where nobody knows it, to be drawn, see `find_blocks`.
 
@@ -102,6 +118,12 @@ def lay_out(
     shown = num_teacher if len(spans) == num_student else int(spans[:, 1].max(initial=0))
     students = _preview_tokens(text, student, spans)
     teachers = _preview_tokens(text, teacher, _invert(spans, shown))
+    if chat is not None:
+        students = [
+            replace(_of_chat(token, chat.names[0]), learned=bool(chat.learned[token.index]))
+            for token in students
+        ]
+        teachers = [_of_chat(token, chat.names[1]) for token in teachers]
     return PreviewDocument(
         title=title,
         place=place,
@@ -188,6 +210,12 @@ def _preview_tokens(
         )
         for index, (token_id, (start, end), (first, last)) in enumerate(zip(*columns, strict=False))
     ]
+
+
+def _of_chat(token: PreviewToken, name: Callable[[int], str]) -> PreviewToken:
+    if token.byte_range[0] < token.byte_range[1]:
+        return token
+    return replace(token, text=name(token.token_id), of_template=True)
 
 
 def _describe(text: bytes | None, token_id: int, start: int, end: int) -> str:

@@ -40,6 +40,9 @@ line.dropped { stroke-dasharray: 3 3; }
 rect.unmapped { fill: none; stroke: var(--bad); stroke-dasharray: 4 3; }
 .block text.unmapped { fill: var(--bad); }
 .block line.unmapped { stroke: var(--bad); stroke-dasharray: 3 3; }
+rect.template { fill: none; stroke: var(--soft); stroke-dasharray: 2 2; }
+.block text.template { fill: var(--soft); }
+rect.learned { stroke-width: 2.4; }
 rect.kept.unmapped { fill: var(--student-tint); stroke-dasharray: none; }
 .block g:hover rect { stroke-width: 2.6; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; align-items: center;
@@ -54,6 +57,10 @@ _LEGEND = (
     ("student", "student token"),
     ("teacher", "teacher token"),
     ("student unmapped", "unmapped"),
+)
+_CHAT_LEGEND = (
+    ("student template", "of the chat template alone"),
+    ("student learned", "learned"),
 )
 _NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
 
@@ -111,6 +118,9 @@ def draw_documents(
     marks: Mapping[int, Mark] = _NO_MARKS,
 ) -> list[Element]:
     """Return the legend, then a card of each document, for a page with this module's `STYLE`."""
+    tokens = (t for document in documents for block in document.blocks for t in block.student)
+    if any(token.of_template for token in tokens):
+        legend = (*legend, *_CHAT_LEGEND)
     return [_draw_legend(legend), *(_document(document, marks) for document in documents)]
 
 
@@ -166,7 +176,8 @@ def _student_token(
     place = student[token.index]
     joined = [teacher[index] for index in range(*token.mapped)]
     if mark is None:
-        links, kinds, hint = _links(place, joined), ["student"], _hint(token, "student")
+        links = _links(place, joined, "template" if token.of_template else "")
+        kinds, hint = ["student"], _hint(token, "student")
     else:
         guided = mark.kind == "kept" and not mark.unmapped
         links = _links(place, joined, "kept" if guided else "dropped")
@@ -177,6 +188,8 @@ def _student_token(
 
 def _links(place: _Place, teacher: Sequence[_Place], kind: str = "") -> list[Element]:
     x, top = place.centre, place.bottom
+    if not teacher and kind == "template":
+        return []
     if not teacher:
         return [_line(x, top, x, top + _LINK_HEIGHT / 3, "unmapped")]
     if kind != "kept":
@@ -195,7 +208,10 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Element:
 
 def _chip(token: PreviewToken, place: _Place, kinds: Sequence[str]) -> list[Element]:
     unmapped = token.mapped[0] == token.mapped[1] and "unmapped" not in kinds
-    kind = " ".join([*kinds, *(["unmapped"] if unmapped else [])])
+    of_chat = ["template"] * token.of_template + ["learned"] * token.learned
+    kind = " ".join(
+        [*kinds, *(["unmapped"] if unmapped and not token.of_template else []), *of_chat]
+    )
     box = _numbers(x=place.left, y=place.top, width=place.size, height=_CHIP_HEIGHT, rx=4)
     written = _numbers(
         x=place.left + _PADDING,

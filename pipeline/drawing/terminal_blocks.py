@@ -16,12 +16,15 @@ LEGEND = (
     "blocks end where both tokenizations share a byte boundary; | divides tokens; ! is unmapped; "
     "· ⏎ → are space, newline, tab; ∅ covers no byte; <0xF0> is a byte"
 )
+CHAT_LEGEND = "⟨ ⟩ is the chat template's; ✓ is learned"
 
 
 def draw_document(document: PreviewDocument, *, width: int) -> Iterator[str]:
     """Yield the lines of one document, for a terminal of so many columns."""
     yield printable(document.title)
     yield printable(document.facts)
+    if any(token.of_template for block in document.blocks for token in block.student):
+        yield CHAT_LEGEND
     for line in _wrap(map(_draw_block, document.blocks), width - len(_LABELS[0])):
         for label, side in zip(_LABELS, zip(*line, strict=True), strict=True):
             yield (label + _GAP.join(side)).rstrip()
@@ -61,4 +64,7 @@ def _draw_block(block: Block) -> _Drawn:
 
 
 def _draw_token(token: PreviewToken) -> str:
-    return token.text if token.mapped[0] < token.mapped[1] else f"{token.text}!"
+    if token.of_template:
+        return f"⟨{token.text}⟩{'✓' if token.learned else ''}"
+    text = f"{token.text}{'✓' if token.learned else ''}"
+    return text if token.mapped[0] < token.mapped[1] else f"{text}!"

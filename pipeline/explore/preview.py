@@ -6,16 +6,17 @@ teacher token is one block.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.tokenizers import text_in
-from pipeline.drawing.blocks import PreviewDocument, lay_out
+from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer, text_in
+from pipeline.drawing.blocks import ChatView, PreviewDocument, lay_out, show_bytes
 from pipeline.drawing.formatting import short_names
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.web_page import tag
-from schemas.document import decode_document, document_key
+from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.errors import DatasetError
 
 
@@ -47,6 +48,7 @@ def load_previews(
                 num_text_bytes=document.num_text_bytes,
                 place=f"sample {document_key(document.document_id)} in {name}",
                 max_tokens=max_tokens,
+                chat=_view(dataset, document),
             )
         num_left -= len(rows)
         if not num_left:
@@ -56,6 +58,21 @@ def load_previews(
             f'no document "{document_id}" in {dataset.location}: name an id as the input gave it '
             "(preview without --id shows some)"
         )
+
+
+def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:
+    if document.chat is None:
+        return None
+    student, teacher = (partial(_name, dataset, side) for side in ("student", "teacher"))
+    learned = document.chat.student.is_learned(len(document.student))
+    return ChatView((student, teacher), learned)
+
+
+def _name(dataset: Dataset, side: Side, token_id: int) -> str:
+    """Return a token as people read it: its bytes, or its name if it stands for none."""
+    tokenizer = load_dataset_tokenizer(dataset, side)
+    data = tokenizer.token_bytes(token_id)
+    return show_bytes(data) if data else tokenizer.token_name(token_id)
 
 
 def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:

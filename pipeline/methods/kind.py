@@ -110,16 +110,18 @@ class MethodKind:
         top_k = teaching.top_k or ONLINE_TOP_K
         return Served("running", True, method.entries_of(top_k, teaching.draws))
 
-    def require_context(self, student: ConventionRecord) -> None:
+    def require_context(self, student: ConventionRecord, *, of_chats: bool = False) -> None:
         """Check that every student token is a label if the method needs whole chunks of text.
 
         Args:
             student: what rows put around its texts.
+            of_chats: whether rows are of chats, which begin with text of their template.
 
         Raises:
             ValueError: a document's first token, or a part's, has nothing before it.
         """
-        if self.every_token and None in (student.first_token_id, student.continued_token_id):
+        before = (student.first_token_id, student.continued_token_id)
+        if self.every_token and not of_chats and None in before:
             raise ValueError(
                 f"--method {self.name} compares the likelihoods of whole texts, but without a "
                 "token before it a text's first token has none: name one by --student-bos (in "

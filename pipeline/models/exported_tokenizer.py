@@ -12,7 +12,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ import numpy as np
 import orjson
 from transformers import AutoTokenizer
 
+from pipeline.chats.turns import habits_of
+from pipeline.dataset.chat_templates import load_speakers
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
 from pipeline.models.generation_defaults import GENERATION_FILE, TOKENIZER_FILE, GenerationDefaults
@@ -95,9 +97,29 @@ def export_tokenizer(
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
     """
     record = record or dataset.manifest.student
+    if dataset.manifest.chats is not None:  # around a text there is what the tokenizer says
+        record = replace(record, convention=None)
+        defaults = _as_in(dataset, defaults or GenerationDefaults())
     own = load_dataset_tokenizer(dataset, "student")
     known = list(_known_documents(dataset, own))
     return convert_tokenizer(own, record, known, config=config, defaults=defaults)
+
+
+def _as_in(dataset: Dataset, defaults: GenerationDefaults) -> GenerationDefaults:
+    """Return the defaults with the template that the student has learned, and its end of a turn.
+
+    A base model has none of them, and an instruct model may have been given another one.
+    """
+    (speaker, _), _ = load_speakers(dataset)
+    template, ids = speaker.template, load_dataset_tokenizer(dataset, "student").named_tokens
+    usual = habits_of(speaker).end
+    ends = sorted((usual.find(name), ids[name]) for name in speaker.controls if name in usual)
+    return replace(
+        defaults,
+        templates={**defaults.templates, "default": template.text},
+        names={**template.names, **defaults.names},
+        end_ids=tuple(dict.fromkeys((*defaults.end_ids, *(token for _, token in ends[:1])))),
+    )
 
 
 def convert_tokenizer(
@@ -292,6 +314,8 @@ def _known_documents(dataset: Dataset, own: Tokenizer) -> Iterator[KnownText]:
                 return
             # Kept, or spelled by its student tokens and proven by its hash.
             text = find_text(document, {"student": lambda: own})
+            if document.chat is not None and text is not None:
+                text = document.chat.student.render(text)
             if text is not None:
                 place = f"document {json.dumps(document.document_id)} of {record.file}"
                 yield KnownText(place, text.decode(), document.student.input_ids.tolist())

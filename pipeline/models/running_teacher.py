@@ -1,6 +1,7 @@
 """Models that run on a run's rows: found, loaded, and refused if they don't belong to the data."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -72,6 +73,17 @@ def open_running_teacher(
             f"--method {one_vocabulary_for} needs a teacher with the student's tokenizer, but "
             f"{opened.reading.path} was aligned with {teacher.source}: align with the student's "
             "tokenizer as --teacher"
+        )
+    chats = opened.manifest.chats
+    if (
+        one_vocabulary_for
+        and chats is not None
+        and chats.student != replace(chats.teacher, file=chats.student.file)
+    ):
+        raise ValueError(
+            f"--method {one_vocabulary_for} lets the teacher read the student's tokens, and "
+            f"{opened.reading.path} has two chat templates: choose another method, or align with "
+            "one template for both, by --chat-template"
         )
     model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
     model.train(False).requires_grad_(False)

@@ -19,13 +19,15 @@ def split_documents(
     cut_starts: NDArray[np.int64],
     cut_student: NDArray[np.integer],
     cut_teacher: NDArray[np.integer],
+    at_turn: NDArray[np.integer],
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> NDArray[np.uint32]:
     """Return uint32 [G, 6], the segments of D documents in order, columns as in `SEGMENT`.
 
     Tokens per document are int64 [D]; cuts are as in `ShardIndex`, ValueError if they don't rise
-    within their document. Rooms, int64 [4], are tokens per row, and tokens added first, continued
+    within their document. Those of chats say whether they are at a turn, those of texts, of none,
+    don't. Rooms, int64 [4], are tokens per row, and tokens added first, continued
     and at the end.
     """
     whole_s = student_room[0] - student_room[1] - student_room[3]
@@ -45,7 +47,15 @@ def split_documents(
         cut, cut_end = cut_starts[document], cut_starts[document + 1]
         while here != end:
             stop, pieces, cut = _next_stop(
-                here, end, cut_student, cut_teacher, cut, cut_end, student_room, teacher_room
+                here,
+                end,
+                cut_student,
+                cut_teacher,
+                at_turn,
+                cut,
+                cut_end,
+                student_room,
+                teacher_room,
             )
             if not (here[0] <= stop[0] <= end[0] and here[1] <= stop[1] <= end[1] and here != stop):
                 raise ValueError("cut points are out of order: the index was altered")
@@ -161,6 +171,7 @@ def _next_stop(
     end: Place,
     cut_student: NDArray[np.integer],
     cut_teacher: NDArray[np.integer],
+    at_turn: NDArray[np.integer],
     cut: int,
     cut_end: int,
     student_room: NDArray[np.int64],
@@ -181,6 +192,10 @@ def _next_stop(
         _first_above(cut_teacher, cut, last_cut, room_t),
     )
     if fitting > cut:
+        for turn in range(fitting - 1, cut - 1, -1) if len(at_turn) else range(0):
+            if at_turn[turn]:
+                fitting = turn + 1
+                break
         return (int(cut_student[fitting - 1]), int(cut_teacher[fitting - 1])), 1, fitting
     stop = (int(cut_student[cut]), int(cut_teacher[cut])) if cut < last_cut else end
     sure_s = student_room[0] - max(student_room[1], student_room[2]) - student_room[3]

@@ -43,6 +43,8 @@ SEGMENT = np.dtype(
 _PLAIN = np.dtype((np.void, SEGMENT.itemsize))
 """A segment's bytes: numpy moves them a hundred times as fast as fields with names."""
 
+_NO_CUTS = np.empty(0, np.uint32)
+
 SplitShard = tuple[NDArray[np.void], int]
 """A shard's segments in document order, SEGMENT [G], and its number of documents."""
 
@@ -111,9 +113,10 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 
     A document that is longer than a row, in student or teacher tokens, is split at the last cut
     point that fits, at most `schemas.index.CUT_STRIDE` tokens before the row is full plus any run
-    without a shared boundary. A run without a shared boundary that is itself longer than a row
-    (16-byte runs of one character, out of step) is divided in proportion; its segments are marked
-    FORCED, and a student token whose teacher tokens fall into another segment is unmapped there.
+    without a shared boundary; a chat at the last turn that fits, if one does. A run without a
+    shared boundary that is itself longer than a row (16-byte runs of one character, out of step) is
+    divided in proportion; its segments are marked FORCED, and a student token whose teacher tokens
+    fall into another segment is unmapped there.
 
     `each` yields what a function makes of each shard's index and of bool [N], the documents to
     plan, None for all; it may be called in threads. Documents keep their numbers, ValueError from
@@ -187,6 +190,7 @@ def split_index(
         cut_starts=index.cut_starts,
         cut_student=_read_only(index.cut_student),
         cut_teacher=_read_only(index.cut_teacher),
+        at_turn=_read_only(index.chats.get("cut_at_turn", _NO_CUTS)),
         student_room=np.array(student_room, np.int64),
         teacher_room=np.array(teacher_room, np.int64),
     )

@@ -1,8 +1,8 @@
 """Losses that are known from another dataset: found by what the teacher saw, never by an id.
 
 A document's digest is over all that a frozen teacher sees of it: its tokens, how they are cut into
-pieces, and the token before each. Equal digests under one teacher are equal losses, whatever the
-student, the shard or the dataset.
+pieces, and the token before each; of a chat also over which of them are learned. Equal digests
+under one teacher are equal losses, whatever the student, the shard or the dataset.
 """
 
 from __future__ import annotations
@@ -169,11 +169,14 @@ def document_digests(
     ids, cuts = memoryview(tokens.input_ids.astype("<i4").tobytes()), memoryview(seen.tobytes())
     bounds = np.searchsorted(pieces.document, np.arange(len(tokens.starts))) * seen[:1].nbytes
     starts, digests = tokens.starts.tolist(), bytearray()
+    learned = tokens.learned
     for (start, stop), (cut, end) in zip(pairwise(starts), pairwise(bounds.tolist()), strict=True):
         # The length first, so that tokens and cuts can't be taken for each other.
         digest = blake2b((stop - start).to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
         digest.update(ids[4 * start : 4 * stop])
         digest.update(cuts[cut:end])
+        if learned is not None:
+            digest.update(learned[start:stop].tobytes())
         digests += digest.digest()
     return np.frombuffer(bytes(digests), _DIGEST)
 

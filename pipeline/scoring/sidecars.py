@@ -36,15 +36,25 @@ class DocumentTokens:
     Attributes:
         input_ids: int64 [M].
         starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
+        learned: bool [M], of chats which tokens cover learned bytes; None of texts.
     """
 
     input_ids: NDArray[np.int64]
     starts: NDArray[np.int64]
+    learned: NDArray[np.bool_] | None = None
 
     @cached_property
     def position_starts(self) -> NDArray[np.int64]:
         """Where their positions start, int64 [D + 1]; see `schemas.distributions`."""
         return position_starts(self.starts)
+
+    def unlearned_positions(self) -> NDArray[np.int64]:
+        """Return the positions at which no learned token is expected."""
+        assert self.learned is not None
+        is_learned = np.zeros(int(self.position_starts[-1]), np.bool_)
+        shift = np.repeat((self.position_starts - self.starts)[:-1], np.diff(self.starts))
+        is_learned[np.arange(len(self.learned)) + shift] = self.learned
+        return np.flatnonzero(~is_learned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,29 +109,43 @@ class ShardToScore:
         expected = self.lengths if chosen is None else np.where(chosen, self.lengths, 0)
         lengths = np.zeros_like(expected)
         parts = [np.empty(0, np.int64)]
+        is_chats = self.dataset.manifest.chats is not None
+        learned = [np.empty(0, np.bool_)]
         for place, sample in self.dataset.samples(
             self.number, self.index, documents=documents, with_removed=True
         ):
-            parts.append(decode_document(sample).teacher.input_ids.astype(np.int64))
+            document = decode_document(sample)
+            parts.append(document.teacher.input_ids.astype(np.int64))
             lengths[place] = len(parts[-1])
+            if document.chat is not None:
+                learned.append(document.chat.teacher.is_learned(len(parts[-1])))
         if not np.array_equal(lengths, expected):
             raise DamagedShardError(
                 f"the samples of {self.dataset.shard(self.number).url} don't have the numbers "
                 "of teacher tokens in its index: restore the shard or run vocag align again"
             )
-        return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)))
+        of_tokens = np.concatenate(learned) if is_chats else None
+        return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)), of_tokens)
 
     def make_sidecar(
-        self, losses: NDArray[np.float32], teacher: str, top: TopTokens | None = None
+        self,
+        losses: NDArray[np.float32],
+        teacher: str,
+        top: TopTokens | None = None,
+        learned: NDArray[np.bool_] | None = None,
     ) -> tuple[bytes, SidecarRecord]:
         """Return the shard's sidecar and what the score manifest says of it.
 
         Losses, float32 [M], are in nats, NaN if a token has no context; `teacher` is the
-        fingerprint of the `TeacherRule`.
+        fingerprint of the `TeacherRule`. Only those of `learned` tokens, bool [M], are stored if
+        they are named.
         """
         starts = np.append(0, np.cumsum(self.lengths))
         entries = None if top is None else top.pack(starts)
-        stored = ShardLosses(to_fp16(losses), starts, teacher, self.record.sha256, entries)
+        if learned is not None:
+            losses = np.where(learned, losses, np.float32(np.nan))
+        about = teacher, self.record.sha256, entries, learned
+        stored = ShardLosses(to_fp16(losses), starts, *about)
         data = encode_sidecar(stored)
         return data, self.describe_sidecar(data, stored)
 
@@ -155,7 +179,7 @@ class ShardToScore:
             num_bytes=len(data),
             sha256=sha256(data).hexdigest(),
             shard=self.record.file,
-            num_tokens=len(stored.losses),
+            num_tokens=len(stored.losses) if stored.learned is None else int(stored.learned.sum()),
             num_losses=len(known),
             loss_sum=float(known.sum()),
             num_split_documents=self.pieces.num_split_documents,

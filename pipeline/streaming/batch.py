@@ -90,13 +90,24 @@ class Rows(Mapping[str, torch.Tensor]):
     def teacher_has_loss(self) -> torch.Tensor:
         """Which teacher tokens have a loss, bool [B, teacher_seq_length].
 
-        Those with a context, or a stored loss, in a segment that the student learns from.
+        Those with a context, or a stored loss, in a segment that the student learns from. Of chats
+        those that a learned label is mapped to: nothing else that templates hold is taught.
         """
         if "teacher_losses" in self.layout.shapes:
             known = ~self["teacher_losses"].isnan()
         else:
             known = has_context(self["teacher_cu_seqlens"], self.layout.teacher_seq_length)
+        if self.layout.of_chats:
+            known = known & self._is_taught()
         return known & self.teacher_is_text
+
+    def _is_taught(self) -> torch.Tensor:
+        spans, learned = self["teacher_spans"], (self["loss_mask"] > 0).int()
+        shape = (*spans.shape[:-2], self.layout.teacher_seq_length + 1)
+        changes = torch.zeros(shape, dtype=torch.int32, device=spans.device)
+        changes.scatter_add_(-1, spans[..., 0].long(), learned)
+        changes.scatter_add_(-1, spans[..., 1].long(), -learned)
+        return changes.cumsum(-1)[..., :-1] > 0
 
     def _is_text(self, bounds: str, seq_length: int) -> torch.Tensor:
         learned = self["loss_mask"].long()

@@ -33,6 +33,8 @@ class StreamConfig:
             the student's vocabulary.
         with_cells: whether the run's method needs the cells of both vocabularies
             (`vocabulary_map`), which a checkpoint then names.
+        text_labels: of chats, whether labels are only those that cover a byte of a learned text:
+            what ends a turn, or the template writes, is then context.
     """
 
     data: Reading | str | PathLike[str]
@@ -51,6 +53,7 @@ class StreamConfig:
     teaching: Teaching = NOBODY
     with_distributions: bool = False
     with_cells: bool = False
+    text_labels: bool = False
 
     @property
     def reading(self) -> Reading:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from numpy import int32, int64
+from numpy import int32, int64, uint8, zeros_like
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
@@ -79,6 +79,7 @@ class DatasetRows:
         self._prefetched = (-1, -1)
         manifest = dataset.manifest
         self._vocab_sizes = manifest.student.vocab_size, manifest.teacher.vocab_size
+        self._is_chats, self._text_only = manifest.chats is not None, config.text_labels
         self._added = [_added_tokens(rules, flags) for flags in range((STARTS | ENDS) + 1)]
         damaged = dataset.find_damage()
         if damaged and config.on_damage == "raise":
@@ -158,6 +159,11 @@ class DatasetRows:
                 if num_unknown:
                     what = f"{num_unknown} token ids are outside the vocabulary"
                 raise self._reader.contradiction(document_index, what)
+            if self._is_chats:
+                text_at = student + (added[0] >= 0)
+                self._mask(
+                    row, layout, document_index, sample, (student, text_at), stop[0], s_start
+                )
         except DatasetError as error:
             self.damage.note(document_index, self._reader.describe(document_index, error), error)
             fill_nothing(row, layout.kernel_starts, at, stop)
@@ -167,6 +173,29 @@ class DatasetRows:
             for answers in self._answers:
                 answers.segment(document_index, (t_start, t_stop), places, ends=ends)
         return (*stop, number + 1), num_masked
+
+    def _mask(
+        self,
+        row: NDArray[int32],
+        layout: RowLayout,
+        document_index: int,
+        sample: NDArray[uint8],
+        at: tuple[int, int],
+        stop: int,
+        first_token: int,
+    ) -> None:
+        """Leave in a segment of a chat only the labels that are learned.
+
+        It begins at `at[0]`, its text at `at[1]` with this token of the document, and ends at
+        `stop`.
+        """
+        learned = self._reader.learned_tokens(document_index, sample, text_only=self._text_only)
+        places = learned - first_token + at[1] - 1  # a label is at the token before
+        loss_mask = layout.field(row, "loss_mask")
+        kept = zeros_like(loss_mask[at[0] : stop])
+        for first, end in (places.clip(at[0], stop) - at[0]).tolist():
+            kept[first:end] = loss_mask[at[0] + first : at[0] + end]
+        loss_mask[at[0] : stop] = kept
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:
         """Fetch this group's shards and the next group's when a group is entered."""

@@ -34,6 +34,7 @@ class RowLayout:
         with_losses: whether rows hold stored losses of their teacher tokens.
         entries: of a label's distribution; of width 0 where rows hold none.
         sources: names of a mixture's datasets; if there are any, a row says which it is from.
+        of_chats: whether documents are chats, of which not all is learned.
     """
 
     seq_length: int
@@ -42,6 +43,7 @@ class RowLayout:
     with_losses: bool = False
     entries: EntryShape = NO_ENTRIES
     sources: tuple[str, ...] = ()
+    of_chats: bool = False
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

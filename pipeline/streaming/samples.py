@@ -15,9 +15,9 @@ from pipeline.dataset.files import Dataset
 from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
 from pipeline.streaming.kernels import SampleTensors
-from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION
+from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION, decode_document, tokens_over
 from schemas.errors import DamagedSampleError, DamagedShardError, SchemaVersionError
-from schemas.safetensors_view import read_header, vector_place
+from schemas.safetensors_view import read_header, vector_place, view_tensor
 
 _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
 """As in `SampleTensors`."""
@@ -85,6 +85,30 @@ class SampleReader:
             if len(self._known) > _MAX_KNOWN_SAMPLES:
                 self._known.popitem(last=False)
         return sample, tensors
+
+    def learned_tokens(
+        self, document_index: int, sample: NDArray[np.uint8], *, text_only: bool
+    ) -> NDArray[np.int64]:
+        """Return a chat's student tokens that are labels, as ranges int64 [L, 2].
+
+        Of text only: those that cover a byte that is learned. DamagedSampleError if the sample has
+        none of a chat's tensors.
+        """
+        try:
+            header, body = read_header(sample.data)
+            if text_only:
+                document = decode_document(sample.data)
+                assert document.chat is not None
+                return tokens_over(document.student.byte_offsets, document.chat.learned)
+            found = view_tensor(sample.data, body, header["student.learned"]).astype(np.int64)
+            flat = found.reshape(-1)
+            number = int(self._table.num_student_tokens[document_index])
+            if found.shape[1:] != (2,) or (np.diff(flat) < 0).any() or flat.max(initial=0) > number:
+                raise ValueError(f"student.learned isn't ranges of {number} tokens")
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"what of the chat is learned can't be read ({error})"
+            raise self.contradiction(document_index, what) from error
+        return found
 
     def contradiction(self, document_index: int, what: str) -> DamagedSampleError:
         """Return the error for a sample whose fields contradict each other or the index."""

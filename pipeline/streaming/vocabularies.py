@@ -73,6 +73,7 @@ def pair_tables(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
             load_dataset_tokenizer(dataset, "teacher"),
             student_convention=rules.student,
             teacher_convention=rules.teacher,
+            of_chats=dataset.manifest.chats is not None,
         )
     return _tables[key]
 
@@ -80,4 +81,4 @@ def pair_tables(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
 def _key(dataset: Dataset, rules: PackingRules) -> tuple[object, ...]:
     records = dataset.manifest.student, dataset.manifest.teacher
     files = [(record.sha256, record.special_strings) for record in records]
-    return (*files, rules.student, rules.teacher)
+    return (*files, rules.student, rules.teacher, dataset.manifest.chats is not None)

@@ -39,15 +39,20 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
             seq_length=config.seq_length,
             seed=config.seed,
             one_document_a_row=training.rules.one_document_a_row,
+            text_labels=True,
         )
         run = open_run(stream.reading, seed=stream.seed)
+        own = run.manifest.student.around_text
+        is_chats = run.manifest.chats is not None
+        if is_chats or training.manifest.chats is not None:  # each has what belongs to its kind
+            endless = replace(own, end_token_id=None)
         record = replace(run.manifest.student, convention=endless)
         run = replace(run, manifest=replace(run.manifest, student=record))
         rows = AlignedRows(stream, opened=run)
         if rows.layout.sources:
             raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
         _require_same_student(path, rows, config.data.path, training)
-        if endless.first_token_id is None:
+        if endless.first_token_id is None and not is_chats:
             raise ValueError(f"{path}: without a context token the first token has no loss")
         opened[name] = rows
     return opened
@@ -76,7 +81,8 @@ def bits_per_byte(
 
     Comparable between any tokenizers: the sum over the text's tokens, by its bytes. What stands
     before a text is context and costs nothing, and a document's end isn't asked for, as in
-    `vocag evaluate --measures text`. Removed documents count on neither side.
+    `vocag evaluate --measures text`. Of chats only what is learned counts: its bytes, and the
+    tokens over them. Removed documents count on neither side.
     """
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
@@ -112,5 +118,5 @@ def _require_same_student(
 
 
 def _num_bytes_read(index: ShardIndex, kept: Kept) -> int:
-    sizes = index.num_text_bytes if kept is None else index.num_text_bytes[kept]
-    return int(sizes.sum())
+    sizes = index.chats.get("num_learned_bytes", index.num_text_bytes)
+    return int((sizes if kept is None else sizes[kept]).sum())

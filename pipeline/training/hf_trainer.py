@@ -91,7 +91,7 @@ class GuidedTrainer(Trainer):
         _require_settings(args)
         config = _as_run(args, data, method, heldout, teacher)
         self.rows = _open_rows(args, data, config)
-        config.kind.require_context(self.rows.rules.student)
+        config.kind.require_context(self.rows.rules.student, of_chats=self.rows.layout.of_chats)
         sets = open_heldout(config, self.rows)
         own, device = language_model(model), next(model.parameters()).device
         open_model(own, self.rows.opened, self.rows.rules, side="student", device=device)

@@ -171,7 +171,7 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, continue from the checkpoint; return the run and its step."""
     rows = open_rows(config, ranks)
-    config.kind.require_context(rows.rules.student)
+    config.kind.require_context(rows.rules.student, of_chats=rows.layout.of_chats)
     heldout = open_heldout(config, rows)
     student = load_student(config, rows, ranks.device)
     for held_out in heldout.values():

@@ -132,7 +132,9 @@ def _totals(manifest: Manifest) -> dict[str, int]:
 def _check_side_files(dataset: Dataset, findings: Findings) -> None:
     """Check the tokenizers' copies and the dead letters."""
     manifest, letters = dataset.manifest, dataset.manifest.dead_letters
-    copies = [(record.file, record.sha256) for record in (manifest.student, manifest.teacher)]
+    chats = manifest.chats
+    templates = () if chats is None else (chats.student, chats.teacher)
+    copies = [(r.file, r.sha256) for r in (manifest.student, manifest.teacher, *templates)]
     for name, sha256_hex in [*copies, (letters.file, letters.sha256)]:
         try:
             with dataset.open_file(name) as file:

@@ -26,13 +26,18 @@ def contradicting_entries(
 
 
 def contradicting_places(
-    entries: ShardEntries, has_loss: NDArray[np.bool_], starts: NDArray[np.int64]
+    entries: ShardEntries,
+    has_loss: NDArray[np.bool_],
+    starts: NDArray[np.int64],
+    *,
+    of_ends: bool = True,
 ) -> list[str]:
     """Return whether a position lacks entries, or has some although nothing comes before it.
 
-    `has_loss`, bool [M]: tokens with something before them; `starts`, int64 [D + 1]: of documents.
+    `has_loss`, bool [M]: tokens with something before them that are scored; `starts`, int64
+    [D + 1]: of documents, whose ends have entries if those are stored, too.
     """
-    expected = np.ones(len(entries.counts), np.bool_)  # what follows a document always has some
+    expected = np.full(len(entries.counts), of_ends)  # what follows a document always has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     own = np.arange(len(has_loss)) + (entries.position_starts - starts)[document]
     expected[own] = has_loss

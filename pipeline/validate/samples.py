@@ -21,6 +21,15 @@ from pipeline.validate.arrays import (
     stack_cuts,
     stack_documents,
 )
+from pipeline.validate.chats import (
+    RENDERED_AGAIN,
+    Speakers,
+    counts_of,
+    find_other_rendering,
+    find_wrong_parts,
+    renderings_of,
+    with_origins,
+)
 from pipeline.validate.findings import Findings
 from pipeline.validate.tar import Sample
 from schemas.document import AlignedDocument, decode_document, decode_tensors, document_key
@@ -48,14 +57,18 @@ def check_samples(
     findings: Findings,
     *,
     tokenizers: Mapping[Side, Tokenizer] | None = None,
+    speakers: Speakers | None = None,
 ) -> AlignmentStatistics:
     """Check every rule that the content of a shard's samples must keep.
 
-    With tokenizers kept text is tokenized again. The statistics that are returned are those of the
+    With tokenizers kept text is tokenized again, with speakers, which chats have, some chats are
+    rendered again. The statistics that are returned are those of the
     samples whose offsets and spans are sound.
     """
     decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
     entries = [entry for entry in decoded if _agrees(entry, index, manifest, findings)]
+    if manifest.chats is not None:
+        entries = _check_chats(entries, speakers, index, findings)
     batch = stack_documents([entry.document for entry in entries])
     unsound = _check_tokens(batch, entries, index, manifest, findings)
     batch, entries = _without(unsound, batch, entries)
@@ -84,6 +97,31 @@ def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded |
         return None
     student, teacher = (f"{side}.token_bytes" in tensors for side in SIDES)
     return _Decoded(sample.place, document, (student, teacher))
+
+
+def _check_chats(
+    entries: Sequence[_Decoded], speakers: Speakers | None, index: ShardIndex, findings: Findings
+) -> list[_Decoded]:
+    """Check what only chats have; return those whose parts are sound."""
+    sound = []
+    for entry in entries:
+        messages, key = [*find_wrong_parts(entry.document)], index.key[entry.place]
+        for message in messages:
+            findings.add("chats", message, key=key)
+        if messages:
+            continue
+        sound.append(entry)
+        if speakers is None:
+            continue
+        for name, count in counts_of(entry.document, speakers).items():
+            claim = int(index.chats[name][entry.place]) if index.chats else -1
+            if claim != count:
+                findings.add("counts", f"{name} is {count}, the index says {claim}", key=key)
+        if len(sound) <= RENDERED_AGAIN:
+            message = find_other_rendering(entry.document, speakers)
+            if message is not None:
+                findings.add("chats", message, key=key)
+    return sound
 
 
 def _agrees(entry: _Decoded, index: ShardIndex, manifest: Manifest, findings: Findings) -> bool:
@@ -161,11 +199,12 @@ def _check_tokenization(
 ) -> None:
     kept = [entry for entry in entries if entry.document.text is not None]
     batch = stack_documents([entry.document for entry in kept])
-    texts = [document.text for document in batch.documents]
+    documents = [entry.document for entry in kept]
     for side in SIDES:
-        tokenizer = tokenizers[side]
+        tokenizer, texts = tokenizers[side], renderings_of(documents, side)
         fresh = tokenizer.tokenize_batch(texts)
-        other = dict(find_other_tokens(getattr(batch, side), fresh))
+        own = with_origins(fresh, documents, side)
+        other = dict(find_other_tokens(getattr(batch, side), own))
         foreign = dict(find_foreign_content(fresh, texts, tokenizer))
         for d, message in {**foreign, **other}.items():
             findings.add("tokenization", f"{side} {message}", key=index.key[kept[d].place])

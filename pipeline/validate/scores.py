@@ -126,6 +126,12 @@ def _contradictions(
     if not np.array_equal(np.diff(losses.starts), shard.lengths):
         return [*found, "documents' numbers of losses differ from their teacher tokens to score"]
     expected = _expected(losses, shard.pieces, rule)
+    if losses.learned is not None:
+        if not np.array_equal(losses.learned, shard.read_tokens().learned):
+            found.append("losses are of other tokens than those that the chats learn")
+        expected &= losses.learned
+    if scores.manifest.rule.learned_only != (losses.learned is not None):
+        found.append("the rule says otherwise whether only learned tokens' losses are stored")
     bad = np.flatnonzero(np.isnan(losses.losses) == expected)
     if len(bad):
         document = int(np.searchsorted(losses.starts, bad[0], "right")) - 1
@@ -136,7 +142,9 @@ def _contradictions(
     if len(outside):
         found.append(f"{len(outside)} losses such as {losses.losses[outside[0]]} are impossible")
     if not found and losses.entries is not None:
-        found += contradicting_places(losses.entries, expected, losses.starts)
+        found += contradicting_places(
+            losses.entries, expected, losses.starts, of_ends=losses.learned is None
+        )
     if not found and shard.describe_sidecar(data, losses) != replace(record, documents_sha256=None):
         found.append("counts, sum or contexts differ from those that its score manifest says")
     return found
@@ -231,6 +239,8 @@ def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tup
     dtype, sampled = scores.manifest.rule.dtype, f"{len(chosen)} documents of {record.shard}"
     message = _compare_losses(scored.losses, stored, dtype, sampled)
     if not message and scored.top is not None and stored.entries is not None:
+        if stored.learned is not None:
+            scored.top.ids[tokens.unlearned_positions()] = -1
         again = scored.top.pack(tokens.starts)
         given = again, stored.entries, chosen
         message = compare_entries(*given, tolerance=TOLERANCES[dtype])
@@ -244,6 +254,8 @@ def _compare_losses(
     """Return which losses differ by more than rounding and other batches explain."""
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
+    if stored.learned is not None:
+        scored &= stored.learned
     differences = np.abs(np.minimum(again, LARGEST_LOSS) - then)[scored]
     allowed = TOLERANCES[dtype] + _FP16_STEP * then[scored]
     num_bad = int(np.count_nonzero(~(differences <= allowed)))

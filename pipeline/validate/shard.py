@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
+from pipeline.validate.chats import Speakers
 from pipeline.validate.findings import Findings
 from pipeline.validate.samples import SIDES, check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
@@ -49,6 +50,7 @@ def check_shard(
     tokenizers = None
     if with_tokenizers:
         tokenizers = {side: load_dataset_tokenizer(dataset, side) for side in SIDES}
+    speakers = _load_speakers(dataset, findings)
     index = _read_index(dataset, shard_record, findings)
     statistics = []
     try:
@@ -58,7 +60,14 @@ def check_shard(
             else:
                 reader = TarReader(file, index, findings, advance)
                 for samples in reader.windows():
-                    part = check_samples(samples, index, manifest, findings, tokenizers=tokenizers)
+                    part = check_samples(
+                        samples,
+                        index,
+                        manifest,
+                        findings,
+                        tokenizers=tokenizers,
+                        speakers=speakers,
+                    )
                     statistics.append(part)
                 digest = reader.digest
         check_digest(
@@ -68,6 +77,19 @@ def check_shard(
         findings.add("files", f"{shard_record.file} can't be read: {describe(error)}")
     keys = _key_bytes(() if index is None else index.key)
     return ShardResult(findings, keys, AlignmentStatistics.merge(statistics))
+
+
+def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
+    """Return the templates of a dataset of chats; None of texts, or if a copy can't be used."""
+    if dataset.manifest.chats is None:
+        return None
+    from pipeline.dataset.chat_templates import load_speakers
+
+    try:
+        return load_speakers(dataset)
+    except (OSError, ValueError) as error:
+        findings.add("chats", f"no chat was rendered again: {error}")
+        return None
 
 
 def describe(error: OSError) -> str:

@@ -150,7 +150,7 @@ def test_what_does_not_fit_its_column_is_refused() -> None:
 
 def test_every_column_is_required_and_documented() -> None:
     table = pq.read_table(pa.BufferReader(encode_index(ONE)))
-    expected = {field.name for field in fields(ShardIndex)} - {"cut_starts", "metadata"}
+    expected = {field.name for field in fields(ShardIndex)} - {"cut_starts", "metadata", "chats"}
     assert set(table.column_names) == expected | {"metadata.meta.score", "metadata.source"}
     assert table.schema.metadata[b"vocag.schema_version"] == b"2"
 

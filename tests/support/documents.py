@@ -103,6 +103,7 @@ def assert_same(found: AlignedDocument, expected: AlignedDocument) -> None:
 
 
 INDEX_DTYPES = {"byte_iou_sum": np.float32, "cut_student": np.uint32, "cut_teacher": np.uint32}
+"""Of texts; an index of chats has more columns, in `chats`."""
 
 
 def assert_same_index(found: ShardIndex, expected: ShardIndex) -> None:
@@ -116,6 +117,10 @@ def assert_same_index(found: ShardIndex, expected: ShardIndex) -> None:
             assert [v.type for v in values.values()] == [w.type for w in wanted.values()]
             found_lists = [column.to_pylist() for column in values.values()]
             assert found_lists == [column.to_pylist() for column in wanted.values()]
+        elif field.name == "chats":
+            assert list(values) == list(wanted)
+            for name in values:
+                np.testing.assert_array_equal(values[name], wanted[name], err_msg=name)
         else:
             assert values.dtype == INDEX_DTYPES.get(field.name, np.int64)
             np.testing.assert_array_equal(values, wanted, err_msg=field.name)

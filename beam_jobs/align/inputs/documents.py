@@ -30,6 +30,8 @@ class Reason(StrEnum):
     MISSING_TEXT = "missing_text"
     TEXT_NOT_A_STRING = "text_not_a_string"
     EMPTY_TEXT = "empty_text"
+    BAD_CHAT = "bad_chat"
+    RENDERING_FAILED = "rendering_failed"
     INVALID_UNICODE = "invalid_unicode"
     BAD_ID = "bad_id"
     BAD_METADATA = "bad_metadata"
@@ -111,7 +113,8 @@ class ReadingRules:
 
     Fields are those of a JSON object or a table's row; dots lead into nested ones. Without an id
     field every document is named by its place, without a template (see `parse_template`) the text
-    field is taken as it is. The longest text is in UTF-8 bytes.
+    field is taken as it is. The longest text is in UTF-8 bytes. With a field of messages every
+    document is a chat, and its text JSON (`pipeline.chats.messages.Chat.encode`).
     """
 
     text_field: str = "text"
@@ -119,10 +122,14 @@ class ReadingRules:
     max_document_bytes: int = 16 << 20
     text_template: str = ""
     metadata: tuple[MetadataField, ...] = ()
+    messages_field: str = ""
+    tools_field: str = ""
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The fields that a text is made of."""
+        """The fields that a text, or a chat, is made of."""
+        if self.messages_field:
+            return (self.messages_field, *filter(None, [self.tools_field]))
         if not self.text_template:
             return (self.text_field,)
         return tuple(part.field for part in parse_template(self.text_template) if part.field)

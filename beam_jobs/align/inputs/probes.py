@@ -24,8 +24,8 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
         first = missing[0]
         raise InputError(
             f'none of the first {len(missing)} documents has a field "{fields}"; the first one is '
-            f"{first.source}#{first.position}: {first.detail}; name it with --text-field or "
-            "--text-template"
+            f"{first.source}#{first.position}: {first.detail}; name it with "
+            f"{'--messages' if rules.messages_field else '--text-field or --text-template'}"
         )
     field = rules.id_field
     usable = [d for each in sample if each.part.file.format != "text" for d in each.documents]

@@ -17,6 +17,7 @@ from beam_jobs.align.inputs.fields import describe_others
 from beam_jobs.align.inputs.metadata import fit_value
 from beam_jobs.align.inputs.templates import parse_template
 from beam_jobs.first_bytes import why_not_utf8
+from pipeline.chats.messages import ChatError, read_chat
 
 _MAX_EXACT_FLOAT = float(1 << 53)
 
@@ -45,7 +46,7 @@ def place_record(
             kind = type(record).__name__
             raise UnusableError(Reason.BAD_JSON, f"the line holds a JSON {kind}, not an object")
         document_id = _find_id(record, rules) or f"{source}#{position}"
-        text = _find_text(record, rules)
+        text = _find_chat(record, rules) if rules.messages_field else _find_text(record, rules)
         values = _fit_metadata(record, rules, is_text=is_text)
         return PlacedDocument(source, position, document_id, text, values, line)
     except UnusableError as unusable:
@@ -115,6 +116,20 @@ def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
                 _check_text(value, field, rules, record=record)  # says what is wrong with it
             text += value
     return _check_text(text, rules.text_template, rules)
+
+
+def _find_chat(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
+    messages = _look_up(record, rules.messages_field)
+    if messages is None:
+        raise UnusableError(Reason.MISSING_TEXT, f'no "{rules.messages_field}" in the record')
+    tools = _look_up(record, rules.tools_field) if rules.tools_field else None
+    try:
+        chat = read_chat(messages, tools)
+    except ChatError as error:
+        raise UnusableError(Reason.BAD_CHAT, str(error)) from None
+    if not any(text.text for text in chat.texts()):
+        raise UnusableError(Reason.EMPTY_TEXT, "none of its messages has a text")
+    return _check_text(chat.encode(), rules.messages_field, rules)
 
 
 def _check_text(

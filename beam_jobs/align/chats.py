@@ -1,0 +1,189 @@
+"""Chats as an input: both sides' templates, and documents aligned by them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from beam_jobs.align.inputs.documents import PlacedDocument
+from beam_jobs.align.options import ChatOptions
+from beam_jobs.errors import InputError, OptionsError
+from pipeline.alignment import align_batch
+from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.chats.alignment import ChatSide, align_chats
+from pipeline.chats.messages import ChatError, decode_chat
+from pipeline.chats.rendering import LearnRule, render_chat
+from pipeline.chats.templates import ChatTemplate
+from pipeline.chats.turns import Speaker, settle_speaker
+from pipeline.models.generation_defaults import GenerationDefaults, read_generation_defaults
+from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.definition import control_tokens
+from schemas.manifest import ChatsRecord, TemplateRecord
+
+SIDES = ("student", "teacher")
+
+
+@dataclass(frozen=True)
+class JobChats:
+    """What determines a dataset of chats besides texts and tokenizers; plain values.
+
+    Templates are as settled, student's and teacher's; chats whose texts hold control strings are
+    left out if they are refused.
+    """
+
+    templates: tuple[ChatTemplate, ChatTemplate]
+    controls: tuple[tuple[str, ...], tuple[str, ...]]
+    rule: LearnRule
+    refuse_controls: bool
+
+    @cached_property
+    def speakers(self) -> tuple[Speaker, Speaker]:
+        """Both sides' templates with what their tokenizers take for control tokens."""
+        student, teacher = map(Speaker, self.templates, self.controls)
+        return student, teacher
+
+    @property
+    def record(self) -> ChatsRecord:
+        """What the manifest says."""
+        student, teacher = (
+            TemplateRecord(
+                f"templates/{side}.jinja", each.sha256, dict(each.names), dict(each.options)
+            )
+            for side, each in zip(SIDES, self.templates, strict=True)
+        )
+        return ChatsRecord(self.rule.learn, self.rule.end, student, teacher)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What names a dataset of them, as the job's configuration holds it."""
+        record = self.record
+        sides = {side: vars(getattr(record, side)) for side in SIDES}
+        plain = {"refuse_controls": True} if self.refuse_controls else {}
+        return {"chats": {"learn": record.learn, "learn_end": record.learn_end, **sides, **plain}}
+
+
+def open_chats(
+    options: ChatOptions,
+    sources: Sequence[str],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    *,
+    refuse_controls: bool,
+) -> JobChats:
+    """Return both sides' templates; OptionsError says which has none, or can't be used."""
+    files, chosen = _by_side(options.chat_template or ()), _options_of(options.template_options)
+    templates, controls = [], []
+    for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
+        defaults = _defaults_of(source)
+        text = _read_template(side, source, files.get(side), defaults)
+        names = _names_of(tokenizer) | dict(defaults.names)
+        own = tuple(control_tokens(orjson.loads(tokenizer.file_bytes)))
+        template = ChatTemplate(text, dict(sorted(names.items())), chosen[side])
+        try:
+            templates.append(settle_speaker(template, own, side=side).template)
+        except ChatError as error:
+            raise OptionsError(str(error)) from error
+        controls.append(own)
+    return JobChats(
+        (templates[0], templates[1]),
+        (controls[0], controls[1]),
+        LearnRule(options.learn, options.learn_end == "yes"),
+        refuse_controls,
+    )
+
+
+def align_documents(
+    documents: Sequence[SourceDocument],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    chats: JobChats | None,
+) -> AlignedBatch:
+    """Align documents, which are chats as JSON or texts."""
+    if chats is None:
+        return align_batch(documents, *tokenizers)
+    student, teacher = map(ChatSide, tokenizers, chats.speakers)
+    return align_chats(
+        documents, (student, teacher), chats.rule, refuse_controls=chats.refuse_controls
+    )
+
+
+def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[bytes]:
+    """Return both renderings of an input's first chats; InputError if none of them can be used."""
+    renderings, refused = list[bytes](), list[str]()
+    for document in documents:
+        try:
+            chat = render_chat(decode_chat(document.text), chats.speakers, chats.rule)
+            renderings += [side.text for side in chat.sides]
+        except ChatError as error:
+            refused.append(f"{document.source}#{document.position}: {error}")
+    if refused and not renderings:
+        raise InputError(
+            f"none of the first {len(refused)} chats can be used; the first is {refused[0]}"
+        )
+    return renderings
+
+
+def _by_side(values: Sequence[str]) -> dict[str, str]:
+    """Return what `--chat-template SIDE=FILE` names, by side."""
+    found: dict[str, str] = {}
+    for value in values:
+        side, equals, file = value.partition("=")
+        if side not in SIDES or not equals or not file:
+            raise OptionsError(f"--chat-template {value}: write student=FILE or teacher=FILE")
+        found[side] = file
+    return found
+
+
+def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what `--template-options [SIDE.]NAME=VALUE` gives each side's template."""
+    found: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
+    for given in values:
+        name, equals, text = given.partition("=")
+        side, dot, rest = name.partition(".")
+        of = [side] if dot and side in SIDES else [*SIDES]
+        name = rest if len(of) == 1 else name
+        if not equals or not name.isidentifier():
+            raise OptionsError(
+                f"--template-options {given}: write NAME=VALUE, or student.NAME=VALUE, such as "
+                "enable_thinking=false"
+            )
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        for each in of:
+            found[each][name] = value
+    return found
+
+
+def _defaults_of(source: str) -> GenerationDefaults:
+    """Return what is next to a tokenizer that a user names: a folder's, or a repository's files."""
+    path = Path(source).expanduser()
+    if path.is_file() and path.suffix != ".gguf":
+        source = str(path.parent)
+    return read_generation_defaults(source)
+
+
+def _read_template(side: str, source: str, file: str | None, defaults: GenerationDefaults) -> str:
+    if file is not None:
+        try:
+            return Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionsError(f"--chat-template {side}={file} can't be read: {error}") from error
+    found = defaults.templates.get("default")
+    if found is None:
+        named = f" (it has {', '.join(defaults.templates)})" if defaults.templates else ""
+        raise OptionsError(
+            f"{source} has no chat template{named}, so how the {side} sees a chat is not known: "
+            f"give --chat-template {side}=FILE, such as the chat_template.jinja of an instruct "
+            f"model of its family, or name as --{side} a folder with one"
+        )
+    return found
+
+
+def _names_of(tokenizer: Tokenizer) -> Mapping[str, str]:
+    """Return what templates call BOS and EOS, for a tokenizer without a configuration."""
+    ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+    return {role: tokenizer.token_name(i) for role, i in ids.items() if i is not None}

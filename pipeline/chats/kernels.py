@@ -1,0 +1,151 @@
+"""Loops over tokens of renderings: which bytes of the document each covers, and which are wanted.
+
+A batch keeps the ranges of all documents in one array; `cu` arrays, int64 [D + 1], say which of
+them are each document's, as `TokenBatch.cu_tokens` does for tokens.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.batches import Ranges
+from pipeline.compiled import compiled
+
+
+@compiled
+def find_origins(
+    offsets: Ranges,
+    cu_tokens: NDArray[np.int64],
+    ranges: NDArray[np.int64],
+    places: NDArray[np.int64],
+    closes: NDArray[np.int64],
+    cu_ranges: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return the document's bytes that tokens cover, int32 [N, 2]; an empty range for none.
+
+    Offsets, [N, 2], are ranges of renderings, in which ranges of the document, int64 [R, 2], start
+    at `places`, int64 [R], and are of texts that end at `closes`, int64 [R]. A token that covers no
+    byte of a text is at the end of the text before it; one inside a text, as SentencePiece's dummy
+    prefix is, is there.
+    """
+    origins = np.empty((len(offsets), 2), np.int32)
+    for d in range(len(cu_tokens) - 1):
+        first, end = cu_ranges[d], cu_ranges[d + 1]
+        before = np.int64(0)
+        for i in range(cu_tokens[d], cu_tokens[d + 1]):
+            start, stop = offsets[i, 0], offsets[i, 1]
+            while first < end and places[first] + ranges[first, 1] - ranges[first, 0] <= start:
+                before = max(before, closes[first])
+                first += 1
+            origins[i, 0] = origins[i, 1] = before
+            covers = False
+            last = first
+            while last < end and places[last] < stop:
+                low = max(start, places[last])
+                high = min(stop, places[last] + ranges[last, 1] - ranges[last, 0])
+                if low < high:
+                    if not covers:
+                        origins[i, 0] = ranges[last, 0] + low - places[last]
+                    origins[i, 1] = ranges[last, 0] + high - places[last]
+                    covers = True
+                last += 1
+            if not covers and first < end and places[first] < start:
+                inside = ranges[first, 0] + start - places[first]
+                origins[i, 0] = origins[i, 1] = inside
+    return origins
+
+
+@compiled
+def mark_overlaps(
+    offsets: Ranges,
+    cu_tokens: NDArray[np.int64],
+    ranges: NDArray[np.int64],
+    cu_ranges: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Return which tokens share a byte with one of their document's ranges, ascending, [R, 2]."""
+    marks = np.zeros(len(offsets), np.bool_)
+    for d in range(len(cu_tokens) - 1):
+        first, end = cu_ranges[d], cu_ranges[d + 1]
+        for i in range(cu_tokens[d], cu_tokens[d + 1]):
+            start, stop = offsets[i, 0], offsets[i, 1]
+            while first < end and ranges[first, 1] <= start:
+                first += 1
+            marks[i] = first < end and start < stop and ranges[first, 0] < stop
+    return marks
+
+
+@compiled
+def mark_spans(
+    marks: NDArray[np.bool_],
+    wanted: NDArray[np.bool_],
+    spans: Ranges,
+    cu_tokens: NDArray[np.int64],
+    cu_others: NDArray[np.int64],
+) -> None:
+    """Mark the other side's tokens that wanted tokens are mapped to."""
+    for d in range(len(cu_tokens) - 1):
+        for i in range(cu_tokens[d], cu_tokens[d + 1]):
+            if wanted[i]:
+                marks[cu_others[d] + spans[i, 0] : cu_others[d] + spans[i, 1]] = True
+
+
+@compiled
+def list_runs(
+    marks: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the runs of marked tokens, counted within each document, and `cu` of them."""
+    runs = np.empty((len(marks) // 2 + len(cu_tokens), 2), np.int64)
+    cu_runs = np.zeros(len(cu_tokens), np.int64)
+    count = 0
+    for d in range(len(cu_tokens) - 1):
+        base, end = cu_tokens[d], cu_tokens[d + 1]
+        i = base
+        while i < end:
+            if not marks[i]:
+                i += 1
+                continue
+            runs[count, 0] = i - base
+            while i < end and marks[i]:
+                i += 1
+            runs[count, 1] = i - base
+            count += 1
+        cu_runs[d + 1] = count
+    return runs[:count].copy(), cu_runs
+
+
+@compiled
+def count_seams(
+    rendered: tuple[Ranges, Ranges],
+    origins: tuple[Ranges, Ranges],
+    cu_tokens: tuple[NDArray[np.int64], NDArray[np.int64]],
+    wanted: NDArray[np.bool_],
+    spans: Ranges,
+    texts: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+    cu_texts: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> NDArray[np.int64]:
+    """Count each document's wanted student tokens across a seam, int64 [D, 2], and the lone ones.
+
+    A token across a seam covers bytes of a text and of the template. It is alone unless the first
+    teacher token that it is mapped to begins in the document where it does, with the same bytes of
+    the template before. Texts are the bytes of all renderings.
+    """
+    counts = np.zeros((len(cu_tokens[0]) - 1, 2), np.int64)
+    for d in range(len(counts)):
+        for i in range(cu_tokens[0][d], cu_tokens[0][d + 1]):
+            start, stop = origins[0][i, 0], origins[0][i, 1]
+            own = rendered[0][i, 1] - rendered[0][i, 0] - (stop - start)
+            if not wanted[i] or start == stop or own == 0:
+                continue
+            counts[d, 0] += 1
+            j = cu_tokens[1][d] + spans[i, 0]
+            if spans[i, 0] == spans[i, 1] or origins[1][j, 0] != start:
+                counts[d, 1] += 1
+                continue
+            size = origins[1][j, 1] - origins[1][j, 0]
+            other = rendered[1][j, 1] - rendered[1][j, 0] - size
+            a = cu_texts[0][d] + rendered[0][i, 0]
+            b = cu_texts[1][d] + rendered[1][j, 0]
+            same = own == other
+            for k in range(own if same else 0):
+                same = same and texts[0][a + k] == texts[1][b + k]
+            counts[d, 1] += 0 if same else 1
+    return counts

@@ -1,0 +1,146 @@
+"""A conversation as its input gives it: checked, and with one form for every spelling of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+ROLES = ("system", "user", "assistant", "tool")
+REASONING, CONTENT, CALLS = "reasoning_content", "content", "tool_calls"
+"""The fields whose bytes are a document's, in its order."""
+
+_REASONING_NAMES = (REASONING, "thinking", "reasoning")
+"""As transformers reads them, the first that is there."""
+
+
+class ChatError(ValueError):
+    """A conversation can't be used; says which message and why, never its text."""
+
+
+class Text(NamedTuple):
+    """A text of a conversation: the number of its message, the field, the characters."""
+
+    message: int
+    field: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation: messages as templates take them, and the tools that they may call.
+
+    Contents are strings, reasoning is called `reasoning_content`, and no value is None.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] = ()
+
+    def texts(self) -> Iterator[Text]:
+        """Yield the texts that messages hold, in the document's order."""
+        for number, message in enumerate(self.messages):
+            for field in (REASONING, CONTENT):
+                if field in message:
+                    yield Text(number, field, message[field])
+
+    def encode(self) -> bytes:
+        """Return it as JSON, always the same."""
+        return orjson.dumps({"messages": self.messages, "tools": self.tools})
+
+
+def decode_chat(data: bytes) -> Chat:
+    """Return what `Chat.encode` gave."""
+    return Chat(**orjson.loads(data))
+
+
+def read_chat(messages: Any, tools: Any = None) -> Chat:
+    """Return the conversation that a record's fields hold; ChatError says what is wrong with it.
+
+    Example:
+        >>> read_chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]).messages
+        ({'role': 'user', 'content': 'Hi'},)
+    """
+    messages, tools = _parse(messages, "messages"), _parse(tools, "tools")
+    if not isinstance(messages, list) or not messages:
+        raise ChatError("its messages are no list of objects with a role and a content")
+    if tools is not None and not isinstance(tools, list):
+        raise ChatError(f"its tools are of type {type(tools).__name__}, not a list")
+    chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools or ()))
+    try:
+        chat.encode()
+    except TypeError as error:
+        raise ChatError(f"a value of it has no form in JSON ({error})") from None
+    return chat
+
+
+def _parse(value: Any, what: str) -> Any:
+    """Return a value that tables hold as JSON, for want of a type."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except ValueError as error:
+        raise ChatError(f"its {what} are a string that isn't JSON ({error})") from None
+
+
+def _read_message(number: int, given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise ChatError(f"message {number} is of type {type(given).__name__}, not an object")
+    message = {name: value for name, value in given.items() if value is not None}
+    role = message.get("role")
+    if role not in ROLES:
+        more = ""
+        if role is None and "from" in message:
+            more = '; it has "from" and "value": rename them to "role" and "content"'
+        raise ChatError(f"message {number} has role {role!r}, not one of {', '.join(ROLES)}{more}")
+    said = [message.pop(name) for name in _REASONING_NAMES if name in message]
+    if said:
+        message[REASONING] = _require_text(number, REASONING, said[0])
+    calls = message.pop(CALLS, None)
+    if calls:
+        if role != "assistant" or not isinstance(calls, list):
+            raise ChatError(f"message {number} of role {role} has tool_calls, which are no list "
+                            "of an assistant's")  # fmt: skip
+        message[CALLS] = [*map(_read_call, calls)]
+    if CONTENT in message:
+        message[CONTENT] = _read_content(number, message[CONTENT])
+    elif not calls:
+        raise ChatError(f"message {number} of role {role} has neither content nor tool_calls")
+    return message
+
+
+def _read_call(call: Any) -> Any:
+    """Return a call with its arguments as an object, which some services give as JSON."""
+    inner = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(inner["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**inner, "arguments": arguments}}
+
+
+def _read_content(number: int, content: Any) -> str:
+    if not isinstance(content, list):
+        return _require_text(number, CONTENT, content)
+    parts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind != "text":
+            raise ChatError(f"message {number} has a part of type {kind}: only text can be aligned")
+        parts.append(_require_text(number, CONTENT, part.get("text")))
+    return "".join(parts)
+
+
+def _require_text(number: int, field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise ChatError(f"{field} of message {number} is of type {kind}, not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ChatError(
+            f"{field} of message {number} is not Unicode text ({error.reason})"
+        ) from None
+    return value

@@ -1,0 +1,130 @@
+"""A model's chat template, rendered as `transformers` renders it, and always the same."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pipeline.chats.messages import CALLS, CONTENT, REASONING, ChatError
+
+TODAY = "today"
+"""The option that says what day `strftime_now` gives: without it templates take their own."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template with all that decides what it renders, but the chat.
+
+    Attributes:
+        text: in Jinja.
+        names: what it calls `bos_token`, `eos_token` and so on.
+        options: what else it is given, such as `enable_thinking`.
+        parts: whether it takes a content as a list of parts only.
+        json_arguments: whether it takes the arguments of calls as JSON only.
+    """
+
+    text: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parts: bool = False
+    json_arguments: bool = False
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] = (),
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return a chat's text; ChatError with the template's words if it refuses it."""
+        values = {**self.names, **self.options, "add_generation_prompt": add_generation_prompt}
+        try:
+            template = _compile(self.text, self.options.get(TODAY, ""))
+            given = [self._given(message) for message in messages]
+            return template.render(
+                messages=given, tools=list(tools) or None, documents=None, **values
+            )
+        except Exception as error:  # of any kind: a template is a program
+            raise ChatError(f"the chat template refuses it: {_words(error)}") from error
+
+    @property
+    def sha256(self) -> str:
+        """64 hex digits of the template's text."""
+        return sha256(self.text.encode()).hexdigest()
+
+    def _given(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message as `transformers` hands it on."""
+        given = dict(message)
+        if REASONING in given:
+            given["thinking"] = given[REASONING]
+        if self.parts and CONTENT in given:
+            given[CONTENT] = [{"type": "text", "text": given[CONTENT]}]
+        if self.json_arguments and CALLS in given:
+            given[CALLS] = [_with_json(call) for call in given[CALLS]]
+        return given
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _with_json(call: Any) -> Any:
+    inner = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(inner, dict) or isinstance(inner.get("arguments"), str):
+        return call
+    return {**call, "function": {**inner, "arguments": to_json(inner.get("arguments"))}}
+
+
+def _words(error: Exception) -> str:
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if "strftime_now" in words:
+        return "it asks for the day of rendering: give --template-options today=2026-01-31"
+    return words if len(words) < 300 else f"{words[:300]}…"
+
+
+class _Marks(Extension):
+    """`{% generation %}`, with which some templates mark what an assistant says."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Return what is between the marks."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=16)
+def _compile(text: str, today: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = _refuse
+    if today:
+        environment.globals["strftime_now"] = date.fromisoformat(today).strftime
+    return environment.from_string(text)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as `transformers` gives it to templates."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)

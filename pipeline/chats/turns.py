@@ -1,0 +1,373 @@
+"""Where a template puts a chat's texts, and what else of its rendering an assistant says.
+
+A chat is rendered with each of its texts replaced by a character of its own. What lies between
+these characters is the template's *own text*; it depends on the chat's structure alone, so chats of
+one structure share it. Which of it an assistant says, that is: what a model must write itself, the
+template shows, too: a turn begins behind what `add_generation_prompt` gives, and ends as a chat
+does whose last message it is.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from os.path import commonprefix
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from pipeline.chats.messages import CALLS, CONTENT, REASONING, Chat, ChatError, Text
+from pipeline.chats.templates import ChatTemplate
+
+Kind = Literal["reasoning", "content", "calls", "end"]
+"""What own text belongs to: the marks of reasoning, what comes before a content, calls of tools,
+what ends a turn."""
+
+_FIRST_MARK, _LAST_MARK = 0xF0000, 0xFFFFD  # a plane for private use
+_MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
+_USER, _SAID = chr(_FIRST_MARK), chr(_FIRST_MARK + 1)
+_CALL = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {}}}
+
+
+class Said(NamedTuple):
+    """A range of one own text that belongs to a message: its number, and the range in it."""
+
+    own: int
+    start: int
+    stop: int
+    message: int
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a template renders chats of one structure.
+
+    Attributes:
+        own: the template's texts, one more than there are texts of messages.
+        texts: which text of the chat comes between them, ascending.
+        said: what of them belongs to a turn, in their order.
+    """
+
+    own: tuple[str, ...]
+    texts: tuple[int, ...]
+    said: tuple[Said, ...]
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A side's template, and what its tokenizer reads as control tokens.
+
+    Attributes:
+        template: of the side.
+        controls: strings of control tokens.
+    """
+
+    template: ChatTemplate
+    controls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Habits:
+    """What a template puts around turns, as small chats show it.
+
+    Attributes:
+        header: begins an assistant's turn.
+        prompt: what a generation prompt has behind that.
+        before: what comes before an assistant's turn, by the role of the message before.
+        end: ends an assistant's turn.
+        user_end: ends a user's.
+        no_reasoning: how it marks that nothing was thought, less white space.
+    """
+
+    header: str
+    prompt: str
+    before: Mapping[str, str]
+    end: str
+    user_end: str
+    no_reasoning: str
+
+
+def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str) -> Speaker:
+    """Return a side's template in the form of content that it takes.
+
+    ChatError if it shows neither strings nor parts of type text: it wants images, or is none.
+    """
+    reasons = []
+    for parts in (False, True):
+        speaker = Speaker(replace(template, parts=parts), tuple(controls))
+        try:
+            habits_of(speaker)
+            return replace(speaker, template=_with_arguments(speaker.template))
+        except ChatError as error:
+            reasons.append(str(error))
+    raise ChatError(
+        f"the {side}'s chat template doesn't show the texts of a user and an assistant: "
+        f"{reasons[0]} ({reasons[1]} if contents are lists of parts): a template that needs images "
+        "can't be used; give another one, --chat-template "
+        f"{side}=FILE"
+    )
+
+
+def _with_arguments(template: ChatTemplate) -> ChatTemplate:
+    """Return a template that is given the arguments of calls as it takes them."""
+    messages = [{"role": "user", CONTENT: "?"}, {"role": "assistant", CALLS: [_CALL]}]
+    for json_arguments in (False, True):
+        settled = replace(template, json_arguments=json_arguments)
+        with suppress(ChatError):
+            settled.render(messages)
+            return settled
+    return template  # takes no calls
+
+
+def find_shape(speaker: Speaker, chat: Chat) -> Shape:
+    """Return how a template renders a chat; ChatError says which text it drops, repeats or moves.
+
+    Reasoning may be dropped: most templates leave out that of earlier turns.
+    """
+    texts = [*chat.texts()]
+    if len(texts) > _LAST_MARK - _FIRST_MARK:
+        raise ChatError(f"{len(texts)} texts are too many for one chat")
+    messages = [dict(message) for message in chat.messages]
+    for number, text in enumerate(texts):
+        if text.text.strip():
+            messages[text.message][text.field] = chr(_FIRST_MARK + number)
+    marked = orjson.dumps({"messages": messages, "tools": chat.tools})
+    return _shape(speaker, marked)
+
+
+@lru_cache(maxsize=1024)
+def _shape(speaker: Speaker, marked: bytes) -> Shape:
+    chat = Chat(**orjson.loads(marked))
+    rendered = speaker.template.render(chat.messages, chat.tools)
+    texts = [*chat.texts()]
+    places = _places(rendered, texts)
+    own = tuple(_MARK.split(rendered))
+    said = _Turns(speaker, chat, rendered, places).find()
+    bounds = sorted(places.values())
+    return Shape(own, tuple(places), tuple(_in_own(each, bounds) for each in said))
+
+
+def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
+    """Return where each text is in the rendering, by its number, ascending."""
+    places: dict[int, int] = {}
+    last = -1
+    for match in _MARK.finditer(rendered):
+        number = ord(match[0]) - _FIRST_MARK
+        if number >= len(texts):
+            raise ChatError("its tools hold a character that is kept for marks")
+        what = f"{texts[number].field} of message {texts[number].message}"
+        if number in places:
+            raise ChatError(f"the chat template renders the {what} twice")
+        if number < last:
+            before = f"{texts[last].field} of message {texts[last].message}"
+            raise ChatError(f"the chat template moves the {what} behind the {before}")
+        places[number] = match.start()
+        last = number
+    for number, text in enumerate(texts):
+        if number not in places and text.field == CONTENT and _MARK.match(text.text):
+            raise ChatError(f"the chat template drops the content of message {text.message}")
+    return places
+
+
+def _in_own(said: Said, bounds: Sequence[int]) -> Said:
+    """Return a range of the whole rendering as one of the own text that it lies in."""
+    number = sum(place < said.start for place in bounds)
+    first = bounds[number - 1] + 1 if number else 0
+    return Said(number, said.start - first, said.stop - first, said.message, said.kind)
+
+
+@lru_cache(maxsize=64)
+def habits_of(speaker: Speaker) -> _Habits:
+    """Return what a template puts around turns; ChatError if it doesn't show two small texts."""
+    template = speaker.template
+    user = {"role": "user", CONTENT: _USER}
+    both = template.render([user, {"role": "assistant", CONTENT: _SAID}])
+    if _MARK.findall(both) != [_USER, _SAID]:
+        raise ChatError("it shows " + ("one of them twice" if _USER in both else "none of them"))
+    _, between, end = _MARK.split(both)
+    prompted = _behind(template, [user], prompt=True)
+    user_end = commonprefix([_behind(template, [user]), prompted])
+    shared = commonprefix([prompted, between])
+    header = shared[len(user_end) :]
+    asked = {"role": "assistant", CONTENT: "", CALLS: [_CALL]}
+    answer = {"role": "tool", CONTENT: _SAID, "tool_call_id": "call00000", "name": "look"}
+    before = {"user": prompted}
+    if not header:
+        before["tool"] = _behind(template, [user, asked, answer], prompt=True)
+    thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(_FIRST_MARK + 2)}
+    no_reasoning = ""
+    try:
+        parts = _MARK.split(template.render([user, thinking]))
+        if len(parts) == 4:
+            no_reasoning = _dense(parts[1][len(shared) :] + parts[2])
+    except ChatError:
+        pass
+    return _Habits(header, prompted[len(shared) :], before, end, user_end, no_reasoning)
+
+
+def _behind(template: ChatTemplate, messages: Sequence[Any], *, prompt: bool = False) -> str:
+    """Return what comes behind the last text of a chat; "" if the template refuses the chat."""
+    try:
+        rendered = template.render(messages, add_generation_prompt=prompt)
+    except ChatError:
+        return ""
+    return _MARK.split(rendered)[-1] if _MARK.search(rendered) else ""
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())
+
+
+def _length_of(dense: str, text: str) -> int:
+    """Return how much of a text spells, but for white space, what has none; 0 if it doesn't."""
+    at = 0
+    for character in dense:
+        at += len(text[at:]) - len(text[at:].lstrip())
+        if not text.startswith(character, at):
+            return 0
+        at += 1
+    return at and at + len(text[at:]) - len(text[at:].lstrip())
+
+
+class _Turns:
+    """Finds what of a rendering with marks its messages say."""
+
+    def __init__(
+        self, speaker: Speaker, chat: Chat, rendered: str, places: Mapping[int, int]
+    ) -> None:
+        self._speaker, self._chat, self._rendered = speaker, chat, rendered
+        self._habits = habits_of(speaker)
+        self._places: list[dict[str, int]] = [{} for _ in chat.messages]
+        for number, text in enumerate(chat.texts()):
+            if number in places:
+                self._places[text.message][text.field] = places[number]
+
+    def find(self) -> list[Said]:
+        found: list[Said] = []
+        at = 0  # what comes before belongs to earlier messages
+        for number, message in enumerate(self._chat.messages):
+            marks = [*self._places[number].values()]
+            if message["role"] == "assistant":
+                own = self._assistant(number, at)
+                found += own
+                at = max([at, *(place + 1 for place in marks), *(said.stop for said in own)])
+                continue
+            at = max([at, *(place + 1 for place in marks)])
+            end = self._habits.user_end
+            if marks and end and message["role"] == "user" and self._rendered.startswith(end, at):
+                found.append(Said(0, at, at + len(end), number, "end"))
+        return found
+
+    def _assistant(self, number: int, at: int) -> list[Said]:
+        """Return the parts of a turn that begins at `at` or later."""
+        marks = self._places[number]
+        first = min(marks.values(), default=self._next_mark(number))
+        start = self._start(number, at, first, has_text=bool(marks))
+        if start is None:
+            return []
+        found = []
+        if marks:
+            if start < first:
+                found.append(Said(0, start, first, number, _kind(next(iter(marks)))))
+            if len(marks) == 2:
+                found.append(Said(0, first + 1, marks[CONTENT], number, "reasoning"))
+        last = max(marks.values(), default=start - 1) + 1
+        end, stop = self._end(number, last)
+        while stop > end and self._rendered[stop - 1] == " ":  # the next turn's token may have it
+            stop -= 1
+        if last < end:
+            kind = CALLS if self._chat.messages[number].get(CALLS) else REASONING
+            found.append(Said(0, last, end, number, "calls" if kind == CALLS else "reasoning"))
+        return [*found, Said(0, end, stop, number, "end")]
+
+    def _next_mark(self, number: int) -> int:
+        later = (place for marks in self._places[number + 1 :] for place in marks.values())
+        return min(later, default=len(self._rendered))
+
+    def _start(self, number: int, at: int, first: int, *, has_text: bool) -> int | None:
+        """Return where a turn begins, behind the header; None if that can't be seen."""
+        rendered, habits = self._rendered, self._habits
+        if habits.header:
+            find = rendered.rfind if has_text else rendered.find
+            place = find(habits.header, at, first)
+            start = place + len(habits.header) if place >= 0 else None
+        else:
+            role = self._chat.messages[number - 1]["role"] if number else ""
+            shared = commonprefix([habits.before.get(role, ""), rendered[at:first]])
+            start = at + len(shared) if shared or has_text else None
+        if start is None:
+            return first if has_text else None
+        empty = _length_of(habits.no_reasoning, rendered[start:first])
+        if not empty and rendered.startswith(habits.prompt, start, first):
+            return start + len(habits.prompt)
+        return start + empty
+
+    def _end(self, number: int, last: int) -> tuple[int, int]:
+        """Return where what ends a turn begins and where it stops, behind the last text."""
+        rendered, usual = self._rendered, self._habits.end
+        is_last, calls = (
+            number == len(self._chat.messages) - 1,
+            self._chat.messages[number].get(CALLS),
+        )
+        until = self._next_mark(number)
+        if calls:
+            whole = until if is_last else last + self._length_of_calls(number, last, until)
+            length = self._closing(rendered[last:whole])
+            if length or is_last:
+                return whole - length, whole
+            return whole, whole + self._control_at(whole)
+        if REASONING in self._places[number] and CONTENT not in self._places[number] and usual:
+            last = max(last, rendered.find(usual, last, until))
+        if is_last:
+            return last, until
+        if usual and rendered.startswith(usual, last):
+            return last, last + len(usual)
+        length = self._control_at(last)
+        shared = len(commonprefix([usual, rendered[last:until]]))
+        while length and length < shared and rendered[last + length].isspace():
+            length += 1
+        return last, last + length
+
+    def _length_of_calls(self, number: int, last: int, until: int) -> int:
+        """Return how much of what comes behind `last` a chat has that stops with the calls."""
+        behind, habits = self._rendered[last:until], self._habits
+        alone = ""
+        with suppress(ChatError):
+            alone = self._speaker.template.render(
+                self._chat.messages[: number + 1], self._chat.tools
+            )
+        tail = _MARK.split(alone)[-1]
+        if not self._places[number]:  # the calls come behind the header, and what isn't thought
+            place = tail.rfind(habits.header) + len(habits.header) if habits.header else 0
+            if not habits.header:
+                role = self._chat.messages[number - 1]["role"] if number else ""
+                place = len(commonprefix([habits.before.get(role, ""), tail]))
+            tail = tail[place:]
+            tail = tail[_length_of(habits.no_reasoning, tail) :]
+        if tail and behind.startswith(tail):
+            return len(tail)
+        place = behind.find(habits.end) if habits.end else -1
+        if place >= 0:
+            return place + len(habits.end)
+        return len(commonprefix([tail, behind]))
+
+    def _closing(self, turn: str) -> int:
+        """Return how many characters at the end of a turn end it."""
+        if self._habits.end and turn.endswith(self._habits.end):
+            return len(self._habits.end)
+        bare = turn.rstrip()
+        ends = [name for name in self._speaker.controls if bare.endswith(name)]
+        return len(turn) - len(bare) + max(map(len, ends)) if ends else 0
+
+    def _control_at(self, place: int) -> int:
+        """Return the length of the control string that the own text at a place begins with."""
+        behind = self._rendered[place:]
+        blank = len(behind) - len(behind.lstrip())
+        names = [n for n in self._speaker.controls if behind.startswith(n, blank)]
+        return blank + max(map(len, names)) if names else 0
+
+
+def _kind(field: str) -> Kind:
+    return "reasoning" if field == REASONING else "content"

@@ -1,0 +1,54 @@
+"""The chat templates that a dataset of chats carries with it."""
+
+from functools import lru_cache
+from hashlib import sha256
+
+import orjson
+
+from pipeline.chats.rendering import LearnRule
+from pipeline.chats.templates import ChatTemplate
+from pipeline.chats.turns import Speaker, settle_speaker
+from pipeline.dataset.files import Dataset
+from pipeline.dataset.reading import read_whole
+from pipeline.tokenization.definition import control_tokens
+from schemas.errors import DatasetError
+from schemas.manifest import ChatsRecord, TemplateRecord, TokenizerRecord
+
+
+def load_speakers(dataset: Dataset) -> tuple[tuple[Speaker, Speaker], LearnRule]:
+    """Return both sides' templates of a dataset of chats, and what of a chat is learned.
+
+    DatasetError if a copy is not the file that the manifest names; ChatError if it is no template.
+    """
+    manifest = dataset.manifest
+    chats = manifest.chats
+    assert chats is not None
+    student = _load(dataset.location, "student", _key(chats.student), manifest.student)
+    teacher = _load(dataset.location, "teacher", _key(chats.teacher), manifest.teacher)
+    return (student, teacher), rule_of(chats)
+
+
+def rule_of(chats: ChatsRecord) -> LearnRule:
+    """Return what of a chat is learned."""
+    return LearnRule(chats.learn, chats.learn_end)
+
+
+def _key(record: TemplateRecord) -> tuple[str, str, bytes]:
+    return record.file, record.sha256, orjson.dumps([record.names, record.options])
+
+
+@lru_cache(maxsize=4)
+def _load(
+    folder: str, side: str, key: tuple[str, str, bytes], tokenizer: TokenizerRecord
+) -> Speaker:
+    file, expected, values = key
+    names, options = orjson.loads(values)
+    text = read_whole(f"{folder}/{file}")
+    found = sha256(text).hexdigest()
+    if found != expected:
+        raise DatasetError(
+            f"{folder}/{file} has SHA-256 {found[:16]}…, the manifest says {expected[:16]}…: "
+            "restore the template"
+        )
+    controls = control_tokens(orjson.loads(read_whole(f"{folder}/{tokenizer.file}")))
+    return settle_speaker(ChatTemplate(text.decode(), names, options), [*controls], side=side)

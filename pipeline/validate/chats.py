@@ -1,0 +1,138 @@
+"""Rules that only chats must keep: origins, what is learned, and both renderings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from pipeline.batches import TokenBatch
+from pipeline.chats.alignment import count_controls
+from pipeline.chats.kernels import find_origins
+from pipeline.chats.messages import ChatError
+from pipeline.chats.rendering import LearnRule, render_chat, restore_chat
+from pipeline.chats.turns import Speaker
+from pipeline.dataset.chat_index import count_learned
+from schemas.document import AlignedDocument, StoredSide, tokens_over
+
+Speakers = tuple[tuple[Speaker, Speaker], LearnRule]
+"""Both sides' templates, and what of a chat is learned."""
+
+_NOWHERE = np.empty((0, 2), np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+RENDERED_AGAIN = 32
+"""Of the chats that are read together, so many are rendered again: jinja is slow."""
+
+
+def find_wrong_parts(document: AlignedDocument) -> Iterator[str]:
+    """Yield what contradicts itself in a chat: learned ranges, tokens, pieces."""
+    chat, text = document.chat, document.text
+    if chat is None:
+        yield "it has no tensors of a chat"
+        return
+    if text is None:
+        yield "its text is not kept"
+        return
+    for side, own, tokens in (
+        ("student", chat.student, document.student),
+        ("teacher", chat.teacher, document.teacher),
+    ):
+        try:
+            own.render(text)
+        except ValueError as error:
+            yield f"{side}.{error}"
+        over = tokens_over(tokens.byte_offsets, chat.learned)
+        wanted, found = (np.zeros(len(tokens), np.bool_) for _ in range(2))
+        for ranges, marks in ((over, wanted), (own.learned, found)):
+            for start, stop in ranges.tolist():
+                marks[start:stop] = True
+        if (wanted & ~found).any():
+            first = int(np.argmax(wanted & ~found))
+            yield f"{side} token {first} covers learned bytes and is not in {side}.learned"
+    try:
+        restore_chat(chat.messages, text)
+    except (ValueError, LookupError, TypeError) as error:
+        yield f"chat.messages don't belong to its text ({error!r})"
+
+
+def find_other_rendering(document: AlignedDocument, speakers: Speakers) -> str | None:
+    """Return what the copied templates render otherwise than is stored, None for nothing."""
+    chat, text = document.chat, document.text
+    assert chat is not None
+    assert text is not None
+    try:
+        again = render_chat(restore_chat(chat.messages, text), *speakers)
+    except ChatError as error:
+        return f"it can't be rendered again: {error}"
+    if again.text != text or again.messages != chat.messages:
+        return "its messages, rendered again, make up another document"
+    if not np.array_equal(_array(again.learned), chat.learned):
+        return "other bytes are learned if it is rendered again"
+    for place, side in enumerate(("student", "teacher")):
+        if again.sides[place].text != getattr(chat, side).render(text):
+            return f"the {side}'s template renders it otherwise"
+    return None
+
+
+def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int]:
+    """Return what the index must say of a chat."""
+    assert document.chat is not None
+    assert document.text is not None
+    num_bytes, student, teacher = count_learned(document.chat)
+    names = tuple(name for speaker in speakers[0] for name in speaker.controls)
+    return {
+        "num_learned_bytes": num_bytes,
+        "num_learned_student_tokens": student,
+        "num_learned_teacher_tokens": teacher,
+        "num_control_strings": count_controls(document.text, names),
+    }
+
+
+def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes]:
+    """Return what was tokenized of chats and texts."""
+    found = []
+    for document in documents:
+        text = document.text or b""
+        chat = document.chat
+        found.append(text if chat is None else getattr(chat, side).render(text))
+    return found
+
+
+def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side: str) -> TokenBatch:
+    """Return fresh tokens of renderings with the documents' bytes that they cover as offsets."""
+    places = [
+        _NOWHERE if d.chat is None else places_of(getattr(d.chat, side), d.chat.messages)
+        for d in documents
+    ]
+    cu_ranges = np.cumsum([0, *(len(own) for own, _, _ in places)], dtype=np.int64)
+    ranges = np.concatenate([np.empty((0, 2), np.int64), *(own for own, _, _ in places)])
+    starts, closes = (
+        np.concatenate([np.empty(0, np.int64), *(own[column] for own in places)])
+        for column in (1, 2)
+    )
+    offsets = tokens.byte_offsets.astype(np.int32)
+    found = find_origins(offsets, tokens.cu_tokens, ranges, starts, closes, cu_ranges)
+    of_chat = np.array([d.chat is not None for d in documents], np.bool_)
+    own = np.where(np.repeat(of_chat, np.diff(tokens.cu_tokens))[:, None], found, offsets)
+    return TokenBatch(
+        tokens.input_ids, own, tokens.cu_tokens, tokens.tiles, failures=tokens.failures
+    )
+
+
+def places_of(
+    side: StoredSide, messages: bytes
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ranges of the document in a rendering, their places there, and their texts' ends.
+
+    The last piece has no range.
+    """
+    sizes, ranges = side.pieces[:, 0], side.pieces[:, 1:]
+    lengths = ranges[:, 1] - ranges[:, 0]
+    places = np.cumsum(sizes + lengths) - lengths
+    ends = np.cumsum([0, *(text[2] for text in orjson.loads(messages)["texts"])], dtype=np.int64)
+    closes = ends[np.searchsorted(ends, ranges[:, 1], "left").clip(0, len(ends) - 1)]
+    return ranges[:-1], places[:-1], closes[:-1]
+
+
+def _array(ranges: Sequence[Any]) -> NDArray[np.int64]:
+    return np.array(ranges, np.int64).reshape(-1, 2)

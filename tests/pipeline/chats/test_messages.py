@@ -1,0 +1,62 @@
+"""What a record must hold to be a conversation, and what is made of its spellings."""
+
+from typing import Any
+
+import pytest
+
+from pipeline.chats.messages import Chat, ChatError, decode_chat, read_chat
+from tests.support.chats import TOOLS, WEATHER, said, user
+
+
+def test_contents_may_be_parts_and_nothing_is_none() -> None:
+    parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+    given = [{"role": "user", "content": parts, "name": None}, said("Hello", thinking="Well.")]
+    chat = read_chat(given)
+    assert chat.messages == (user("Hi there"), said("Hello", reasoning_content="Well."))
+    assert [(t.message, t.field, t.text) for t in chat.texts()] == [
+        (0, "content", "Hi there"),
+        (1, "reasoning_content", "Well."),
+        (1, "content", "Hello"),
+    ]
+
+
+def test_messages_and_tools_may_be_json_and_so_may_arguments() -> None:
+    call = {"function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+    chat = read_chat(
+        '[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": ['
+        '{"function": {"name": "weather", "arguments": "{\\"city\\": \\"Bonn\\"}"}}]}]',
+        '[{"type": "function"}]',
+    )
+    assert chat.tools == ({"type": "function"},)
+    assert chat.messages[1]["tool_calls"] == [
+        {**call, "function": {"name": "weather", "arguments": {"city": "Bonn"}}}
+    ]
+
+
+def test_what_is_encoded_is_read_back() -> None:
+    chat = read_chat(TOOLS, [WEATHER])
+    again = decode_chat(chat.encode())
+    assert Chat(tuple(again.messages), tuple(again.tools)) == chat
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("no JSON", "a string that isn't JSON"),
+        ([], "no list of objects"),
+        (["Hi"], "message 0 is of type str"),
+        ([{"from": "human", "value": "Hi"}], 'rename them to "role" and "content"'),
+        ([user("x"), {"role": "function", "content": "y"}], "message 1 has role 'function'"),
+        ([{"role": "user"}], "message 0 of role user has neither content nor tool_calls"),
+        ([user("x"), {"role": "user", "content": 7}], "content of message 1 is of type int"),
+        (
+            [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
+            "message 0 has a part of type image: only text",
+        ),
+        ([user("a\ud800")], "content of message 0 is not Unicode"),
+        ([{**user("x"), "tool_calls": [1]}], "message 0 of role user has tool_calls"),
+    ],
+)
+def test_what_is_no_chat_is_refused_with_its_message(messages: Any, words: str) -> None:
+    with pytest.raises(ChatError, match=words):
+        read_chat(messages)

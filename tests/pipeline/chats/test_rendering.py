@@ -1,0 +1,233 @@
+"""A chat's two renderings: where its texts are, what is learned, and what is refused."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from pipeline.chats.messages import ChatError, read_chat
+from pipeline.chats.rendering import LearnRule, RenderedChat, render_chat, restore_chat
+from pipeline.chats.templates import ChatTemplate
+from pipeline.chats.turns import settle_speaker
+from tests.support.chats import (
+    CONTROLS,
+    NAMES,
+    STOCK,
+    SYSTEM,
+    THINKING,
+    TOOLS,
+    TWO_TURNS,
+    WEATHER,
+    said,
+    speaker,
+    template,
+    user,
+)
+
+_LONG = [m for n in range(100) for m in (user(f"Question {n}?"), said(f"Answer {n}."))]
+_CHATS: dict[str, list[dict[str, Any]]] = {
+    "two turns": TWO_TURNS,
+    "thinking": THINKING,
+    "emoji and right to left": [user("😀 שלום 👩‍👩‍👧?"), said("مرحبا! 😀")],
+    "repeated": [user("hi"), said("hi"), user("hi"), said("hi")],
+    "an empty answer": [user("Say nothing."), said(""), user("Thanks"), said("!")],
+    "200 messages": _LONG,
+    "a message of 1 MB": [user("word " * 200_000), said("Long.")],
+    "like a template": [user("[/INST] </s> <|im_end|>\n"), said("<|im_start|>assistant\n")],
+}
+
+
+def _render(messages: Any, *sides: str, tools: Any = None, **rule: Any) -> RenderedChat:
+    student, teacher = (speaker(side) for side in (sides * 2)[:2])
+    return render_chat(read_chat(messages, tools), (student, teacher), LearnRule(**rule))
+
+
+def _said(chat: RenderedChat, side: int = 0) -> list[str]:
+    text = chat.sides[side].text
+    merged: list[list[int]] = []
+    for start, stop in chat.sides[side].said:
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(stop, merged[-1][1])
+        else:
+            merged.append([start, stop])
+    return [text[start:stop].decode() for start, stop in merged]
+
+
+def _put_together(chat: RenderedChat, side: int) -> bytes:
+    own = chat.sides[side]
+    texts = [chat.text[start:stop] for start, stop in own.ranges.tolist()]
+    return b"".join(itertools.chain(*itertools.zip_longest(own.own, texts, fillvalue=b"")))
+
+
+@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("kind", _CHATS)
+def test_renderings_are_those_of_transformers_and_ranges_are_exact(name: str, kind: str) -> None:
+    chat = _render(_CHATS[kind], name)
+    (expected,), _ = render_jinja_template(
+        [_CHATS[kind]], chat_template=template(name).text, **NAMES
+    )
+    side = chat.sides[0]
+    same = side.text.decode() == expected  # a difference of 1 MB takes pytest minutes to show
+    assert same
+    assert _put_together(chat, 0) == side.text
+    for place, (start, stop) in zip(side.places.tolist(), side.ranges.tolist(), strict=True):
+        assert side.text[place : place + stop - start] == chat.text[start:stop]
+    assert restore_chat(chat.messages, chat.text) == read_chat(_CHATS[kind])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chatml", ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n"]),
+        ("llama2", [" It is 4. </s>", " 6, of course. </s>"]),
+        ("llama3", ["It is 4.<|eot_id|>", "6, of course.<|eot_id|>"]),
+        ("mistral", ["It is 4.</s>", "6, of course.</s>"]),
+        ("gemma", ["It is 4.<end_of_turn>\n", "6, of course.<end_of_turn>\n"]),
+        ("phi3", ["It is 4.<|end|>\n", "6, of course.<|end|>\n</s>"]),
+        ("qwen2_5", ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n"]),
+        # The empty thoughts of the last turn are the template's.
+        ("qwen3", ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n"]),
+    ],
+)
+def test_a_turn_is_learned_with_its_end(name: str, expected: list[str]) -> None:
+    assert _said(_render(TWO_TURNS, name)) == expected
+
+
+def test_whose_messages_are_learned_is_asked() -> None:
+    assert _said(_render(TWO_TURNS, "chatml", learn="last")) == ["6, of course.<|im_end|>\n"]
+    assert _said(_render(TWO_TURNS, "chatml", end=False)) == ["It is 4.", "6, of course."]
+    everybody = _render(SYSTEM, "chatml", learn="all", end=False)
+    assert _said(everybody) == [message["content"] for message in SYSTEM]
+
+
+def test_reasoning_is_learned_with_its_marks_where_both_sides_show_it() -> None:
+    learned = ["<think>\n17*3 is 51.\n</think>\n\n51.<|im_end|>\n"]
+    assert _said(_render(THINKING, "qwen3")) == learned
+    both = _render(THINKING, "qwen3", "chatml")
+    assert _said(both) == ["51.<|im_end|>\n"]
+    assert both.text == b"17*3?17*3 is 51.51."
+    assert both.learned == ((16, 19),)
+
+
+def test_reasoning_of_earlier_turns_that_a_template_drops_is_not_learned() -> None:
+    chat = _render([*THINKING, user("Sure?"), said("Yes.", reasoning_content="Yes.")], "qwen3")
+    assert _said(chat) == ["51.<|im_end|>\n", "<think>\nYes.\n</think>\n\nYes.<|im_end|>\n"]
+
+
+def test_a_call_that_both_sides_render_alike_is_text() -> None:
+    call = (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}\n</tool_call>'
+    )
+    chat = _render(TOOLS, "qwen2_5", "qwen3", tools=[WEATHER])
+    assert _said(chat) == [f"{call}<|im_end|>\n", "18 degrees.<|im_end|>\n"]
+    assert call.encode() in chat.text
+    assert len(chat.learned) == 2
+
+
+def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> None:
+    other = ChatTemplate(
+        "{% for m in messages %}<s>{{ m.role }}|{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "call {{ c.function.name }} with {{ c.function.arguments | tojson }}{% endfor %}</s>"
+        "{% endfor %}{% if add_generation_prompt %}<s>assistant|{% endif %}",
+        NAMES,
+    )
+    sides = speaker("qwen3"), settle_speaker(other, CONTROLS, side="teacher")
+    chat = render_chat(read_chat(TOOLS, [WEATHER]), sides, LearnRule())
+    arguments = b'{"city": "Bonn", "days": 2}'
+    assert chat.text == b"Weather in Bonn?" + arguments + b"18 C18 degrees."
+    assert _said(chat)[0].startswith('<tool_call>\n{"name": "weather"')  # learned all the same
+    assert _said(chat, 1)[0] == "call weather with " + arguments.decode() + "</s>"
+    assert all(_put_together(chat, side) == chat.sides[side].text for side in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{ raise_exception('no') }}", "doesn't show the texts.*TemplateError: no"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "it shows none of them"),
+        ("{{ strftime_now('%d') }}{{ messages[0].content }}", "today=2026-01-31"),
+        ("{% for m in messages %}{{ m.content[0].image }}{% endfor %}", "needs images"),
+        ("{{ messages[0].content", "TemplateSyntaxError"),
+    ],
+)
+def test_a_template_that_shows_no_texts_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ChatError, match=words):
+        settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+
+
+def test_a_template_that_takes_parts_gets_parts() -> None:
+    text = "{% for m in messages %}{{ m.role }}: {{ m.content[0].text }}</s>{% endfor %}"
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat(TWO_TURNS), (side, side), LearnRule())
+    assert chat.sides[0].text.startswith(b"user: What is 2+2?</s>assistant: It is 4.</s>")
+
+
+def test_the_day_of_a_template_is_the_one_that_is_given() -> None:
+    text = "{{ strftime_now('%Y/%m/%d') }}{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    side = settle_speaker(ChatTemplate(text, NAMES, {"today": "2026-01-31"}), (), side="student")
+    chat = render_chat(read_chat(TWO_TURNS), (side, side), LearnRule())
+    assert chat.sides[0].text.startswith(b"2026/01/31What is")
+
+
+_ALL = "{%% for m in messages %%}[%s]</s>{%% endfor %%}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (_ALL % "{{ m.content if loop.index0 < 2 else '' }}", "drops the content of message 2"),
+        (_ALL % "{{ m.content }}{{ m.content if loop.index0 == 2 }}", "content of message 2 twice"),
+        (
+            "{% for m in messages[2:] + messages[:2] %}[{{ m.content }}]</s>{% endfor %}",
+            "moves the content of message 0 behind the content of message 3",
+        ),
+        (_ALL % "{{ m.content | replace('4', 'four') }}", "the content of message 1 changes"),
+        (
+            _ALL % "{{ m.content }}{{ '!' if '4' in m.content }}",
+            "what it puts behind the content of message 1 changes",
+        ),
+    ],
+)
+def test_what_a_template_does_to_a_text_is_named_with_its_message(text: str, words: str) -> None:
+    side = settle_speaker(ChatTemplate(text, NAMES), (), side="student")
+    with pytest.raises(ChatError, match=f"student: .*{words}"):
+        render_chat(read_chat(TWO_TURNS), (side, speaker("chatml")), LearnRule())
+
+
+def test_thoughts_within_a_content_are_refused_with_the_remedy() -> None:
+    chat = [user("x"), said("<think>\nhm\n</think>\n\nx")]
+    with pytest.raises(ChatError, match="give what was thought as reasoning_content"):
+        _render(chat, "qwen3")
+
+
+def test_a_system_message_in_the_middle() -> None:
+    chat = [*TWO_TURNS[:2], {"role": "system", "content": "Now in German."}, *TWO_TURNS[2:]]
+    assert _said(_render(chat, "chatml")) == ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n"]
+    with pytest.raises(ChatError, match="teacher: the chat template refuses it"):
+        _render(chat, "chatml", "gemma")
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_TEXT, _TEXT), min_size=1, max_size=4), st.sampled_from(STOCK))
+def test_any_texts_are_found_or_refused(turns: list[tuple[str, str]], name: str) -> None:
+    messages = [m for question, answer in turns for m in (user(question), said(answer))]
+    try:
+        chat = _render(messages, name, "chatml")
+    except ChatError as error:
+        refused = str(error)
+        # A text that a template reads, or nothing but white space.
+        assert "think" in refused or "none of its messages" in refused
+        return
+    for side in (0, 1):
+        assert _put_together(chat, side) == chat.sides[side].text
+    assert chat.sides[1].text.decode() == "".join(
+        f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages
+    )
+    assert np.all(np.diff(np.array(chat.learned).reshape(-1)) >= 0)

@@ -1,0 +1,313 @@
+"""Chats: a teacher's losses from nothing, what is stored of them, and training on both."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from beam_jobs.score.command import main as score
+from pipeline.dataset.files import open_dataset
+from pipeline.methods.method import Method
+from pipeline.models.hf_models import load_language_model
+from pipeline.scoring.teaching import Teaching
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.training.config import TrainConfig
+from pipeline.training.evaluation import bits_per_byte, open_heldout
+from pipeline.training.loop import train
+from pipeline.training.ranks import Ranks
+from pipeline.validate.dataset import validate_dataset
+from schemas.document import decode_document
+from schemas.sidecar import decode_sidecar
+from tests.support.chats import FOLDER, NAMES, align_chats_job, chat_tokenizer, said, user
+from tests.support.hf_folders import write_model
+from tests.support.scored_data import THREADS, online_losses
+
+_CHATS = [
+    [
+        m
+        for k in range(turns)
+        for m in (user(f"What is {n}+{k}?"), said(f"It is {n + k}, naïve 😀."))
+    ]
+    for n, turns in enumerate((1, 2, 3, 1, 2, 4))
+]
+_LENGTH = 256
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chats, a tiny student and a tiny teacher of another tokenizer and template, their scores."""
+    root = tmp_path_factory.mktemp("world")
+    align_chats_job(root, _CHATS, sides=("chatml", "llama2"))
+    for side, size in (("student", 320), ("teacher", 512)):
+        kept = {path.name: path.read_bytes() for path in (root / side).iterdir()}
+        write_model(root / side, chat_tokenizer(size), seed=size)
+        for name, data in kept.items():
+            (root / side / name).write_bytes(data)
+    _score(root)
+    return root
+
+
+def _score(root: Path, *more: str) -> None:
+    given = ["--seq-length", str(_LENGTH), "--dtype", "float32", "--allow-untrained-teacher"]
+    given += ["--threads", str(THREADS), "--top-k", "4", *more]
+    assert score([str(root / "aligned"), "--teacher", str(root / "teacher"), *given]) == 0
+
+
+def _from_nothing(root: Path, number: int) -> tuple[list[int], torch.Tensor]:
+    """Return a chat's teacher tokens and their losses, by nothing of vocag."""
+    (text,), _ = render_jinja_template(
+        [_CHATS[number]], chat_template=(FOLDER / "llama2.jinja").read_text(), **NAMES
+    )
+    tokenizer = Tokenizer.from_file(str(root / "teacher/tokenizer.json"))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    model = AutoModelForCausalLM.from_pretrained(root / "teacher")
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids])).logits[0]
+    losses = -logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return ids, losses
+
+
+def _documents(root: Path) -> dict[str, Any]:
+    dataset = open_dataset(str(root / "aligned"))
+    index = dataset.read_index(0, with_names=True)
+    samples = dataset.samples(0, index)
+    return {index.document_id[place]: decode_document(sample) for place, sample in samples}
+
+
+def test_a_teacher_s_losses_are_those_of_its_own_rendering(world: Path) -> None:
+    rows = AlignedRows(StreamConfig(str(world / "aligned"), seq_length=_LENGTH))
+    batch = rows.__getitems__(range(len(rows)))
+    online = online_losses(world / "teacher", batch)
+    expected = {tuple(ids): losses for ids, losses in (_from_nothing(world, n) for n in range(6))}
+    found = 0
+    for row, bounds in enumerate(batch["teacher_cu_seqlens"].tolist()):
+        for start, stop in pairwise(bounds):
+            ids = tuple(batch["teacher_input_ids"][row, start:stop].tolist())
+            if ids in expected:
+                torch.testing.assert_close(
+                    online[row, start + 1 : stop], expected[ids], atol=1e-6, rtol=1e-6
+                )
+                found += 1
+    assert found == len(_CHATS)
+
+
+def test_only_what_is_said_of_learned_tokens_is_stored(world: Path) -> None:
+    (file,) = (world / "aligned").glob("*.teacher-*.safetensors")
+    stored = decode_sidecar(file.read_bytes(), at=file.name)
+    assert stored.learned is not None
+    assert stored.entries is not None
+    index = open_dataset(str(world / "aligned")).read_index(0, with_names=True)
+    documents = _documents(world)
+    for place, name in enumerate(index.document_id):
+        own = slice(*stored.starts[place : place + 2].tolist())
+        document = documents[name]
+        learned = document.chat.teacher.is_learned(len(document.teacher))
+        np.testing.assert_array_equal(stored.learned[own], learned)
+        losses = _from_nothing(world, int(name.removeprefix("chat-")))[1].numpy()
+        given = np.where(learned[1:], losses, np.nan).astype(np.float16)
+        np.testing.assert_allclose(stored.losses[own][1:], given, rtol=2e-3)
+        positions = slice(*stored.entries.position_starts[place : place + 2].tolist())
+        has_entries = stored.entries.counts[positions] > 0
+        np.testing.assert_array_equal(has_entries, np.append(learned, False))
+    assert validate_dataset(str(world / "aligned")).findings == ()
+
+
+def test_scores_of_a_document_are_by_its_learned_bytes(world: Path) -> None:
+    dataset = open_dataset(str(world / "aligned"))
+    from pipeline.dataset.document_scores import open_scored_documents
+
+    bits = open_scored_documents("teacher", dataset).read(0, ["bits_per_byte"])["bits_per_byte"]
+    index = dataset.read_index(0, with_names=True)
+    documents = _documents(world)
+    for place, name in enumerate(index.document_id):
+        document = documents[name]
+        learned = document.chat.teacher.is_learned(len(document.teacher))[1:]
+        nats = _from_nothing(world, int(name.removeprefix("chat-")))[1].numpy()[learned].sum()
+        num_bytes = sum(b - a for a, b in document.chat.learned.tolist())
+        assert bits[place] == pytest.approx(nats / math.log(2) / num_bytes, rel=2e-3)
+
+
+def test_every_token_of_a_text_has_the_teacher_s_distribution(tmp_path: Path) -> None:
+    """One tokenizer and two templates: what is mapped is what the teacher said, at every label."""
+    options = {"chat_template": (f"student={FOLDER / 'llama3.jinja'}",)}
+    one = {"sides": ("llama3", "chatml"), "student": str(tmp_path / "teacher")}
+    align_chats_job(tmp_path, _CHATS, chat_options=options, **one)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "teacher").iterdir()}
+    write_model(tmp_path / "teacher", chat_tokenizer(512), seed=512)
+    for name, data in kept.items():
+        (tmp_path / "teacher" / name).write_bytes(data)
+    _score(tmp_path, "--draws", "0")
+    teaching = Teaching(stored_losses=("teacher",))
+    rows = AlignedRows(
+        StreamConfig(
+            str(tmp_path / "aligned"),
+            seq_length=_LENGTH,
+            teaching=teaching,
+            with_distributions=True,
+        )
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")
+    compared = 0
+    for row in (rows[number] for number in range(len(rows))):
+        for start, stop in pairwise(row["teacher_cu_seqlens"].tolist()):
+            ids = row["teacher_input_ids"][start:stop].long()
+            if not len(ids) or not row["loss_mask"].any():
+                continue
+            with torch.inference_mode():
+                probs = model(ids[None]).logits[0].softmax(-1)
+            spans = row["teacher_spans"]
+            for place in (row["loss_mask"] > 0).nonzero()[:, 0].tolist():
+                first, last = spans[place].tolist()
+                if first == last or not start < first < stop:
+                    continue
+                found = row["next_token_ids"][place]
+                likeliest = probs[first - start - 1].topk(4)
+                assert {*found[found >= 0].tolist()} <= {
+                    *likeliest.indices.tolist(),
+                    int(row["labels"][place]),
+                }
+                assert (found >= 0).any()
+                compared += 1
+    assert compared > 100
+
+
+def _config(root: Path, output: Path, method: Method, **changes: Any) -> TrainConfig:
+    values: dict[str, Any] = {
+        "data": Reading(str(root / "aligned")),
+        "student": str(root / "student"),
+        "output": output,
+        "method": method,
+        "teaching": Teaching(stored_losses=("teacher",)),
+        "seq_length": _LENGTH,
+        "global_batch_size": 2,
+        "micro_batch_size": 2,
+        "num_steps": 2,
+        "num_epochs": 20,
+        "warmup_steps": 0,
+        "learning_rate": 1e-3,
+    }
+    return TrainConfig(**(values | changes))
+
+
+@pytest.mark.parametrize("name", ["teacher", "full", "alm", "distill", "chunks", "student_loss"])
+def test_methods_train_on_stored_scores(world: Path, tmp_path: Path, name: str) -> None:
+    served = {} if name in ("teacher", "alm", "distill", "chunks") else {"teaching": Teaching()}
+    values = train(_config(world, tmp_path, Method(name), **served))
+    assert math.isfinite(values["loss"])
+
+
+def test_a_teacher_that_runs_teaches_what_would_be_stored(world: Path) -> None:
+    config = StreamConfig(str(world / "aligned"), seq_length=_LENGTH)
+    running = AlignedRows(config)
+    stored = AlignedRows(replace(config, teaching=Teaching(stored_losses=("teacher",))))
+    for number in range(len(running)):
+        torch.testing.assert_close(
+            running[number].teacher_has_loss, stored[number].teacher_has_loss
+        )
+        assert running[number].teacher_has_loss.any()
+
+
+def test_a_method_of_one_vocabulary_needs_one_template(world: Path, tmp_path: Path) -> None:
+    same, options = {"student": str(world / "teacher")}, [f"student={FOLDER / 'chatml.jinja'}"]
+    align_chats_job(tmp_path, _CHATS, chat_options={"chat_template": (*options,)}, **same)
+    running = Teaching(teacher=str(world / "teacher"))
+    config = _config(tmp_path, tmp_path / "run", Method("kld"), teaching=running, **same)
+    with pytest.raises(ValueError, match="has two chat templates"):
+        train(config)
+
+
+def test_held_out_bits_are_those_of_learned_bytes(world: Path, tmp_path: Path) -> None:
+    heldout_set = (str(world / "aligned"),)
+    config = _config(world, tmp_path, Method("full"), teaching=Teaching(), heldout=heldout_set)
+    rows = AlignedRows(StreamConfig(str(world / "aligned"), seq_length=_LENGTH))
+    (heldout,) = open_heldout(config, rows).values()
+    student = load_language_model(str(world / "student"))
+    found = bits_per_byte(config, student, heldout, Ranks(torch.device("cpu")))
+    nats, num_bytes = 0.0, 0
+    for document in _documents(world).values():
+        ids = torch.tensor([document.student.input_ids.tolist()])
+        with torch.inference_mode():
+            logits = student(ids).logits[0]
+        losses = -logits.log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+        for a, b in document.chat.learned.tolist():
+            offsets = document.student.byte_offsets
+            over = (offsets[:, 0] < b) & (offsets[:, 1] > a) & (offsets[:, 1] > offsets[:, 0])
+            nats += float(losses[torch.from_numpy(over[1:])].sum())
+            num_bytes += b - a
+    assert found == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)
+
+
+def test_a_trained_model_keeps_template_and_ids(world: Path, tmp_path: Path) -> None:
+    train(_config(world, tmp_path, Method("full"), teaching=Teaching()))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert loaded.chat_template is not None
+    text = loaded.apply_chat_template(_CHATS[1], tokenize=False)
+    assert text == loaded.apply_chat_template(
+        _CHATS[1], tokenize=False, chat_template=(FOLDER / "chatml.jinja").read_text()
+    )
+    ids = loaded(text, add_special_tokens=False)["input_ids"]
+    assert ids == _documents(world)["chat-1"].student.input_ids.tolist()
+
+
+def test_a_base_model_is_exported_with_the_template_that_it_learned(
+    world: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    write_model(base, chat_tokenizer(320), seed=320)
+    changes = {"student": str(base), "teaching": Teaching()}
+    train(_config(world, tmp_path / "run", Method("full"), **changes))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "run/model")
+    text = loaded.apply_chat_template(_CHATS[0], tokenize=False)
+    assert text.startswith("<|im_start|>user\nWhat is 0+0?<|im_end|>\n")
+    config = json.loads((tmp_path / "run/model/generation_config.json").read_bytes())
+    ends = config["eos_token_id"]
+    assert loaded.convert_tokens_to_ids("<|im_end|>") in (
+        ends if isinstance(ends, list) else [ends]
+    )
+
+
+@pytest.mark.slow
+def test_an_instruct_model_still_answers_in_its_template(smollm2: Path, tmp_path: Path) -> None:
+    """After 50 steps on its own template it begins and ends a turn as before."""
+    sums = [
+        [user(f"What is {a}+{b}?"), said(f"It is {a + b}.")] for a in range(8) for b in range(8)
+    ]
+    lines = (json.dumps({"messages": chat}) for chat in sums)
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    from beam_jobs.align.command import align
+    from beam_jobs.align.options import AlignOptions, ChatOptions
+
+    model = str(smollm2)
+    align(
+        AlignOptions(
+            (str(tmp_path / "chats.jsonl"),),
+            str(tmp_path / "aligned"),
+            model,
+            model,
+            chats=ChatOptions("messages"),
+        )
+    )
+    changes = {"student": model, "teaching": Teaching(), "seq_length": 64, "num_steps": 50}
+    sizes = {"global_batch_size": 1, "micro_batch_size": 1, "learning_rate": 1e-5}
+    train(_config(tmp_path, tmp_path / "run", Method("full"), **changes, **sizes))
+    trained = tmp_path / "run/model"
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    student = AutoModelForCausalLM.from_pretrained(trained)
+    asked = tokenizer.apply_chat_template(
+        [user("What is 3+4?")], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    written = student.generate(**asked, max_new_tokens=24, do_sample=False)[0]
+    answer = written[asked["input_ids"].shape[1] :].tolist()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert answer[-1] == end
+    assert "7" in tokenizer.decode(answer[:-1])
+    assert not set(answer[:-1]) & {*tokenizer.all_special_ids}
