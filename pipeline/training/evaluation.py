@@ -44,15 +44,16 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
         run = open_run(stream.reading, seed=stream.seed)
         own = run.manifest.student.around_text
         is_chats = run.manifest.chats is not None
+        around = endless
         if is_chats or training.manifest.chats is not None:  # each has what belongs to its kind
-            endless = replace(own, end_token_id=None)
-        record = replace(run.manifest.student, convention=endless)
+            around = replace(own, end_token_id=None)
+        record = replace(run.manifest.student, convention=around)
         run = replace(run, manifest=replace(run.manifest, student=record))
         rows = AlignedRows(stream, opened=run)
         if rows.layout.sources:
             raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
         _require_same_student(path, rows, config.data.path, training)
-        if endless.first_token_id is None and not is_chats:
+        if around.first_token_id is None and not is_chats:
             raise ValueError(f"{path}: without a context token the first token has no loss")
         opened[name] = rows
     return opened
