@@ -135,7 +135,7 @@ def document_key(document_id: str) -> str:
     return sha256(document_id.encode()).hexdigest()[:32]
 
 
-def tiles_text(byte_offsets: NDArray[np.int64], num_text_bytes: int) -> bool:
+def tiles_text(byte_offsets: NDArray[np.signedinteger[Any]], num_text_bytes: int) -> bool:
     """Return whether tokens cover the text without gap or overlap, in order."""
     if len(byte_offsets) == 0:
         return num_text_bytes == 0

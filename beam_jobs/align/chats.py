@@ -79,7 +79,7 @@ def open_chats(
     for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
         defaults = _defaults_of(source)
         text = _read_template(side, source, files.get(side), defaults)
-        names = _names_of(tokenizer) | dict(defaults.names)
+        names = {**_names_of(tokenizer), **defaults.names}
         own = tuple(control_tokens(orjson.loads(tokenizer.file_bytes)))
         template = ChatTemplate(text, dict(sorted(names.items())), chosen[side])
         try:

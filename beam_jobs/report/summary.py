@@ -110,11 +110,10 @@ def _control_strings(run: RunSummary) -> list[str]:
 
 def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
     """Return what comes around a text of either side; around a chat it is what templates say."""
-    if manifest.chats is None:
-        told = run.student.convention, run.teacher.convention
-    else:
+    told = [run.student.convention, run.teacher.convention]
+    if manifest.chats is not None:
         sides = manifest.chats.student, manifest.chats.teacher
-        told = tuple(f"in its chat template ({side.sha256[:8]}…)" for side in sides)
+        told = [f"in its chat template ({side.sha256[:8]}…)" for side in sides]
     return [f"  student text    {told[0]}", f"  teacher text    {told[1]}"]
 
 

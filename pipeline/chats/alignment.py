@@ -85,7 +85,8 @@ def align_chats(
     if failures:
         rest = [place for place in range(len(kept)) if place not in failures]
         tokens = _without(tokens[0], failures), _without(tokens[1], failures)
-        rendered, kept, controls = ([each[n] for n in rest] for each in (rendered, kept, controls))
+        rendered, kept = [rendered[n] for n in rest], [kept[n] for n in rest]
+        controls = [controls[n] for n in rest]
     sizes = [len(chat.text) for chat in rendered]
     student, teacher = (
         _in_documents(batch, [chat.sides[number] for chat in rendered], sizes)
@@ -198,16 +199,23 @@ def _parts(
         ChatParts(
             chat.messages,
             documents[d],
-            *(
-                _side(chat.sides[side], found[slice(*cu[d : d + 2].tolist())])
-                for side, (found, cu) in enumerate(runs)
-            ),
+            _side(chat.sides[0], _own_runs(runs[0], d)),
+            _side(chat.sides[1], _own_runs(runs[1], d)),
             _turn_cuts(chat, [_own(each, d) for each in (*rendered, *origins)]),
             controls[d],
-            *seams[d],
+            num_seams=seams[d][0],
+            num_lone_seams=seams[d][1],
         )
         for d, chat in enumerate(chats)
     ]
+
+
+def _own_runs(
+    runs: tuple[NDArray[np.int64], NDArray[np.int64]], document: int
+) -> NDArray[np.int64]:
+    """Return a document's of the runs of all."""
+    found, cu_runs = runs
+    return found[slice(*cu_runs[document : document + 2].tolist())]
 
 
 def _own(batch: TokenBatch, document: int) -> Ranges:

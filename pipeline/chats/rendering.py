@@ -222,10 +222,10 @@ def _with_calls(chat: Chat, fitted: Sequence[_Fitted]) -> list[Text]:
     if not added:
         return texts
     texts = sorted([*texts, *(text for text, _ in added)], key=lambda text: text.message)
-    for side, each in enumerate(fitted):
-        _renumber(each, texts)
+    for side, rendered in enumerate(fitted):
+        _renumber(rendered, texts)
         for text, ranges in added:
-            _cut_out(each, next(n for n, t in enumerate(texts) if t is text), ranges[side])
+            _cut_out(rendered, next(n for n, t in enumerate(texts) if t is text), ranges[side])
     return texts
 
 

@@ -112,7 +112,10 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
 
 def _with_arguments(template: ChatTemplate) -> ChatTemplate:
     """Return a template that is given the arguments of calls as it takes them."""
-    messages = [{"role": "user", CONTENT: "?"}, {"role": "assistant", CALLS: [_CALL]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", CONTENT: "?"},
+        {"role": "assistant", CALLS: [_CALL]},
+    ]
     for json_arguments in (False, True):
         settled = replace(template, json_arguments=json_arguments)
         with suppress(ChatError):

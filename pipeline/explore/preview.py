@@ -63,9 +63,9 @@ def load_previews(
 def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:
     if document.chat is None:
         return None
-    student, teacher = (partial(_name, dataset, side) for side in ("student", "teacher"))
     learned = document.chat.student.is_learned(len(document.student))
-    return ChatView((student, teacher), learned)
+    names = partial(_name, dataset, "student"), partial(_name, dataset, "teacher")
+    return ChatView(names, learned)
 
 
 def _name(dataset: Dataset, side: Side, token_id: int) -> str:

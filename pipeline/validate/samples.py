@@ -118,9 +118,9 @@ def _check_chats(
             if claim != count:
                 findings.add("counts", f"{name} is {count}, the index says {claim}", key=key)
         if len(sound) <= RENDERED_AGAIN:
-            message = find_other_rendering(entry.document, speakers)
-            if message is not None:
-                findings.add("chats", message, key=key)
+            other = find_other_rendering(entry.document, speakers)
+            if other is not None:
+                findings.add("chats", other, key=key)
     return sound
 
 

@@ -127,7 +127,8 @@ def _contradictions(
         return [*found, "documents' numbers of losses differ from their teacher tokens to score"]
     expected = _expected(losses, shard.pieces, rule)
     if losses.learned is not None:
-        if not np.array_equal(losses.learned, shard.read_tokens().learned):
+        of_chats = shard.read_tokens().learned
+        if of_chats is None or not np.array_equal(losses.learned, of_chats):
             found.append("losses are of other tokens than those that the chats learn")
         expected &= losses.learned
     if scores.manifest.rule.learned_only != (losses.learned is not None):

@@ -1,0 +1,134 @@
+"""How fast chats become shards, by the speed of plain texts with the same bytes.
+
+    python benchmarks/chats.py [--rounds 5] [--megabytes 20] [--profile]
+
+Conversations of three turns are cut from real text: questions of about 300 bytes, answers of about
+1,500. Each is rendered by both sides' templates, which is proven, tokenized and aligned; plain
+texts are the same messages, joined. The exit code is 1 if the target is missed.
+"""
+
+import argparse
+import cProfile
+import os
+import pstats
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+
+from align import find_tokenizer_file
+from corpus import read_documents, write_corpus
+from library_path import batches
+from measure import Report, measure
+
+from pipeline.alignment import align_batch
+from pipeline.batches import SourceDocument
+from pipeline.chats.alignment import ChatSide, align_chats
+from pipeline.chats.messages import Chat
+from pipeline.chats.rendering import LearnRule
+from pipeline.chats.templates import ChatTemplate
+from pipeline.chats.turns import Speaker, settle_speaker
+from pipeline.dataset.writing import ShardWriter
+from pipeline.tokenization import Tokenizer, load_tokenizer
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "tests" / "data" / "chats"
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+PAIRS = (("chatml", "qwen2_5"), ("llama3", "qwen3"), ("llama2", "gemma"))
+SIZES = (300, 1500) * 3
+"""Characters of a conversation's messages."""
+
+Documents = Sequence[Sequence[SourceDocument]]
+
+
+def cut_chats(text: str) -> list[Chat]:
+    """Return a text as conversations of three questions and answers."""
+    chats, at = list[Chat](), 0
+    while at + sum(SIZES) <= len(text):
+        messages = []
+        for number, size in enumerate(SIZES):
+            role = "assistant" if number % 2 else "user"
+            messages.append({"role": role, "content": text[at : at + size].strip() or "?"})
+            at += size
+        chats.append(Chat(messages))
+    return chats
+
+
+def align_all(documents: Documents, sides: tuple[ChatSide, ChatSide], *, of_chats: bool) -> int:
+    """Align and write batches of documents; return how many were."""
+    writer = ShardWriter(BytesIO())
+    count = 0
+    for batch in documents:
+        if of_chats:
+            aligned = align_chats(batch, sides, LearnRule())
+            assert not aligned.refused
+        else:
+            aligned = align_batch(batch, *(side.tokenizer for side in sides))
+        writer.add(aligned)
+        count += len(aligned.documents)
+    writer.close()
+    return count
+
+
+def main() -> int:
+    """Measure every pair of templates; return 1 if one is slower than half of the texts' speed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default: 5)")
+    parser.add_argument("--megabytes", type=float, default=20, help="text (default: 20)")
+    parser.add_argument("--profile", action="store_true", help="say where the time of chats goes")
+    options = parser.parse_args()
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = write_corpus(Path(folder), int(options.megabytes * 1e6))
+        text = "".join(text.decode() for _, text in read_documents(corpus.files))
+    chats = cut_chats(text)
+    plain = [("".join(m["content"] for m in chat.messages)).encode() for chat in chats]
+    print(f"{len(chats):,} chats, {sum(map(len, plain)) / 1e6:.1f} MB of text; "
+          f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")  # fmt: skip
+    texts, encoded = _documents(plain), _documents([chat.encode() for chat in chats])
+    files = find_tokenizer_file("llama2"), find_tokenizer_file("qwen2_5")
+    for pair in PAIRS:
+
+        def contender(given: Documents, *, of_chats: bool) -> Callable[[], Callable[[], object]]:
+            def prepare() -> Callable[[], object]:
+                sides = _side(pair[0], files[0]), _side(pair[1], files[1])
+                align_all([given[0][:8]], sides, of_chats=of_chats)  # loads kernels
+                return lambda: align_all(given, sides, of_chats=of_chats)
+
+            return prepare
+
+        of_chats = contender(encoded, of_chats=True)
+        if options.profile:
+            _profile(of_chats())
+        times = measure(
+            {"texts": contender(texts, of_chats=False), "chats": of_chats}, options.rounds
+        )
+        report.say(f"{pair[0]} and {pair[1]}: texts", times.show("texts"))
+        each = times.seconds("chats") / len(chats) * 1e3
+        report.say("chats", f"{times.show('chats')}, {each:.3f} ms each")
+        report.check("speed by the texts'", times.ratio("texts", "chats"), least=0.5)
+    return 1 if report.missed else 0
+
+
+def _documents(texts: Sequence[bytes]) -> Documents:
+    every = batches((f"chat-{n}", text) for n, text in enumerate(texts))
+    return [[SourceDocument(name, text) for name, text in batch] for batch in every]
+
+
+def _side(template: str, file: Path) -> ChatSide:
+    tokenizer: Tokenizer = load_tokenizer(str(file), proven=True)
+    text = (TEMPLATES / f"{template}.jinja").read_text()
+    speaker: Speaker = settle_speaker(ChatTemplate(text, NAMES), ("<s>", "</s>"), side="student")
+    return ChatSide(tokenizer, speaker)
+
+
+def _profile(run: Callable[[], object]) -> None:
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(30)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
