@@ -23,9 +23,9 @@ _FAILING_WORKER = """
 import sys
 if any("SdkHarness" in argument for argument in sys.orig_argv):
     from beam_jobs.align import buckets
-    def align_batch(*arguments, **keywords):
+    def align_documents(*arguments, **keywords):
         raise ValueError("no teacher is known\\nunder that name")
-    buckets.align_batch = align_batch
+    buckets.align_documents = align_documents
 """
 
 

@@ -45,16 +45,16 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> list[int]:
     """Let the library raise at the given calls, counted over the whole job."""
     counter = itertools.count(1)
     failed: list[int] = []
-    original = buckets.align_batch
+    original = buckets.align_documents
 
-    def align_batch(*arguments: object, **keywords: object) -> object:
+    def align_or_fail(*arguments: object, **keywords: object) -> object:
         call = next(counter)
         if call in calls:
             failed.append(call)
             raise RuntimeError(f"injected at call {call}")
         return original(*arguments, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(buckets, "align_batch", align_batch)
+    monkeypatch.setattr(buckets, "align_documents", align_or_fail)
     return failed
 
 
@@ -91,7 +91,7 @@ def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.M
     ("function", "call", "leaves_manifest"),
     [
         ("beam_jobs.align.blocks.key_of", 200, False),  # while reading
-        ("beam_jobs.align.buckets.align_batch", 30, False),  # in the middle of a shard
+        ("beam_jobs.align.buckets.align_documents", 30, False),  # in the middle of a shard
         ("beam_jobs.storage.publish", 7, False),  # some shards have their final names
         ("beam_jobs.align.steps.encode_manifest", 1, False),  # all have, no manifest
         ("beam_jobs.align.making.close_run", 1, True),  # nothing is left but to clean up
@@ -116,12 +116,12 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
 ) -> None:
     corpus, reference = reference_dataset()
     counter = itertools.count()
-    align_batch, run_job = buckets.align_batch, making.run_job
+    align_documents, run_job = buckets.align_documents, making.run_job
     ends: list[int] = []
 
     def count(*arguments: Any, **keywords: Any) -> Any:
         next(counter)
-        return align_batch(*arguments, **keywords)
+        return align_documents(*arguments, **keywords)
 
     def run_twice(*arguments: Any, **keywords: Any) -> None:
         for _ in range(2):  # as Flink does: reading and all, with the same job
@@ -129,7 +129,7 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
             assert (tmp_path / "manifest.json").exists()
             ends.append(next(counter))
 
-    monkeypatch.setattr(buckets, "align_batch", count)
+    monkeypatch.setattr(buckets, "align_documents", count)
     monkeypatch.setattr(making, "run_job", run_twice)
     align(align_options(corpus, tmp_path))
     assert ends[0] > 2

@@ -39,7 +39,7 @@ CALL_COUNTED = """
     {module}.{function} = counted
 """
 DIE = "os.kill(os.getpid(), signal.SIGKILL)"
-IN_A_BATCH = {"module": "buckets", "function": "align_batch", "call": 9}
+IN_A_BATCH = {"module": "buckets", "function": "align_documents", "call": 9}
 
 
 def run_align(output: Path, hook: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
