@@ -5,11 +5,11 @@ text of the template. So spans, statistics and distributions need not know of te
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,19 @@ from pipeline.batches import (
 from pipeline.chats.kernels import (
     count_seams,
     find_origins,
+    find_tiled,
+    find_turn_cuts,
     list_runs,
     mark_overlaps,
     mark_spans,
 )
 from pipeline.chats.messages import ChatError, decode_chat
-from pipeline.chats.rendering import LearnRule, Range, RenderedChat, Rendering, render_chat
+from pipeline.chats.rendering import LearnRule, RenderedChat, Rendering, render_chat
 from pipeline.chats.turns import Speaker
 from pipeline.tokenization import Tokenizer
-from schemas.document import tiles_text
+
+_Table = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Rows of all documents of a batch, and int64 [D + 1], which of them are whose."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def align_chats(
         for number, batch in enumerate(tokens)
     )
     spans = align_tokens(student, teacher)
-    parts = _parts(rendered, controls, tokens, (student, teacher), spans)
+    parts = [*_parts(rendered, controls, tokens, (student, teacher), spans)] if kept else []
     return AlignedBatch(kept, student, teacher, spans, failed, parts, refused)
 
 
@@ -138,25 +142,26 @@ def _in_documents(
 ) -> TokenBatch:
     """Return tokens of renderings with their origins as offsets."""
     ranges, cu_ranges = _join([each.ranges for each in renderings])
-    places = np.concatenate([np.empty(0, np.int64), *(each.places for each in renderings)])
-    closes = np.concatenate([np.empty(0, np.int64), *(each.closes for each in renderings)])
+    places, closes = (
+        np.fromiter(chain.from_iterable(parts), np.int64)
+        for parts in zip(*((each.places, each.closes) for each in renderings), strict=True)
+    )
     origins = find_origins(batch.byte_offsets, batch.cu_tokens, ranges, places, closes, cu_ranges)
-    bounds = batch.cu_tokens.tolist()
-    tiles = [
-        tiles_text(origins[start:stop], size)
-        for (start, stop), size in zip(pairwise(bounds), sizes, strict=True)
-    ]
-    return replace(batch, byte_offsets=origins, tiles=np.array(tiles, np.bool_))
+    tiles = find_tiled(origins, batch.cu_tokens, np.array(sizes, np.int64))
+    return replace(batch, byte_offsets=origins, tiles=tiles)
 
 
-def _join(parts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ranges of all documents as one array, and which are whose."""
-    joined = np.concatenate([np.empty((0, 2), np.int64), *parts])
+def _join(parts: Sequence[Sequence[tuple[int, ...]]], columns: int = 2) -> _Table:
+    """Return the rows of all documents as one array, and which are whose."""
+    rows = chain.from_iterable(parts)
+    joined = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, columns)
     return joined, np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
 
-def _array(ranges: Sequence[Range]) -> NDArray[np.int64]:
-    return np.array(ranges, np.int64).reshape(-1, 2)
+def _split(table: _Table) -> Iterator[NDArray[np.int64]]:
+    """Yield each document's rows."""
+    joined, bounds = table
+    return (joined[start:stop] for start, stop in pairwise(bounds.tolist()))
 
 
 def _parts(
@@ -165,90 +170,63 @@ def _parts(
     rendered: tuple[TokenBatch, TokenBatch],
     origins: tuple[TokenBatch, TokenBatch],
     spans: Ranges,
-) -> list[ChatParts]:
-    """Return what each chat has besides its tokens: `rendered` and, in documents, `origins`."""
+) -> Iterator[ChatParts]:
+    """Yield what each chat has besides its tokens: `rendered` and, in documents, `origins`."""
     student, teacher = origins
-    documents = [_array(chat.learned) for chat in chats]
-    said = _join([_array(chat.sides[0].said) for chat in chats])
+    documents = _join([chat.learned for chat in chats])
+    said = _join([chat.sides[0].said for chat in chats])
     learned = mark_overlaps(rendered[0].byte_offsets, student.cu_tokens, *said)
-    taught = mark_overlaps(teacher.byte_offsets, teacher.cu_tokens, *_join(documents))
-    over = mark_overlaps(student.byte_offsets, student.cu_tokens, *_join(documents))
+    taught = mark_overlaps(teacher.byte_offsets, teacher.cu_tokens, *documents)
+    over = mark_overlaps(student.byte_offsets, student.cu_tokens, *documents)
     mark_spans(taught, over, spans, student.cu_tokens, teacher.cu_tokens)
-    runs = [
-        list_runs(marks, batch.cu_tokens)
-        for marks, batch in zip((learned, taught), origins, strict=True)
+    cu_tokens = student.cu_tokens, teacher.cu_tokens
+    offsets = rendered[0].byte_offsets, rendered[1].byte_offsets
+    covered = student.byte_offsets, teacher.byte_offsets
+    seams = count_seams(offsets, covered, cu_tokens, learned, spans, *_texts_of(chats))
+    turns, cu_turns = _join([_turn_ends(chat) for chat in chats])
+    cuts = find_turn_cuts(turns, cu_turns, offsets, covered, cu_tokens)
+    of_sides = [
+        _sides([chat.sides[side] for chat in chats], list_runs(marks, cu_tokens[side]))
+        for side, marks in enumerate((learned, taught))
     ]
-    texts = [
-        np.frombuffer(b"".join(chat.sides[side].text for chat in chats), np.uint8)
-        for side in (0, 1)
-    ]
-    bounds = [
-        np.cumsum([0, *(len(chat.sides[side].text) for chat in chats)], dtype=np.int64)
-        for side in (0, 1)
-    ]
-    seams = count_seams(
-        (rendered[0].byte_offsets, rendered[1].byte_offsets),
-        (student.byte_offsets, teacher.byte_offsets),
-        (student.cu_tokens, teacher.cu_tokens),
-        learned,
-        spans,
-        (texts[0], texts[1]),
-        (bounds[0], bounds[1]),
-    ).tolist()
-    return [
-        ChatParts(
-            chat.messages,
-            documents[d],
-            _side(chat.sides[0], _own_runs(runs[0], d)),
-            _side(chat.sides[1], _own_runs(runs[1], d)),
-            _turn_cuts(chat, [_own(each, d) for each in (*rendered, *origins)]),
-            controls[d],
-            num_seams=seams[d][0],
-            num_lone_seams=seams[d][1],
-        )
-        for d, chat in enumerate(chats)
-    ]
+    for chat, ranges, ours, theirs, places, num_controls, counts in zip(
+        chats,
+        _split(documents),
+        *of_sides,
+        _split((cuts, cu_turns)),
+        controls,
+        seams.tolist(),
+        strict=True,
+    ):
+        found = places[places[:, 0] > 0]
+        yield ChatParts(chat.messages, ranges, ours, theirs, found, num_controls, *counts)
 
 
-def _own_runs(
-    runs: tuple[NDArray[np.int64], NDArray[np.int64]], document: int
-) -> NDArray[np.int64]:
-    """Return a document's of the runs of all."""
-    found, cu_runs = runs
-    return found[slice(*cu_runs[document : document + 2].tolist())]
+def _texts_of(
+    chats: Sequence[RenderedChat],
+) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[NDArray[np.int64], ...]]:
+    """Return the bytes of all renderings of either side, and where each starts."""
+    every = [[chat.sides[side].text for chat in chats] for side in (0, 1)]
+    student, teacher = (np.frombuffer(b"".join(texts), np.uint8) for texts in every)
+    bounds = tuple(np.cumsum([0, *map(len, texts)], dtype=np.int64) for texts in every)
+    return (student, teacher), bounds
 
 
-def _own(batch: TokenBatch, document: int) -> Ranges:
-    """Return the offsets of a document's tokens."""
-    return batch.byte_offsets[slice(*batch.cu_tokens[document : document + 2].tolist())]
+def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
+    """Return where turns end in both renderings."""
+    student, teacher = (side.turn_ends for side in chat.sides)
+    return [(end, teacher[number]) for number, end in student.items() if number in teacher]
 
 
-def _side(rendering: Rendering, learned: NDArray[np.int64]) -> RenderedSide:
-    end = int(rendering.ranges[-1, 1]) if len(rendering.ranges) else 0
-    pieces = np.empty((len(rendering.own), 3), np.int64)
-    pieces[:, 0] = [len(own) for own in rendering.own]
-    pieces[:-1, 1:] = rendering.ranges
-    pieces[-1, 1:] = end
-    return RenderedSide(b"".join(rendering.own), pieces, learned)
+def _sides(renderings: Sequence[Rendering], learned: _Table) -> Iterator[RenderedSide]:
+    """Yield what is stored of each rendering."""
+    pieces = _join([_pieces(each) for each in renderings], columns=3)
+    for each, table, runs in zip(renderings, _split(pieces), _split(learned), strict=True):
+        yield RenderedSide(b"".join(each.own), table, runs)
 
 
-def _turn_cuts(chat: RenderedChat, offsets: Sequence[Ranges]) -> NDArray[np.int64]:
-    """Return the places between turns where both sides can be cut, int64 [C, 2].
-
-    Offsets are those of student and teacher in their renderings, then in the document.
-    """
-    cuts = []
-    for number, place in chat.sides[0].turn_ends.items():
-        other = chat.sides[1].turn_ends.get(number)
-        if other is None:
-            continue
-        i, j = (
-            int(np.searchsorted(own[:, 1], end, "left")) + 1
-            for own, end in zip(offsets[:2], (place, other), strict=True)
-        )
-        student, teacher = offsets[2:]
-        if not (0 < i < len(student) and 0 < j < len(teacher)):
-            continue
-        if max(student[i - 1, 1], teacher[j - 1, 1]) <= min(student[i, 0], teacher[j, 0]):
-            cuts.append((i, j))
-    return np.array(cuts, np.int64).reshape(-1, 2)
+def _pieces(rendering: Rendering) -> list[tuple[int, int, int]]:
+    """Return the bytes of each own text, and the range of the document behind it."""
+    end = rendering.ranges[-1][1] if rendering.ranges else 0
+    ranges = (*rendering.ranges, (end, end))
+    return [(len(own), *behind) for own, behind in zip(rendering.own, ranges, strict=True)]

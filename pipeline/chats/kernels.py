@@ -149,3 +149,53 @@ def count_seams(
                 same = same and texts[0][a + k] == texts[1][b + k]
             counts[d, 1] += 0 if same else 1
     return counts
+
+
+@compiled
+def find_tiled(
+    origins: Ranges, cu_tokens: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return of which documents, of these sizes in bytes, tokens cover each byte once, in order."""
+    tiled = np.empty(len(sizes), np.bool_)
+    for d in range(len(sizes)):
+        end = np.int64(0)
+        tiled[d] = True
+        for i in range(cu_tokens[d], cu_tokens[d + 1]):
+            if origins[i, 0] != end:
+                tiled[d] = False
+                break
+            end = origins[i, 1]
+        tiled[d] = tiled[d] and end == sizes[d]
+    return tiled
+
+
+@compiled
+def find_turn_cuts(
+    ends: NDArray[np.int64],
+    cu_ends: NDArray[np.int64],
+    rendered: tuple[Ranges, Ranges],
+    origins: tuple[Ranges, Ranges],
+    cu_tokens: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> NDArray[np.int64]:
+    """Return the student and teacher token before which documents can be cut, int64 [E, 2].
+
+    Ends, [E, 2], are where turns end in both renderings. A cut is behind the token that holds the
+    end's last byte; if there is none, or the sides' tokens don't divide the document there, both
+    numbers are 0.
+    """
+    cuts = np.zeros((len(ends), 2), np.int64)
+    for d in range(len(cu_ends) - 1):
+        i, j = cu_tokens[0][d], cu_tokens[1][d]
+        stop_i, stop_j = cu_tokens[0][d + 1], cu_tokens[1][d + 1]
+        for e in range(cu_ends[d], cu_ends[d + 1]):
+            while i < stop_i and rendered[0][i, 1] < ends[e, 0]:
+                i += 1
+            while j < stop_j and rendered[1][j, 1] < ends[e, 1]:
+                j += 1
+            if i + 1 >= stop_i or j + 1 >= stop_j:
+                break
+            before = max(origins[0][i, 1], origins[1][j, 1])
+            if before <= min(origins[0][i + 1, 0], origins[1][j + 1, 0]):
+                cuts[e, 0] = i + 1 - cu_tokens[0][d]
+                cuts[e, 1] = j + 1 - cu_tokens[1][d]
+    return cuts

@@ -12,6 +12,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipeline.chats.messages import CALLS, CONTENT, REASONING, ChatError
@@ -101,11 +102,37 @@ class _Marks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_PLAIN_TYPES = frozenset({str, dict, list, tuple, LoopContext})
+"""Of which the name of an attribute alone says whether it is safe."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The same sandbox, which remembers what it found out: half of the time of rendering."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._is_safe: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute or item; a plain dict's item at once, as messages mostly are."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return whether templates may use an attribute."""
+        kind = type(obj)
+        if kind not in _PLAIN_TYPES:
+            return super().is_safe_attribute(obj, attr, value)
+        known = self._is_safe.get((kind, attr))
+        if known is None:
+            known = self._is_safe[kind, attr] = super().is_safe_attribute(obj, attr, value)
+        return known
+
+
 @lru_cache(maxsize=16)
 def _compile(text: str, today: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols])
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _refuse
     if today:

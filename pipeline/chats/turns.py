@@ -31,7 +31,7 @@ _CALL = {"type": "function", "id": "call00000", "function": {"name": "look", "ar
 
 
 class Said(NamedTuple):
-    """A range of one own text that belongs to a message: its number, and the range in it."""
+    """A range of one own text that belongs to a message: the text's number, and the bytes in it."""
 
     own: int
     start: int
@@ -45,12 +45,12 @@ class Shape:
     """How a template renders chats of one structure.
 
     Attributes:
-        own: the template's texts, one more than there are texts of messages.
+        own: the template's texts in UTF-8, one more than there are texts of messages.
         texts: which text of the chat comes between them, ascending.
         said: what of them belongs to a turn, in their order.
     """
 
-    own: tuple[str, ...]
+    own: tuple[bytes, ...]
     texts: tuple[int, ...]
     said: tuple[Said, ...]
 
@@ -124,24 +124,24 @@ def _with_arguments(template: ChatTemplate) -> ChatTemplate:
     return template  # takes no calls
 
 
-def find_shape(speaker: Speaker, chat: Chat) -> Shape:
-    """Return how a template renders a chat; ChatError says which text it drops, repeats or moves.
-
-    Reasoning may be dropped: most templates leave out that of earlier turns.
-    """
-    texts = [*chat.texts()]
+def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
+    """Return a chat, as JSON, with a mark in the place of each of its texts."""
     if len(texts) > _LAST_MARK - _FIRST_MARK:
         raise ChatError(f"{len(texts)} texts are too many for one chat")
     messages = [dict(message) for message in chat.messages]
     for number, text in enumerate(texts):
-        if text.text.strip():
+        if text.text and not text.text.isspace():
             messages[text.message][text.field] = chr(_FIRST_MARK + number)
-    marked = orjson.dumps({"messages": messages, "tools": chat.tools})
-    return _shape(speaker, marked)
+    return orjson.dumps({"messages": messages, "tools": chat.tools})
 
 
 @lru_cache(maxsize=1024)
-def _shape(speaker: Speaker, marked: bytes) -> Shape:
+def find_shape(speaker: Speaker, marked: bytes) -> Shape:
+    """Return how a template renders a chat, of which `mark_texts` gives the structure.
+
+    ChatError says which text it drops, repeats or moves. Reasoning may be dropped: most templates
+    leave out that of earlier turns.
+    """
     chat = Chat(**orjson.loads(marked))
     rendered = speaker.template.render(chat.messages, chat.tools)
     texts = [*chat.texts()]
@@ -149,7 +149,11 @@ def _shape(speaker: Speaker, marked: bytes) -> Shape:
     own = tuple(_MARK.split(rendered))
     said = _Turns(speaker, chat, rendered, places).find()
     bounds = sorted(places.values())
-    return Shape(own, tuple(places), tuple(_in_own(each, bounds) for each in said))
+    return Shape(
+        tuple(text.encode() for text in own),
+        tuple(places),
+        tuple(_in_own(each, bounds, own) for each in said),
+    )
 
 
 def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
@@ -174,11 +178,12 @@ def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
     return places
 
 
-def _in_own(said: Said, bounds: Sequence[int]) -> Said:
-    """Return a range of the whole rendering as one of the own text that it lies in."""
+def _in_own(said: Said, bounds: Sequence[int], own: Sequence[str]) -> Said:
+    """Return characters of the whole rendering as bytes of the own text that they lie in."""
     number = sum(place < said.start for place in bounds)
     first = bounds[number - 1] + 1 if number else 0
-    return Said(number, said.start - first, said.stop - first, said.message, said.kind)
+    start, stop = (len(own[number][: at - first].encode()) for at in (said.start, said.stop))
+    return said._replace(own=number, start=start, stop=stop)
 
 
 @lru_cache(maxsize=64)

@@ -59,7 +59,7 @@ def _said(chat: RenderedChat, side: int = 0) -> list[str]:
 
 def _put_together(chat: RenderedChat, side: int) -> bytes:
     own = chat.sides[side]
-    texts = [chat.text[start:stop] for start, stop in own.ranges.tolist()]
+    texts = [chat.text[start:stop] for start, stop in own.ranges]
     return b"".join(itertools.chain(*itertools.zip_longest(own.own, texts, fillvalue=b"")))
 
 
@@ -74,7 +74,7 @@ def test_renderings_are_those_of_transformers_and_ranges_are_exact(name: str, ki
     same = side.text.decode() == expected  # a difference of 1 MB takes pytest minutes to show
     assert same
     assert _put_together(chat, 0) == side.text
-    for place, (start, stop) in zip(side.places.tolist(), side.ranges.tolist(), strict=True):
+    for place, (start, stop) in zip(side.places, side.ranges, strict=True):
         assert side.text[place : place + stop - start] == chat.text[start:stop]
     assert restore_chat(chat.messages, chat.text) == read_chat(_CHATS[kind])
 
