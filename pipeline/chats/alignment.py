@@ -5,9 +5,9 @@ text of the template. So spans, statistics and distributions need not know of te
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, pairwise
 
@@ -22,6 +22,7 @@ from pipeline.batches import (
     RenderedSide,
     SourceDocument,
     TokenBatch,
+    join_batches,
     without_failures,
 )
 from pipeline.chats.kernels import (
@@ -40,6 +41,9 @@ from pipeline.tokenization import Tokenizer
 
 _Table = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Rows of all documents of a batch, and int64 [D + 1], which of them are whose."""
+
+_PART_BYTES = 1 << 17
+"""Of chats that are tokenized at one time."""
 
 
 @dataclass(frozen=True)
@@ -62,43 +66,85 @@ def align_chats(
     Texts of the documents are what `Chat.encode` gives; those of the result are the chats' own
     bytes. If controls are refused, so is a chat with a text that holds a control string.
     """
-    speakers = [side.speaker for side in sides]
-    rendered: list[RenderedChat] = []
-    kept: list[SourceDocument] = []
-    refused: list[tuple[SourceDocument, str]] = []
-    controls: list[int] = []
-    names = tuple(name for speaker in speakers for name in speaker.controls)
-    for document in documents:
-        try:
-            chat = render_chat(decode_chat(document.text), speakers, rule)
-            found = count_controls(chat.text, names)
-            if found and refuse_controls:
-                raise ChatError(
-                    f"its texts hold {found} strings of control tokens, which --special-strings "
-                    "plain refuses"
-                )
-        except ChatError as error:
-            refused.append((document, str(error)))
-            continue
-        rendered.append(chat)
-        controls.append(found)
-        kept.append(replace(document, text=chat.text))
-    tokens = _tokenize(sides, rendered)
+    found = _Found()
+    with ThreadPoolExecutor(max_workers=1) as first, ThreadPoolExecutor(max_workers=1) as second:
+        pending = [
+            (
+                first.submit(sides[0].tokenizer.tokenize_batch, _texts(chats, 0)),
+                second.submit(sides[1].tokenizer.tokenize_batch, _texts(chats, 1)),
+            )
+            for chats in found.render(documents, sides, rule, refuse_controls=refuse_controls)
+        ]
+        students, teachers = ([each[side].result() for each in pending] for side in (0, 1))
+    tokens = join_batches(students), join_batches(teachers)
     failures = find_failures(*tokens)
-    failed = [(kept[place], why) for place, why in sorted(failures.items())]
+    failed = [(found.documents[place], why) for place, why in sorted(failures.items())]
     if failures:
-        rest = [place for place in range(len(kept)) if place not in failures]
+        found.leave_out(failures)
         tokens = _without(tokens[0], failures), _without(tokens[1], failures)
-        rendered, kept = [rendered[n] for n in rest], [kept[n] for n in rest]
-        controls = [controls[n] for n in rest]
-    sizes = [len(chat.text) for chat in rendered]
+    sizes = [len(document.text) for document in found.documents]
     student, teacher = (
-        _in_documents(batch, [chat.sides[number] for chat in rendered], sizes)
+        _in_documents(batch, [chat.sides[number] for chat in found.chats], sizes)
         for number, batch in enumerate(tokens)
     )
     spans = align_tokens(student, teacher)
-    parts = [*_parts(rendered, controls, tokens, (student, teacher), spans)] if kept else []
-    return AlignedBatch(kept, student, teacher, spans, failed, parts, refused)
+    parts = [*_parts(found.chats, found.num_controls, tokens, (student, teacher), spans)]
+    return AlignedBatch(found.documents, student, teacher, spans, failed, parts, found.refused)
+
+
+@dataclass
+class _Found:
+    """Rendered chats with their documents and the control strings in them, and refused ones."""
+
+    chats: list[RenderedChat] = field(default_factory=list)
+    documents: list[SourceDocument] = field(default_factory=list)
+    num_controls: list[int] = field(default_factory=list)
+    refused: list[tuple[SourceDocument, str]] = field(default_factory=list)
+
+    def render(
+        self,
+        documents: Sequence[SourceDocument],
+        sides: tuple[ChatSide, ChatSide],
+        rule: LearnRule,
+        *,
+        refuse_controls: bool,
+    ) -> Iterator[list[RenderedChat]]:
+        """Yield the chats in parts: one is tokenized while the next one is rendered."""
+        speakers = [side.speaker for side in sides]
+        names = tuple(name for speaker in speakers for name in speaker.controls)
+        start = size = 0
+        for document in documents:
+            try:
+                chat = render_chat(decode_chat(document.text), speakers, rule)
+                num_controls = count_controls(chat.text, names)
+                if num_controls and refuse_controls:
+                    raise ChatError(
+                        f"its texts hold {num_controls} strings of control tokens, which "
+                        "--special-strings plain refuses"
+                    )
+            except ChatError as error:
+                self.refused.append((document, str(error)))
+                continue
+            self.chats.append(chat)
+            self.documents.append(replace(document, text=chat.text))
+            self.num_controls.append(num_controls)
+            size += len(chat.text)
+            if size >= _PART_BYTES:
+                yield self.chats[start:]
+                start, size = len(self.chats), 0
+        if start < len(self.chats):
+            yield self.chats[start:]
+
+    def leave_out(self, failures: Container[int]) -> None:
+        """Leave out the chats in some places."""
+        rest = [place for place in range(len(self.chats)) if place not in failures]
+        self.chats = [self.chats[place] for place in rest]
+        self.documents = [self.documents[place] for place in rest]
+        self.num_controls = [self.num_controls[place] for place in rest]
+
+
+def _texts(chats: Sequence[RenderedChat], side: int) -> list[bytes]:
+    return [chat.sides[side].text for chat in chats]
 
 
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
@@ -111,17 +157,6 @@ def count_controls(text: bytes, names: tuple[str, ...]) -> int:
 def _controls_of(names: tuple[str, ...]) -> re.Pattern[bytes] | None:
     longest_first = sorted({*names}, key=lambda name: (-len(name), name))
     return re.compile(b"|".join(re.escape(n.encode()) for n in longest_first)) if names else None
-
-
-def _tokenize(
-    sides: tuple[ChatSide, ChatSide], rendered: Sequence[RenderedChat]
-) -> tuple[TokenBatch, TokenBatch]:
-    """Return both sides' tokens of their own renderings, offsets in these."""
-    texts = [[chat.sides[number].text for chat in rendered] for number in range(2)]
-    with ThreadPoolExecutor(max_workers=1) as beside:  # the libraries let other threads run
-        pending = beside.submit(sides[1].tokenizer.tokenize_batch, texts[1])
-        student = sides[0].tokenizer.tokenize_batch(texts[0])
-        return student, pending.result()
 
 
 def _without(batch: TokenBatch, failures: dict[int, str]) -> TokenBatch:
@@ -142,10 +177,8 @@ def _in_documents(
 ) -> TokenBatch:
     """Return tokens of renderings with their origins as offsets."""
     ranges, cu_ranges = _join([each.ranges for each in renderings])
-    places, closes = (
-        np.fromiter(chain.from_iterable(parts), np.int64)
-        for parts in zip(*((each.places, each.closes) for each in renderings), strict=True)
-    )
+    places = np.fromiter(chain.from_iterable(each.places for each in renderings), np.int64)
+    closes = np.fromiter(chain.from_iterable(each.closes for each in renderings), np.int64)
     origins = find_origins(batch.byte_offsets, batch.cu_tokens, ranges, places, closes, cu_ranges)
     tiles = find_tiled(origins, batch.cu_tokens, np.array(sizes, np.int64))
     return replace(batch, byte_offsets=origins, tiles=tiles)
@@ -206,7 +239,7 @@ def _texts_of(
     chats: Sequence[RenderedChat],
 ) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[NDArray[np.int64], ...]]:
     """Return the bytes of all renderings of either side, and where each starts."""
-    every = [[chat.sides[side].text for chat in chats] for side in (0, 1)]
+    every = [_texts(chats, side) for side in (0, 1)]
     student, teacher = (np.frombuffer(b"".join(texts), np.uint8) for texts in every)
     bounds = tuple(np.cumsum([0, *map(len, texts)], dtype=np.int64) for texts in every)
     return (student, teacher), bounds

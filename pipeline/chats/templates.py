@@ -14,6 +14,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from pipeline.chats.messages import CALLS, CONTENT, REASONING, ChatError
 
@@ -102,7 +103,7 @@ class _Marks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-_PLAIN_TYPES = frozenset({str, dict, list, tuple, LoopContext})
+_PLAIN_TYPES = frozenset({str, dict, list, tuple, LoopContext, Namespace})
 """Of which the name of an attribute alone says whether it is safe."""
 
 

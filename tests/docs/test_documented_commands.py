@@ -21,11 +21,13 @@ from typing import Any
 
 import pytest
 from packaged_model import find_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line import options
 from pipeline.command_line.command import COMMANDS, run_command
+from tests.support.chats import TWO_TURNS, chat_tokenizer, write_chats, write_tokenizer
 from tests.support.datasets import byte_level, make_texts
 from tests.support.hf_folders import write_model
 
@@ -61,6 +63,11 @@ MODELS = {
     **{"HuggingFaceTB/SmolLM2-135M": 420, "Qwen/Qwen2.5-Math-7B": 480},
     **{"Qwen/Qwen2.5-Math-1.5B": 480, "models/llama2": 400},
 }
+CHAT_MODELS = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": (420, "chatml"),
+    "Qwen/Qwen2.5-1.5B-Instruct": (480, "qwen2_5"),
+}
+"""Their vocabularies and templates."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("shelf")
     for seed, (name, size) in enumerate(MODELS.items()):
         write_model(root / name, byte_level(size), seed=seed)
+    for seed, (name, (size, template)) in enumerate(CHAT_MODELS.items()):
+        write_model(root / name, chat_tokenizer(size), seed=seed)
+        write_tokenizer(root / name, chat_tokenizer(size), template)
+    write_chats(root / "chats.jsonl", [TWO_TURNS[2 * n : 2 * n + 2] for n in (0, 1) * 8])
     lines = [
         {"id": i, "text": t, "source": "forum", "language": "en", "score": 0.9, "solution": t}
         for i, t in make_texts(40)
@@ -264,6 +275,22 @@ def test_a_pages_commands_run(
             shutil.copytree(root / ("described" if described else "plain"), root / "aligned")
         for command in commands:
             run([easier(word) for word in small(command)])
+    if page.name == "chats.md":
+        require_an_answer(root / "runs/chats/model")
+
+
+def require_an_answer(model: Path) -> None:
+    """Ask a trained model as its users do: by its own template, to the end of its turn."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    student = AutoModelForCausalLM.from_pretrained(model)
+    chat = [{"role": "user", "content": "What is 2+2?"}]
+    asked = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    start = "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(asked["input_ids"][0]) == start
+    assert student.generation_config.eos_token_id is not None
+    assert len(student.generate(**asked, max_new_tokens=4)[0]) > asked["input_ids"].shape[1]
 
 
 @pytest.mark.long

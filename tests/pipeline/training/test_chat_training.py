@@ -275,6 +275,7 @@ def test_a_base_model_is_exported_with_the_template_that_it_learned(
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_instruct_model_still_answers_in_its_template(smollm2: Path, tmp_path: Path) -> None:
     """After 50 steps on its own template it begins and ends a turn as before."""
