@@ -215,7 +215,9 @@ def _parts(
     cu_tokens = student.cu_tokens, teacher.cu_tokens
     offsets = rendered[0].byte_offsets, rendered[1].byte_offsets
     covered = student.byte_offsets, teacher.byte_offsets
-    seams = count_seams(offsets, covered, cu_tokens, learned, spans, *_texts_of(chats))
+    texts = _bytes_of(chats, 0), _bytes_of(chats, 1)
+    bounds = _bounds_of(chats, 0), _bounds_of(chats, 1)
+    seams = count_seams(offsets, covered, cu_tokens, learned, spans, texts, bounds)
     turns, cu_turns = _join([_turn_ends(chat) for chat in chats])
     cuts = find_turn_cuts(turns, cu_turns, offsets, covered, cu_tokens)
     of_sides = [
@@ -235,14 +237,14 @@ def _parts(
         yield ChatParts(chat.messages, ranges, ours, theirs, found, num_controls, *counts)
 
 
-def _texts_of(
-    chats: Sequence[RenderedChat],
-) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[NDArray[np.int64], ...]]:
-    """Return the bytes of all renderings of either side, and where each starts."""
-    every = [_texts(chats, side) for side in (0, 1)]
-    student, teacher = (np.frombuffer(b"".join(texts), np.uint8) for texts in every)
-    bounds = tuple(np.cumsum([0, *map(len, texts)], dtype=np.int64) for texts in every)
-    return (student, teacher), bounds
+def _bytes_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.uint8]:
+    """Return the bytes of all renderings of a side."""
+    return np.frombuffer(b"".join(_texts(chats, side)), np.uint8)
+
+
+def _bounds_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.int64]:
+    """Return where each rendering starts in them."""
+    return np.cumsum([0, *map(len, _texts(chats, side))], dtype=np.int64)
 
 
 def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
