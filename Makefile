@@ -82,8 +82,8 @@ test-lowest: $(VENV)/bin/python ## run the fast tests with the lowest versions t
 test-long: $(VENV)/.installed-test ## run the README's first commands, the transfer demo with a tiny model, and what is as long (minutes)
 	$(BIN)/python -m pytest -m long -n 2 $(ELSEWHERE)
 
-test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of evidence/ with a tiny student, from the text to the table (minutes)
-	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py
+test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of evidence/ with a tiny student, from the text to the table, and what a real teacher says in cells (minutes)
+	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py tests/pipeline/distributions
 
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
 	$(BIN)/python -m pytest -m "not gpu" tests/megatron_plugin
