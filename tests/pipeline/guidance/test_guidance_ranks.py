@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.guidance import NonFiniteLossError, SelectionRule, select_tokens
+from pipeline.guidance.cells import Cells
 from pipeline.guidance.cross_entropy import linear_cross_entropy
 from pipeline.guidance.likeliest import score_with_likeliest
 from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
@@ -171,9 +172,11 @@ def test_a_group_needs_scope_group():
 # The last rank's part is cut, or nothing but padding, which must not count.
 @pytest.mark.parametrize("vocab_size", [1000, 700, 4])
 @pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (2.5, 3.0)])
+@pytest.mark.parametrize("num_cells", [None, 300, 2])
 def test_ranks_that_share_a_vocabulary_get_the_losses_of_one_process(
-    run_ranks, vocab_size, scale, cap
+    run_ranks, vocab_size, scale, cap, num_cells
 ):
+    """The tokens of a cell may lie on several ranks, or on one that isn't the first."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 10, 8, dtype=torch.float64, generator=generator)
     weight = torch.randn(1024, 8, dtype=torch.float64, generator=generator)
@@ -181,6 +184,13 @@ def test_ranks_that_share_a_vocabulary_get_the_losses_of_one_process(
     labels = torch.randint(vocab_size, (3, 10), generator=generator)
     entries = torch.randint(-1, vocab_size, (3, 10, 5), generator=generator)
     weights = torch.rand(3, 10, 6, dtype=torch.float64, generator=generator).sub_(0.5).relu_()
+    cells = None
+    if num_cells is not None:
+        chosen = torch.randint(num_cells, (vocab_size,), generator=generator)
+        _, numbers = torch.unique(chosen, return_inverse=True)
+        least = torch.full((vocab_size,), vocab_size)
+        least.scatter_reduce_(0, numbers, torch.arange(vocab_size), "amin")
+        cells = Cells.of(least[numbers].numpy())
 
     def score(own_weight, group=None):
         inputs = hidden.clone().requires_grad_(), own_weight.clone().requires_grad_()
@@ -192,6 +202,7 @@ def test_ranks_that_share_a_vocabulary_get_the_losses_of_one_process(
             vocab_size=vocab_size,
             with_entropy=True,
             entry_ids=entries,
+            cells=cells,
             group=group,
         )
         found = scores.entry_log_probs.masked_fill(entries < 0, 0.0)
