@@ -132,6 +132,17 @@ def test_tokens_are_named_by_id(name: str, after: bool) -> None:
         read_likeliest({"choices": [choice]}, [5, 9], RULE)
 
 
+def test_rows_of_a_padded_output_layer_are_no_tokens() -> None:
+    """The first of them has the id `vocab_size`."""
+    last, first_row = RULE.vocab_size - 1, RULE.vocab_size
+    place = {str(last): {"logprob": -2.0}, str(first_row): {"logprob": -1.0}}
+    following = {f"token_id:{first_row}": -1.0, f"token_id:{last}": -2.0}
+    choice = {"prompt_logprobs": [None, place], "logprobs": {"top_logprobs": [following]}}
+    ids, log_probs = read_likeliest({"choices": [choice]}, [5, last], RULE)
+    assert ids.tolist() == [[last, -1]] * 2
+    assert log_probs.tolist() == [[-2.0, -float("inf")]] * 2
+
+
 @pytest.mark.parametrize(
     ("models", "version", "message"),
     [

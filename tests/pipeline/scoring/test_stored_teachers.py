@@ -126,3 +126,29 @@ def test_rows_hold_two_teachers_means(copied):
     assert len(fingerprints) == 3
     with pytest.raises(ForeignLossesError, match="name one teacher's scores twice"):
         read(names[0], names[0])
+
+
+def test_a_label_of_which_one_teacher_says_nothing_has_no_mean(copied):
+    """Its share of the mass could be anywhere; everywhere else the mean is the sum."""
+    write_model(copied / "second", byte_level(480), seed=7)
+    run_score(copied, "--top-k", "3", "--draws", "0")
+    stored = ("--top-k", "4", "--draws", "0", "--entropy-above", "3.85")
+    run_score(copied, "--teacher", str(copied / "second"), *stored)
+
+    def read(*names, **options):
+        teaching = Teaching(stored_losses=names, **options)
+        data = Reading(str(copied / "data"))
+        rows = AlignedRows(
+            StreamConfig(data, seq_length=SEQ_LENGTH, teaching=teaching, with_distributions=True)
+        )
+        batch = rows.__getitems__(range(len(rows)))
+        ids, probs = batch["next_token_ids"].long(), batch["next_token_probs"].double()
+        whole = torch.zeros((*ids.shape[:2], 481), dtype=torch.float64)
+        return ids[..., 0] >= 0, whole.scatter_add_(2, ids.where(ids >= 0, 480), probs)
+
+    (known, first), (some, second) = read("teacher"), read("second")
+    both, mean = read("teacher", "second", teacher_weights=(1.0, 3.0))
+    assert torch.equal(both, known & some)
+    assert 0.1 < float((known & ~some).sum() / known.sum()) < 0.9
+    assert mean[~both].sum() == 0
+    torch.testing.assert_close(mean[both], (first + 3 * second)[both] / 4, rtol=1e-5, atol=1e-7)
