@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
+from safetensors.torch import load_file, save_file
+
 from pipeline.evaluation.command import main
 from pipeline.evaluation.results import read_results
 from pipeline.evaluation.students import name_of
@@ -119,6 +121,19 @@ def test_a_tokenizer_without_ends_is_refused(
     folder = write_model(tmp_path / "one", byte_level(300))
     assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
     assert "names neither a BOS nor an EOS token" in capsys.readouterr().err
+
+
+def test_a_student_whose_weights_did_not_all_load_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, lost = student(tmp_path / "one"), "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(folder / "model.safetensors")
+    del weights[lost]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    for task, measure in (("svamp", "answer"), ("mawps", "text"), ("mmlu_stem", "options")):
+        asked = ["--tasks", task, "--measures", measure, "--device", "cpu", "--data", TINY]
+        assert main([str(folder), *asked, "--output", str(tmp_path / measure)]) == 2
+        assert f"1 missing ({lost}): download" in capsys.readouterr().err
 
 
 @pytest.mark.slow
