@@ -10,12 +10,17 @@ from pipeline.drawing.formatting import format_count
 _MAX_NAMED = 8
 _MAX_CHARACTERS = 40
 _MAX_DEPTH = 3
+_OF_SHAREGPT = (
+    '{messages: [%s[] | {role: ({"human": "user", "gpt": "assistant"}[.from] // .from), '
+    "content: .value}]}"
+)
 
 
 def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: bool = True) -> str:
     """Return which fields a record has instead, and what to do; "" if the field is empty.
 
-    The remedy is the field with the longest string, or what makes lines of the objects within.
+    The remedy is the field with the longest string, what makes lines of the objects within, or
+    --messages for a conversation.
 
     Example:
         >>> describe_others({"id": 7, "content": "one two"}, "text")
@@ -71,6 +76,13 @@ def _objects_within(record: Mapping[str, Any]) -> str:
             path = (
                 f".{name}" if name.isidentifier() and name.isascii() else f".[{json.dumps(name)}]"
             )
+            if "role" in value[0]:
+                return f'"{_shorten(name)}" is a conversation: --messages {quote(name)}'
+            if "from" in value[0] and "value" in value[0]:
+                return (
+                    f'"{_shorten(name)}" is a conversation in ShareGPT\'s form: '
+                    f"jq -c {quote(_OF_SHAREGPT % path)} makes lines for --messages messages"
+                )
             return (
                 f'"{_shorten(name)}" is a list of {format_count(len(value))} objects, of which '
                 f"jq -c {quote(f'{path}[]')} makes lines"

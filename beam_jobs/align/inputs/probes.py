@@ -23,9 +23,9 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
         fields = '" and "'.join(rules.text_fields)
         first = missing[0]
         raise InputError(
-            f'none of the first {len(missing)} documents has a field "{fields}"; the first one is '
-            f"{first.source}#{first.position}: {first.detail}; name it with "
-            f"{'--messages' if rules.messages_field else '--text-field or --text-template'}"
+            f'none of the first {len(missing)} documents has a field "{fields}" (name it with '
+            f"{'--messages' if rules.messages_field else '--text-field or --text-template'}); the "
+            f"first one is {first.source}#{first.position}: {first.detail}"
         )
     field = rules.id_field
     usable = [d for each in sample if each.part.file.format != "text" for d in each.documents]

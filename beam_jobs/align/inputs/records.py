@@ -121,7 +121,9 @@ def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
 def _find_chat(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
     messages = _look_up(record, rules.messages_field)
     if messages is None:
-        raise UnusableError(Reason.MISSING_TEXT, f'no "{rules.messages_field}" in the record')
+        others = describe_others(record, rules.messages_field, is_text_field=False)
+        detail = f'no "{rules.messages_field}" in the record{others}'
+        raise UnusableError(Reason.MISSING_TEXT, detail)
     tools = _look_up(record, rules.tools_field) if rules.tools_field else None
     try:
         chat = read_chat(messages, tools)

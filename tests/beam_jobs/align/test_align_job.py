@@ -311,7 +311,8 @@ def test_options_of_clusters_are_not_recommended_and_said_to_do_nothing(
         ("--max-document-bytes=4GiB", "--max-document-bytes 4294967296 is not in"),
         (
             "--text-field=body",
-            'none of the first 1 documents has a field "body"; the first one is a.jsonl#0: no '
+            r'none of the first 1 documents has a field "body" \(name it with --text-field or '
+            r"--text-template\); the first one is a.jsonl#0: no "
             '"body" in the record, which has "id" and "text": --text-field text has the longest',
         ),
         ("--runner=NoSuchRunner", "NoSuchRunner"),

@@ -135,6 +135,8 @@ def test_parts_of_a_file_know_together_whether_one_is_usable(
         ({"x" * 99: 1}, f'"{"x" * 40}…"'),
         ({"\x1b[2J": 1}, r'"\x1b[2J"'),
         ({"a b": [{}]}, """jq -c '.["a b"][]' makes lines"""),
+        ({"id": 1, "chat": [{"role": "user", "content": "x"}]}, '"chat" is a conversation: --mess'),
+        ({"c": [{"from": "human", "value": "x"}]}, 'jq -c \'{messages: [.c[] | {role: ({"human"'),
     ],
 )
 def test_what_a_record_has_instead(record: dict[str, object], told: str) -> None:
