@@ -1,8 +1,8 @@
-"""What ends a job's command."""
+"""Errors that end a job's command."""
 
 
 class JobError(RuntimeError):
-    """The Beam job failed; what it finished is kept for the next attempt."""
+    """The Beam job failed; finished work is kept for the next attempt."""
 
 
 class OptionsError(ValueError):
@@ -10,8 +10,8 @@ class OptionsError(ValueError):
 
 
 class TooManyDeadLettersError(RuntimeError):
-    """More of the input is left out than was allowed; the dataset is written, if it has any."""
+    """More input is left out than allowed; the dataset is written, unless it is empty."""
 
 
 class InputError(ValueError):
-    """The input can't be read as asked for: a mistake to correct before the job starts."""
+    """The input can't be read as requested: a mistake to correct before the job starts."""

@@ -1,4 +1,4 @@
-"""What a file's first bytes say that it is, whatever its name says."""
+"""Recognise a file by its first bytes, whatever its name."""
 
 import re
 
@@ -28,7 +28,7 @@ _NOT_TEXT = re.compile(r"[\0-\x08\x0e-\x1f\x7f]")
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return the compression that a file's first bytes show, None if they show none.
+    """Compression shown by a file's first bytes, or None.
 
     Example:
         >>> compression_of(b"BZh91AY&SY"), compression_of(b"BZh, a text")
@@ -38,26 +38,26 @@ def compression_of(head: bytes) -> str | None:
 
 
 def table_of(head: bytes) -> str | None:
-    """Return the format of a table that a file's first bytes show, None if they show none."""
+    """Table format shown by a file's first bytes, or None."""
     return _match(TABLES, head)
 
 
 def unreadable_kind_of(head: bytes) -> str | None:
-    """Return what a file is, in words, if its first bytes show that nothing here reads it."""
+    """Describe a file that its first bytes show to be unsupported, or None."""
     return _match(_OTHERS, head)
 
 
 def is_plain_text(head: bytes) -> bool:
-    """Return whether first bytes can only be text in UTF-8, of which the last character may be cut.
+    """Whether first bytes can only be UTF-8 text; its last character may be cut.
 
-    Fewer than ten may be the start of bzip2.
+    False for fewer than ten bytes, which may be the start of bzip2.
     """
     text = head[:HEAD_BYTES].decode(errors="replace").rstrip("\ufffd")
     return len(head) >= 10 and "\ufffd" not in text and not _NOT_TEXT.search(text)
 
 
 def why_not_utf8(head: bytes) -> str | None:
-    """Return what to do about text that a mark at its start says isn't UTF-8, None for none.
+    """Return the remedy for text with a mark of another encoding at its start, or None.
 
     Example:
         >>> why_not_utf8("hello".encode("utf-32"))

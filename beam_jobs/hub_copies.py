@@ -1,8 +1,8 @@
-"""Inputs and outputs on the Hugging Face hub, `hf://datasets/OWNER/NAME`: copies of them here.
+"""Local copies of inputs and outputs on the Hugging Face hub, `hf://datasets/OWNER/NAME`.
 
 A repository takes some hundred commits an hour. A job writes several files for each shard and
-renews a lock, each of which would be a commit. So a job works in a folder of this machine, and what
-has changed there is sent at the end, manifests last.
+renews a lock, and each write would be a commit. So a job works in a local folder, and changes are
+uploaded at the end, manifests last.
 """
 
 import shutil
@@ -33,7 +33,7 @@ _WORKING, _SENDING = "working", "sending"
 
 
 def input_here(pattern: str) -> str:
-    """Return an input as a path here, downloaded from the hub; OptionsError if it can't be read."""
+    """Return an input as a local path, downloaded from the hub; OptionsError if unreadable."""
     if not pattern.startswith(HUB):
         return pattern
     with _explained(pattern):
@@ -45,9 +45,9 @@ def input_here(pattern: str) -> str:
 def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True) -> Iterator[str]:
     """Yield the folder in which a job works; one on the hub is copied, and uploaded at the end.
 
-    The copy stays in the user's cache: a job that was killed resumes there. `say` is told what was
-    uploaded; without `uploads` nothing is. OptionsError if the repository can't be used, another
-    job works in its copy, or somebody else has changed it since it was copied.
+    The copy stays in the user's cache: a job that was killed resumes there. `say` gets a line about
+    the upload; with `uploads=False` nothing is sent. OptionsError if the repository can't be used,
+    another job works in its copy, or it has changed since it was copied.
     """
     if not url.startswith(HUB):
         yield url
@@ -72,7 +72,7 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
 
 @contextmanager
 def _held(top: Path, url: str) -> Iterator[None]:
-    """Hold a copy for one job; OptionsError if another one of this machine has it."""
+    """Hold a copy for one job; OptionsError if another job on this machine has it."""
     top.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{top}.lock")
     try:
@@ -92,7 +92,7 @@ def _held(top: Path, url: str) -> Iterator[None]:
 def _marked(
     mark: Path, commit: str, folder: Path, url: str, say: Callable[[str], object]
 ) -> Iterator[None]:
-    """Let a copy's mark say that a job works there, until it ends well or has changed nothing."""
+    """Mark a copy as in use by a job, until it ends well or has changed nothing."""
     before, files = mark.read_text(), _listing(folder)
     mark.write_text(f"{commit} {_WORKING}")
     try:
@@ -107,13 +107,13 @@ def _marked(
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return what tells whether anything in a folder was changed."""
+    """Return sizes and times that show any change in a folder."""
     found = [(str(path), path.stat()) for path in folder.rglob("*") if path.is_file()]
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found if _MARK not in name}
 
 
 def _renew(top: Path, place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) -> None:
-    """Let a copy be of a commit; one that holds a job's unfinished work must be already."""
+    """Update a copy to a commit; a copy with unfinished work must have it already."""
     mark = top / _MARK
     of, _, left = mark.read_text().partition(" ") if mark.exists() else ("", "", "")
     if left and of != commit:
@@ -136,7 +136,7 @@ def _overtaken(url: str, top: Path) -> OptionsError:
 def _upload(
     place: "HfFileSystemResolvedRepositoryPath", folder: Path, mark: Path, url: str
 ) -> "CommitInfo":
-    """Send what a job has made, its manifests last; return the newest commit."""
+    """Upload a job's results, manifests last; return the newest commit."""
     from huggingface_hub.errors import HfHubHTTPError
 
     commit = mark.read_text().split()[0]
@@ -164,7 +164,7 @@ def _newest_commit(place: "HfFileSystemResolvedRepositoryPath") -> str:
 def _send(
     place: "HfFileSystemResolvedRepositoryPath", folder: Path, commit: str, ignored: Sequence[str]
 ) -> "CommitInfo":
-    """Upload what differs, on top of a commit; return the one that is made."""
+    """Upload the differences on top of a commit; return the new one."""
     from huggingface_hub import HfApi
 
     return HfApi().upload_folder(
@@ -192,7 +192,7 @@ def _resolve(url: str) -> "HfFileSystemResolvedRepositoryPath":
 def _download(
     place: "HfFileSystemResolvedRepositoryPath", revision: str, folder: Path | None = None
 ) -> Path:
-    """Download a repository's files below a path, or that match it; return where they are."""
+    """Download a repository's files below, or matching, a path; return their folder."""
     from huggingface_hub import snapshot_download
 
     path = place.path_in_repo
@@ -208,7 +208,7 @@ def _download(
 
 @contextmanager
 def _explained(url: str, left: str = "") -> Iterator[None]:
-    """Turn the client's errors, which name no token, into one that says what to do."""
+    """Turn the client's errors, without any token, into one with a remedy."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

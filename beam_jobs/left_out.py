@@ -1,4 +1,4 @@
-"""What a job left out: summed up by file, and refused if it is more than was allowed."""
+"""Documents that a job left out: summed up by file, and refused if too many."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _MAX_NAMED = 3
 
 
 def describe_place(letter: Mapping[str, Any]) -> str:
-    """Return where a listed dead letter is: its line, or the place that its id would have.
+    """Return a dead letter's place: its line, or source and position.
 
     Example:
         >>> describe_place({"source": "a.jsonl", "position": 90, "line": 3})
@@ -44,7 +44,7 @@ def describe_place(letter: Mapping[str, Any]) -> str:
 
 
 def describe_reasons(path: str) -> str:
-    """Return how many documents a file of dead letters lists as lost, and where each reason is."""
+    """Count the lost documents in a file of dead letters, with each reason's first place."""
     lost: Counter[str] = Counter()
     first: dict[str, str] = {}
     with storage.open_to_read(path) as lines:
@@ -58,22 +58,22 @@ def describe_reasons(path: str) -> str:
 
 
 def count_reasons(path: str) -> Counter[str]:
-    """Return how many documents a file of dead letters lists, by reason."""
+    """Count the documents in a file of dead letters, by reason."""
     with storage.open_to_read(path) as lines:
         return Counter(orjson.loads(line)["reason"] for line in lines)
 
 
 def find_unread(path: str) -> list[str]:
-    """Return place and extent of what a file of dead letters lists as unreadable or useless."""
+    """Return place and extent of each unreadable or useless file among dead letters."""
     with storage.open_to_read(path) as lines:
         letters = [each for each in map(orjson.loads, lines) if each["reason"] in OF_FILES]
     return [f"{describe_place(letter)}: {letter['detail']}" for letter in letters]
 
 
 def require_all_read(path: str, *, max_share: float) -> None:
-    """Raise TooManyDeadLettersError if dead letters say that some file can't be read, or used.
+    """Raise TooManyDeadLettersError if dead letters say that a file can't be read, or used.
 
-    How many documents that loses, nobody knows; where everything may be lost, it passes.
+    Its number of documents is unknown. A `max_share` of 1 accepts it.
     """
     unread = find_unread(path)
     if unread and max_share < 1:
@@ -86,9 +86,9 @@ def require_all_read(path: str, *, max_share: float) -> None:
 
 
 def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -> None:
-    """Raise TooManyDeadLettersError if more of the input is lost than allowed, or can't be read.
+    """Raise TooManyDeadLettersError if more of the input is lost than allowed, or unreadable.
 
-    It names the reasons, their first places and the likely remedy. What is expected is not lost.
+    It names the reasons, their first places and the likely remedy. Expected losses don't count.
     """
     letters = storage.join(output, manifest.dead_letters.file)
     if OF_FILES & manifest.dead_letters.by_reason.keys():
@@ -114,7 +114,7 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
 
 
 def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:
-    """Return how many documents are left out, by reason, without those whose loss is expected.
+    """Count lost documents by reason, without expected losses.
 
     Example:
         >>> count_lost({"known_id": 7, "bad_json": 1})

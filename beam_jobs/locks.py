@@ -1,10 +1,9 @@
 """One job at a time in one output folder.
 
-On a file system the operating system holds the lock, and it ends with the process that has it. An
-object store has no locks: there an object says which job writes, is renewed while it does, and
-expires once it has not been renewed for a while, or at once if this machine can see that its
-process has ended. If two jobs start within the same second, the one that wrote last wins; nothing
-that Beam's file systems offer is stricter.
+On a file system the operating system holds the lock, which ends with its process. An object store
+has no locks: there an object names the job that writes, which renews it. It expires when it isn't
+renewed for a while, or at once if this machine can see that its process has ended. If two jobs
+start within the same second, the last writer wins; Beam's file systems offer nothing stricter.
 """
 
 import json
@@ -38,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
-    """Hold a lock that guards a folder, or raise OptionsError, which names the job that has it.
+    """Hold a folder's lock, or raise OptionsError, which names the job that has it.
 
-    LinkError if the folder has links where a job would write: the lock is what each takes first.
+    LinkError if the folder has links where a job would write: every job takes the lock first.
     """
     if storage.is_local(folder):
         refuse_linked_folders(folder)
@@ -106,16 +105,16 @@ def _describe_owner() -> dict[str, Any]:
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """Return whether a lock's process is known to be gone; one that can't be seen is not."""
+    """Whether a lock's process is known to be gone; one that can't be seen is not."""
     then, now = owner.get("seen"), _see(owner["process"])
     return bool(then and now and then[:2] == now[:2] and then != now)
 
 
 def _see(process: int) -> list[str] | None:
-    """Return the boot of a machine, the container there, and when a process started, in ticks.
+    """Return the boot id, container id and start time, in ticks, of a process.
 
-    Hosts share names and processes share numbers, but not these. No ticks ("") if it has ended,
-    even if its parent hasn't noticed; None if it can't be seen: another user's, or not on Linux.
+    Hosts share names and processes share numbers, but not these. The ticks are "" if it has ended,
+    even if its parent hasn't noticed. None if it can't be seen: another user's, or not on Linux.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -130,7 +129,7 @@ def _see(process: int) -> list[str] | None:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Return a lock's owner; None if there is no lock, or none that says whose it is."""
+    """Return a lock's owner; None if there is no lock or its owner is unreadable."""
     try:
         if storage.num_bytes_of(path) is None:
             return None

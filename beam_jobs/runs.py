@@ -33,7 +33,7 @@ Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
-    """Return where a configuration keeps its temporary files.
+    """Return the folder of a configuration's temporary files.
 
     Example:
         >>> run_folder_of("aligned", {"name": "corpus"})
@@ -46,9 +46,9 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 def find_finished(
     output: str, configuration: Mapping[str, Any], describe: Describe | None = None
 ) -> Manifest | None:
-    """Return the dataset in `output` where the same configuration has already made it.
+    """Return the dataset in `output` if the same configuration made it.
 
-    OptionsError if another's dataset or run is there, or the dataset has lost files.
+    OptionsError if a different dataset or run is there, or the dataset has lost files.
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
@@ -71,7 +71,7 @@ def find_finished(
 
 
 def require_all_files(output: str, manifest: Manifest) -> None:
-    """Raise OptionsError unless each file of a dataset is there, and of the manifest's size."""
+    """Raise OptionsError if a file of a dataset is missing or has another size."""
     sizes = {shard.file: shard.num_bytes for shard in manifest.shards}
     sizes |= {shard.index_file: shard.index_num_bytes for shard in manifest.shards}
     found = storage.list_folder(output)
@@ -89,7 +89,7 @@ def require_all_files(output: str, manifest: Manifest) -> None:
 
 
 def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
-    """Create a run's folder, and remove what an earlier attempt has left there to no use."""
+    """Create a run's folder, and remove leftovers of an earlier attempt."""
     storage.make_folder(folder)
     body = (json.dumps(configuration, indent=1, sort_keys=True) + "\n").encode()
     storage.write_atomically(storage.join(folder, CONFIGURATION_FILE), body, scratch=folder)
@@ -99,9 +99,9 @@ def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
 
 
 def close_run(output: str, folder: str, manifest: Manifest) -> None:
-    """Remove what a finished dataset does not need: its run's files, and abandoned shards.
+    """Remove a finished dataset's leftovers: its run's files, and abandoned shards.
 
-    The summary goes last: while it is there, the same command comes back to continue with this.
+    The summary goes last: while it exists, the same command continues here.
     """
     named = {name for shard in manifest.shards for name in (shard.file, shard.index_file)}
     pattern = _shard_pattern(manifest.name, any_generation=manifest.generation > 0)
@@ -114,9 +114,9 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
 
 
 def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
-    """Return the commit record that an earlier attempt left, or None: the work is done again.
+    """Return an earlier attempt's commit record; None repeats its work.
 
-    One that another release wrote with other fields is none.
+    A record of another release with other fields counts as None.
     """
     if storage.num_bytes_of(path) is None:
         return None
@@ -127,7 +127,7 @@ def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
 
 
 def read_left_file(path: str) -> dict[str, Any]:
-    """Return an object of JSON from a run's folder; OptionsError if a loss of power cut it."""
+    """Read a JSON object from a run's folder; OptionsError if a loss of power cut it."""
     try:
         found: dict[str, Any] = json.loads(storage.read_bytes(path))
     except ValueError as error:
@@ -140,7 +140,7 @@ def read_left_file(path: str) -> dict[str, Any]:
 
 
 def require_shared(folder: str) -> None:
-    """Raise OptionsError on a worker that doesn't see the run's folder, where its files go."""
+    """Raise OptionsError on a worker that doesn't see the run's folder."""
     if storage.is_local(folder) and not os.path.isfile(storage.join(folder, CONFIGURATION_FILE)):
         raise OptionsError(
             f"worker {socket.gethostname()} does not see {folder}, where this job's files are: "
@@ -157,7 +157,7 @@ def _find_runs(output: str) -> list[str]:
 
 
 def _refusal(output: str, what: str, others: str = "") -> OptionsError:
-    """Return an error that says what is in the folder, and what lets the command start anew."""
+    """Return an error that says what is in the folder, and how to start anew."""
     error = OptionsError(
         f"--output {output} holds {what}; {others}choose another --output, or move that folder "
         "away to start anew"
@@ -169,7 +169,7 @@ def _refusal(output: str, what: str, others: str = "") -> OptionsError:
 
 
 def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Return what two configurations differ in, "" for nothing."""
+    """Describe how two configurations differ, "" if equal."""
     return "; ".join(
         f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here"
         for name in sorted(theirs.keys() | ours.keys())
@@ -188,6 +188,6 @@ def _require_no_shards(output: str, name: str) -> None:
 
 
 def _shard_pattern(name: str, *, any_generation: bool = False) -> re.Pattern[str]:
-    """Return what the file names of a dataset's shards match."""
+    """Pattern of a dataset's shard file names."""
     generation = r"(g\d{3,}-)?" if any_generation else ""
     return re.compile(rf"{re.escape(name)}-{generation}\d{{6}}-of-\d{{6}}\.(tar|index\.parquet)")

@@ -1,8 +1,8 @@
 """Files of a dataset, local or in an object store, through one set of calls.
 
-Local files go through `os` (fast, and a rename is atomic); everything with a scheme such as gs://
-or s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it.
-Beam is imported once a store is met: that takes two seconds, which local files don't need.
+Local files go through `os` (fast, and a rename is atomic). Anything with a scheme such as gs:// or
+s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it. Beam
+is imported only for a store, since that takes two seconds.
 """
 
 import errno
@@ -43,7 +43,7 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.E
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path lies on this machine or a file system mounted there.
+    """Whether a path is on this machine or a mounted file system.
 
     Example:
         >>> is_local("gs://bucket/out")
@@ -53,7 +53,7 @@ def is_local(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """Return a path that means the same to every worker: local ones in full, others as they are."""
+    """Return a path that means the same to every worker: local ones absolute, others unchanged."""
     path = path.removeprefix("file://")
     return os.path.abspath(path) if is_local(path) else path.rstrip("/")
 
@@ -69,7 +69,7 @@ def require_answer(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Create a local folder, object stores have none.
+    """Create a local folder; object stores have none.
 
     NotADirectoryError if a file is in the way, PermissionError if the system refuses.
     """
@@ -88,7 +88,7 @@ def make_folder(path: str) -> None:
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
-    """Return a file's bytes as stored, not decompressed; FileNotFoundError if there is none."""
+    """Open a file's stored bytes, not decompressed; FileNotFoundError if it is missing."""
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
     try:
@@ -101,7 +101,7 @@ def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
 
 
 def open_to_write(path: str) -> BinaryIO:
-    """Return a new file to write from start to end; LinkError if a link is in its place."""
+    """Open a new file to write from start to end; LinkError if a link is in its place."""
     if is_local(path):
         return open(path, "wb", buffering=_BUFFER_BYTES, opener=open_unlinked)
     file: BinaryIO = _stores().create(path, compression_type=_AS_STORED)
@@ -109,11 +109,11 @@ def open_to_write(path: str) -> BinaryIO:
 
 
 def open_shard_to_write(path: str) -> BinaryIO:
-    """Return a new file to write from start to end that the page cache need not keep.
+    """Open a new file, as `open_to_write`, that the page cache need not keep.
 
-    Shards are read much later, if on this machine at all. Letting go of their pages keeps those
-    that a worker needs, and spares it a fifth of its CPU time where fresh pages are costly (virtual
-    machines that give free memory back to their host).
+    Shards are read much later, if on this machine at all. Dropping their pages keeps those that a
+    worker needs, and saves a fifth of its CPU time where fresh pages are costly (virtual machines
+    that give free memory back to their host).
     """
     if is_local(path) and hasattr(os, "posix_fadvise"):
         return io.BufferedWriter(_UncachedFile(path, "wb", opener=open_unlinked), _BUFFER_BYTES)
@@ -121,7 +121,7 @@ def open_shard_to_write(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return a whole file; FileNotFoundError if there is none, PointerError if it is Git LFS's."""
+    """Read a whole file; FileNotFoundError if missing, PointerError if it is a Git LFS pointer."""
     with open_to_read(path) as file:
         data = file.read()
     refuse_pointer(path, data)
@@ -129,9 +129,9 @@ def read_bytes(path: str) -> bytes:
 
 
 def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
-    """Write a file that readers see either whole or not at all; what was there is replaced.
+    """Replace a file so that readers see either the old or the new one, whole.
 
-    Scratch is a folder of the same file system, for the local file while it is incomplete.
+    `scratch` is a folder of the same file system, for the local file while it is incomplete.
     """
     target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
     with naming(path), open_to_write(target) as file:
@@ -141,7 +141,7 @@ def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
 
 
 def num_bytes_of(path: str) -> int | None:
-    """Return a file's size in bytes, None if there is no such file."""
+    """Return a file's size in bytes, None if it doesn't exist."""
     if is_local(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
     if not _stores().exists(path):
@@ -153,8 +153,8 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
     """Give a finished temporary file its final name.
 
     The temporary stays until the run's folder is removed, so this can be repeated, and two workers
-    that publish the same file at once both succeed: at no moment is `final` missing again or cut.
-    FileNotFoundError if there is neither.
+    can publish the same file at once: `final` is never missing again or cut. FileNotFoundError if
+    neither exists.
     """
     if num_bytes_of(temporary) != num_bytes:
         if num_bytes_of(final) != num_bytes:
@@ -192,7 +192,7 @@ def delete_files(folder: str, names: Iterable[str]) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder and what lies directly in it."""
+    """Remove a folder and the files directly in it."""
     if is_local(folder):
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -236,10 +236,10 @@ def _copy_object(source: str, destination: str) -> None:
 
 
 class _S3Writer(io.BufferedWriter):
-    """A new object of S3: whole or not at all, and also if it is empty.
+    """A new object of S3, written whole or not at all, even if empty.
 
-    Beam's client (2.77) completes an upload whose writer has failed, and one to which nothing was
-    written, which S3 refuses as malformed: it has no part.
+    Beam's client (2.77) completes an upload whose writer has failed, and an empty one, which S3
+    refuses as malformed: it has no part.
     """
 
     def __init__(self, file: Any) -> None:
@@ -248,7 +248,6 @@ class _S3Writer(io.BufferedWriter):
         super().__init__(stream, _BUFFER_BYTES)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Complete the object, but not if its writer has failed."""
         if error is not None:
             self._upload.last_error = error  # raised in place of completing it
         super().__exit__(kind, error, trace)
@@ -260,7 +259,7 @@ class _S3Writer(io.BufferedWriter):
 
 
 class _UncachedFile(io.FileIO):
-    """A file whose pages start on their way to the disk once written, and then leave the cache."""
+    """A file whose pages are flushed once written, and then leave the cache."""
 
     # typeshed takes FileIO for an IO[bytes] as well, whose `write` never returns None
     def write(self, data: Buffer, /) -> int | None:  # type: ignore[override]

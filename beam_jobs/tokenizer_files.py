@@ -1,4 +1,4 @@
-"""The dataset's own copies of both tokenizers, and how workers get them."""
+"""The dataset's copies of both tokenizers, and their loading by workers."""
 
 import os
 import tempfile
@@ -15,10 +15,9 @@ from schemas.errors import ForeignTokenizerError
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """Where workers find a tokenizer, and what the launcher decided about it.
+    """Where workers find a tokenizer, and whether the launcher found its fast path exact.
 
-    It found the fast path exact, or not, with some versions of the libraries; a worker with others
-    tries again.
+    That holds for some versions of the libraries; a worker with others checks again.
     """
 
     path: str
@@ -37,7 +36,7 @@ _loaded: dict[StoredTokenizer, Tokenizer] = {}
 
 
 def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredTokenizer:
-    """Copy a tokenizer's file into the dataset; this process need not load it again."""
+    """Copy a tokenizer's file into the dataset; this process keeps it loaded."""
     folder = os.path.dirname(path)
     storage.make_folder(folder)
     if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
@@ -61,7 +60,7 @@ def load_stored(stored: StoredTokenizer) -> Tokenizer:
 
 
 def _keep(stored: StoredTokenizer, tokenizer: Tokenizer) -> None:
-    """Remember a tokenizer, and forget those of jobs that are long over."""
+    """Remember a tokenizer, and forget those of old jobs."""
     _loaded.pop(stored, None)
     _loaded[stored] = tokenizer
     while len(_loaded) > _KEPT:

@@ -1,1 +1,1 @@
-"""`vocag align`: documents in, verified aligned shards out; a worker imports `steps` alone."""
+"""`vocag align`: documents in, verified aligned shards out. Workers import only `steps`."""

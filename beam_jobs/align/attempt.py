@@ -1,4 +1,4 @@
-"""One start of the command, and what names the dataset that it makes."""
+"""One start of the command, and the configuration that identifies its dataset."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -30,9 +30,10 @@ _OF_THE_INPUT = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the command; `configuration` is what determines the dataset, and nothing else.
+    """One start of the command.
 
-    It started by this machine's clock that is never set back, in seconds.
+    `configuration` holds exactly what determines the dataset. `started` is `time.monotonic()`, in
+    seconds.
     """
 
     opened: OpenedInput
@@ -42,7 +43,7 @@ class Attempt:
 
     @property
     def options(self) -> AlignOptions:
-        """The options, with a value for each."""
+        """The options, all filled in."""
         return self.opened.options
 
     @property
@@ -52,11 +53,11 @@ class Attempt:
 
     @property
     def run_folder(self) -> str:
-        """Where temporary files and commit records are, also those of attempts before."""
+        """Folder of temporary files and commit records, earlier attempts' included."""
         return run_folder_of(self.output, self.configuration)
 
     def find_made(self) -> Manifest | None:
-        """Return what the same input and options have made: a dataset, or its newest generation."""
+        """Return the dataset, or its newest generation, if the same input and options made it."""
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)
@@ -64,7 +65,7 @@ class Attempt:
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:
-    """Return everything that determines the dataset; OptionsError if --append can't add to one."""
+    """Return everything that determines the dataset; OptionsError if --append can't add to it."""
     options, dataset = opened.options, opened.dataset
     configuration = {
         "schema_version": SCHEMA_VERSION,
@@ -97,9 +98,10 @@ def _rules_of(opened: OpenedInput) -> dict[str, Any]:
 def tokenizer_records(
     options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> tuple[TokenizerRecord, TokenizerRecord]:
-    """Return what the manifest says of both tokenizers; TokenizerError if they lack a token.
+    """Describe both tokenizers for the manifest.
 
-    Around a chat there is what its templates render; a piece that continues one begins as a text's.
+    TokenizerError if one lacks a token. A chat template renders its own tokens around a chat; a
+    piece that continues a chat begins like a text.
     """
     student, teacher = tokenizers
     if options.chats.messages:
@@ -127,9 +129,9 @@ def tokenizer_records(
 def _append_configuration(
     output: str, configuration: Mapping[str, Any], describe: Describe
 ) -> dict[str, Any]:
-    """Return what names a run that adds to a dataset: its own configuration, and the shards there.
+    """Return the configuration of a run that adds to a dataset: its own, and the shards there.
 
-    A run that has made the newest generation, or that is interrupted, gets the name it had.
+    A run that made the newest generation, or was interrupted, keeps its configuration.
     """
     manifest = read_newest(output)
     require_all_files(output, manifest)
@@ -156,7 +158,7 @@ def _require_alike(
 
 
 def _describe(opened: OpenedInput) -> Describe:
-    """Return what says in which options another configuration differs."""
+    """Return a function that names the options in which another configuration differs."""
     sides = zip(("student", "teacher"), opened.tokenizers, strict=True)
     sources = {side: tokenizer.source for side, tokenizer in sides}
     return partial(describe_configurations, output=opened.options.output, sources=sources)
@@ -165,7 +167,7 @@ def _describe(opened: OpenedInput) -> Describe:
 def _chosen_conventions(
     options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Any]:
-    """Return the conventions that are not the tokenizers' own; a dataset keeps the ones it has."""
+    """Return conventions that differ from the tokenizers' own; a dataset keeps those it has."""
     plain = replace(options, student_bos=None, student_eos=None, teacher_context=None)
     own, chosen = (tokenizer_records(o, tokenizers) for o in (plain, options))
     pairs = zip(("student", "teacher"), own, chosen, strict=True)

@@ -1,8 +1,8 @@
 """The shuffle: documents packed into blocks of bytes, one key per bucket.
 
-Beam's cost is per element, so an element is a block of many documents. Where workers share a file
-system the blocks wait in files of the run's folder and only references to them pass through the
-runner, whose in-memory shuffle would otherwise hold the corpus in RAM.
+Beam's cost is per element, so an element is a block of many documents. If workers share a file
+system, blocks wait in files of the run's folder and only references pass through the runner, whose
+in-memory shuffle would otherwise hold the corpus in RAM.
 """
 
 import json
@@ -62,7 +62,7 @@ class BlockStore:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
 
     def fetch(self, elements: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield elements' blocks, in no order; FileNotFoundError if a file is gone or cut."""
+        """Yield the elements' blocks in any order; FileNotFoundError if a file is gone or cut."""
         references: dict[str, list[tuple[int, int]]] = {}
         for element in elements:
             if element[:1] == _INLINE:
@@ -85,10 +85,7 @@ class BlockStore:
 
 
 def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket, block): what was read, packed by the bucket that it hashes to.
-
-    Taken ids are read on their own, so a block holds nothing else if it holds one.
-    """
+    """Yield (bucket, block of the records that hash to it). Taken ids get blocks of their own."""
     buckets: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     buffered = 0
@@ -109,25 +106,25 @@ def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[i
 
 
 def key_of(record: Record) -> str:
-    """Return what a record is sorted by: its id's key; a dead letter's is that of its place."""
+    """Return a record's sort key: its id's key, or for a dead letter that of its place."""
     if isinstance(record, DeadLetter):
         return document_key(f"{record.source}#{record.position}")
     return document_key(record.document_id)
 
 
 def estimate_bytes(record: Record) -> int:
-    """Return about how many bytes of a block a record takes."""
+    """Estimate how many bytes of a block a record takes."""
     text = record.text if isinstance(record, PlacedDocument) else b""
     return _RECORD_BYTES + len(record.document_id or "") + len(text)
 
 
 def holds_taken_ids(block: bytes) -> bool:
-    """Whether a block is one of taken ids."""
+    """Whether a block holds taken ids."""
     return block.startswith(_TAKEN_IDS)
 
 
 def unpack_block(block: bytes) -> list[Record]:
-    """Return the records of a block in the order they were packed."""
+    """Return a block's records in the order they were packed."""
     return _records.decode(memoryview(block)[1:])
 
 

@@ -31,8 +31,8 @@ SIDES = ("student", "teacher")
 class JobChats:
     """What determines a dataset of chats besides texts and tokenizers; plain values.
 
-    Templates are as settled, student's and teacher's; chats whose texts hold control strings are
-    left out if they are refused.
+    `templates` are (student's, teacher's). With `refuse_controls`, chats whose texts hold control
+    strings are left out.
     """
 
     templates: tuple[ChatTemplate, ChatTemplate]
@@ -42,13 +42,13 @@ class JobChats:
 
     @cached_property
     def speakers(self) -> tuple[Speaker, Speaker]:
-        """Both sides' templates with what their tokenizers take for control tokens."""
+        """Both sides' templates, with their tokenizers' control tokens."""
         student, teacher = map(Speaker, self.templates, self.controls)
         return student, teacher
 
     @property
     def record(self) -> ChatsRecord:
-        """What the manifest says."""
+        """The manifest's entry."""
         student, teacher = (
             TemplateRecord(
                 f"templates/{side}.jinja", each.sha256, dict(each.names), dict(each.options)
@@ -59,7 +59,7 @@ class JobChats:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What names a dataset of them, as the job's configuration holds it."""
+        """This part of the job's configuration, which names a dataset."""
         record = self.record
         sides = {side: vars(getattr(record, side)) for side in SIDES}
         plain = {"refuse_controls": True} if self.refuse_controls else {}
@@ -73,7 +73,7 @@ def open_chats(
     *,
     refuse_controls: bool,
 ) -> JobChats:
-    """Return both sides' templates; OptionsError says which has none, or can't be used."""
+    """Return both sides' templates; OptionsError names the side without a usable one."""
     files, chosen = _by_side(options.chat_template or ()), _options_of(options.template_options)
     templates, controls = [], []
     for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
@@ -100,7 +100,7 @@ def align_documents(
     tokenizers: tuple[Tokenizer, Tokenizer],
     chats: JobChats | None,
 ) -> AlignedBatch:
-    """Align documents, which are chats as JSON or texts."""
+    """Align documents: texts, or chats as JSON."""
     if chats is None:
         return align_batch(documents, *tokenizers)
     student, teacher = map(ChatSide, tokenizers, chats.speakers)
@@ -110,7 +110,7 @@ def align_documents(
 
 
 def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[bytes]:
-    """Return both renderings of an input's first chats; InputError if none of them can be used."""
+    """Return both renderings of an input's first chats; InputError if none can be rendered."""
     renderings, refused = list[bytes](), list[str]()
     for document in documents:
         try:
@@ -126,7 +126,7 @@ def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[b
 
 
 def _by_side(values: Sequence[str]) -> dict[str, str]:
-    """Return what `--chat-template SIDE=FILE` names, by side."""
+    """Map sides to the files of `--chat-template SIDE=FILE`."""
     found: dict[str, str] = {}
     for value in values:
         side, equals, file = value.partition("=")
@@ -137,7 +137,7 @@ def _by_side(values: Sequence[str]) -> dict[str, str]:
 
 
 def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what `--template-options [SIDE.]NAME=VALUE` gives each side's template."""
+    """Return each side's options from `--template-options [SIDE.]NAME=VALUE`."""
     found: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
     for given in values:
         name, equals, text = given.partition("=")
@@ -159,7 +159,7 @@ def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _defaults_of(source: str) -> GenerationDefaults:
-    """Return what is next to a tokenizer that a user names: a folder's, or a repository's files."""
+    """Read the generation defaults next to a tokenizer, in its folder or repository."""
     path = Path(source).expanduser()
     if path.is_file() and path.suffix != ".gguf":
         source = str(path.parent)
@@ -184,6 +184,6 @@ def _read_template(side: str, source: str, file: str | None, defaults: Generatio
 
 
 def _names_of(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """Return what templates call BOS and EOS, for a tokenizer without a configuration."""
+    """Name BOS and EOS for templates, of a tokenizer without a configuration."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     return {role: tokenizer.token_name(i) for role, i in ids.items() if i is not None}

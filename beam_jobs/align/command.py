@@ -1,4 +1,4 @@
-"""`align`: a dataset that is asked for is made, unless it is there already."""
+"""`align`: make a dataset, unless it exists already."""
 
 import time
 from contextlib import suppress
@@ -28,13 +28,13 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 
 
 def align(options: AlignOptions, *, started: float | None = None) -> Manifest:
-    """Make the dataset that is asked for, unless it is finished already; return its manifest.
+    """Make a dataset, unless it is finished already; return its manifest.
 
-    The command started at `started`, by `time.monotonic`; None: now.
+    `started` is when the command began, by `time.monotonic()`; None means now.
 
     Raises:
         ValueError: the input, a tokenizer, an option or the output folder can't be used.
-        NoAnswerError: an object store is silent.
+        NoAnswerError: an object store doesn't answer.
         JobError: the Beam job failed.
         TooManyDeadLettersError: too much of the input is left out.
 
@@ -72,7 +72,7 @@ def _align(options: AlignOptions, started: float) -> Manifest:
 
 
 def describe(options: AlignOptions) -> tuple[str, str]:
-    """Return what `align` would do and what would be too much of it, see `describe_job`."""
+    """Return what `align` would do, and any loss that is too large, see `describe_job`."""
     if STANDARD_INPUT in options.input:
         raise InputError(
             "--dry-run reads a sample, and standard input can't be read again: save it"
@@ -85,7 +85,7 @@ def describe(options: AlignOptions) -> tuple[str, str]:
 
 
 def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
-    """Return the options with a full path of the output, and Beam's, once both can be used."""
+    """Return the options with an absolute output path, and Beam's options; check both."""
     options = replace(options, input=tuple(map(input_here, options.input)))
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, own=option_names(AlignOptions)

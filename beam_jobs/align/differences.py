@@ -1,4 +1,4 @@
-"""What two configurations of a dataset differ in, in the words of the command line."""
+"""How two configurations of a dataset differ, in the words of the command line."""
 
 import json
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ _FOLLOWS = {"num_buckets", "input_files", "input_bytes", "input_generation"}
 def describe_configurations(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, output: str, sources: Mapping[str, str]
 ) -> str:
-    """Return the options in which two configurations differ, with both values; "" for none.
+    """Return the options in which two configurations differ, with both values; "" if in none.
 
-    Theirs made what lies in `output`, which holds copies of the tokenizers; ours is asked for, with
-    tokenizers that the user calls `sources`.
+    `theirs` made the dataset in `output`, which holds copies of the tokenizers. `ours` is
+    requested, with tokenizers that the user calls `sources`.
     """
     names = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)} - _FOLLOWS
     copies = {side: storage.join(output, "tokenizers", side) for side in sources}

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a job would do, told from a sample of its input; nothing is written."""
+"""`--dry-run`: estimate a job from a sample of its input; nothing is written."""
 
 import io
 import os
@@ -47,7 +47,7 @@ MEASURED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Volume:
-    """How much there is of something, in the sample or in the whole input."""
+    """Amounts in the sample or in the whole input."""
 
     num_documents: float = 0
     num_text_bytes: float = 0
@@ -59,16 +59,16 @@ class Volume:
     core_seconds: float = 0
 
     def plus(self, other: "Volume", *, times: float) -> "Volume":
-        """Return the sum of this and so many times the other."""
+        """Return self + times * other."""
         names = [entry.name for entry in fields(self)]
         return Volume(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
 
 def describe_job(opened: OpenedInput) -> tuple[str, str]:
-    """Return what the job would read, write, take and leave out, in lines, and what is too much.
+    """Return the job's inputs, outputs, costs and losses in lines, and any loss that is too large.
 
     The second text says why the job would end with status 3, "" if it wouldn't. InputError if no
-    document has the fields asked for, TooManyDeadLettersError if no sampled one can be used.
+    document has the required fields, TooManyDeadLettersError if no sampled one is usable.
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)
@@ -109,7 +109,7 @@ def estimate_volume(
 ) -> tuple[Volume, float, float]:
     """Align and encode a sample as the job would.
 
-    Return the whole input, bytes of text that this rests on, and bytes of tars with indices.
+    Return the whole input's volume, the sampled bytes of text, and the bytes of tars with indices.
     """
     tokenizers, keep_text = opened.tokenizers, bool(opened.options.keep_text)
     documents = [document for part in sample for document in part.documents]
@@ -134,7 +134,7 @@ def estimate_volume(
 
 
 def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tuple[Volume, int]:
-    """Return what a sample's documents give, cut if they are long, and the bytes of all text."""
+    """Return a sample's volume, with long documents cut, and the bytes of its whole text."""
     documents = _starts(part.documents, opened)
     started, cores, before = time.perf_counter(), time.process_time(), writer.num_bytes
     batch = _align(documents, opened)
@@ -152,7 +152,7 @@ def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tup
 
 
 def _starts(documents: Iterable[PlacedDocument], opened: OpenedInput) -> list[PlacedDocument]:
-    """Return the documents, the long ones cut if they are texts."""
+    """Return the documents, with long texts cut."""
     if opened.chats is not None:
         return [*documents]
     replace_text = msgspec.structs.replace
@@ -230,7 +230,7 @@ def _letters_of(sample: Sequence[SampledPart]) -> list[DeadLetter]:
 
 @dataclass(frozen=True)
 class _Heads:
-    """How many files' heads were looked at besides the sample, and what they show."""
+    """Which files' heads were looked at besides the sample, and what they showed."""
 
     lines: list[str]
     unreadable: list[str]
@@ -240,9 +240,9 @@ class _Heads:
 def _look_at_others(
     files: Sequence[InputFile], sample: Sequence[SampledPart], rules: ReadingRules
 ) -> _Heads:
-    """Look at the head of each file of which the sample has no document.
+    """Look at the head of each file without a document in the sample.
 
-    Text files are passed over, each of which is one document: what they lose is a share.
+    Text files are skipped: each is one document, so losing it counts as a share.
     """
     usable = {part.part.file.source for part in sample if part.documents}
     others = [f for f in files if f.source not in usable and may_be_unusable(f)]
@@ -267,7 +267,7 @@ def _look_at_others(
 
 
 def _describe_loss(sample: Sequence[SampledPart], heads: _Heads, opened: OpenedInput) -> str:
-    """Return why the job would end with status 3, as far as it was seen; "" if it wouldn't."""
+    """Return why the job would end with status 3, judging by the sample; "" if it wouldn't."""
     num_outcomes = sum(len(part.outcomes) for part in sample)
     letters, most = _letters_of(sample), opened.options.max_dead_letters
     unread = {each.source for each in letters if each.reason == Reason.UNREADABLE_INPUT}

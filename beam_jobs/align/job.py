@@ -1,4 +1,4 @@
-"""A job: what its workers know and report to each other as JSON, and what it takes."""
+"""A job: its workers' knowledge and reports, as JSON, and its memory and disk."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -27,10 +27,9 @@ documents of 1 and 16 MB."""
 class Job:
     """Everything a worker needs to know; pickled with Beam's code, so plain values only.
 
-    The run's folder, inside `output`, holds temporary files and commit records. `attempt` names
-    this start of the command, to keep its work apart from an earlier one's. What determines the
-    shards' bytes is the configuration. A generation after 0 adds to the one before, whose manifest
-    is kept.
+    `run_folder`, inside `output`, holds temporary files and commit records. `attempt` names this
+    start of the command, apart from earlier ones. `configuration` determines the shards' bytes. A
+    `generation` above 0 adds to the one before, whose manifest is kept.
     """
 
     output: str
@@ -66,7 +65,7 @@ class Job:
 class BucketTar:
     """One finished tar of a bucket, by its temporary names in the run's folder.
 
-    Until shards are numbered, these are also in `shard`, which is what the manifest will say.
+    `shard`, the manifest's future entry, has the same names until shards are numbered.
     """
 
     tar: str
@@ -77,11 +76,10 @@ class BucketTar:
 
 @dataclass(frozen=True)
 class BucketRecord:
-    """The commit record of a bucket: it is written last, so a bucket that has one is finished.
+    """A bucket's commit record, written last: a bucket that has one is finished.
 
-    Control strings have the number of texts in which they come first. The digest is over everything
-    that went into it: with another one there are other documents. The dead letters are a file in
-    the run's folder, "" if it has none.
+    `control_strings` counts the texts in which each string comes first. `digest` covers all the
+    bucket's input. `dead_letters` is a file in the run's folder, "" if there are none.
     """
 
     bucket: Count
@@ -95,7 +93,7 @@ class BucketRecord:
 
     @property
     def files(self) -> dict[str, int]:
-        """Size in bytes of each of its temporary files, by name."""
+        """Bytes of each temporary file, by name."""
         sizes = {self.dead_letters: self.dead_letters_bytes} if self.dead_letters else {}
         for tar in self.tars:
             sizes |= {tar.tar: tar.shard.num_bytes, tar.index: tar.shard.index_num_bytes}
@@ -103,7 +101,7 @@ class BucketRecord:
 
 
 def number_shards(records: Iterable[BucketRecord], prefix: str) -> list[BucketRecord]:
-    """Return all records in bucket order, with the final names PREFIX-i-of-n in their shards."""
+    """Return the records in bucket order, with final shard names PREFIX-i-of-n."""
     ordered = sorted(records, key=lambda record: record.bucket)
     total = sum(len(record.tars) for record in ordered)
     number = count()
@@ -120,14 +118,14 @@ def _name(tar: BucketTar, prefix: str, number: int, total: int) -> BucketTar:
 
 
 def choose_shuffle(options: AlignOptions) -> Shuffle:
-    """Return how texts travel: through files wherever workers share a file system."""
+    """Choose how texts travel: in files if workers share a file system."""
     if options.shuffle != "auto":
         return options.shuffle
     return "files" if storage.is_local(options.output) else "runner"
 
 
 def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int = 0) -> int:
-    """Return about how many bytes of memory a process of the job has at most, mapped files too.
+    """Estimate the peak bytes of memory of one process, mapped files included.
 
     The longest document is aligned and encoded in one piece.
     """
@@ -136,9 +134,9 @@ def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int 
 
 
 def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
-    """Return about how many bytes a job has on its output's disk at most, in its last minutes.
+    """Estimate the peak bytes of a job on its output's disk, reached in its last minutes.
 
-    The shards are written once and only renamed in the end; with `shuffle="files"` the texts, in
-    blocks, exist next to them until then.
+    Shards are written once and then renamed; with `shuffle="files"`, blocks of text exist next to
+    them until the end.
     """
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))

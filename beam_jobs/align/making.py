@@ -1,4 +1,4 @@
-"""A dataset is made: the job, or what an attempt that died has left of it to do."""
+"""Make a dataset: run the job, or finish what an earlier attempt left."""
 
 import time
 import uuid
@@ -49,10 +49,10 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 
 
 def make_dataset(attempt: Attempt) -> Manifest:
-    """Make the dataset, or what an attempt that died last has left to do; return its manifest.
+    """Make the dataset, or finish an interrupted attempt; return its manifest.
 
-    Errors as `align`; if too much is left out, a dataset is written all the same, unless that is
-    every document.
+    Errors as in `align`. If too much is left out, the dataset is still written, unless nothing is
+    left.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest, began = attempt.find_made(), attempt.started
@@ -78,7 +78,7 @@ def run_job(attempt: Attempt, build: Callable[[beam.Pipeline], None], *, disk_by
 
 
 def _run(attempt: Attempt) -> tuple[Manifest, float]:
-    """Run the job to its end, and return what it made, and when it began with the documents."""
+    """Run the whole job; return the manifest, and when work on documents began."""
     opened, options, output = attempt.opened, attempt.options, attempt.output
     run_folder = attempt.run_folder
     before = read_newest(output) if options.append else None
@@ -117,7 +117,7 @@ def _run(attempt: Attempt) -> tuple[Manifest, float]:
 def _count_lost_texts(
     attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, *, disk_bytes: int
 ) -> None:
-    """Count and name documents whose texts can't be had; refuse too many before any is aligned."""
+    """Count documents whose texts can't be recovered; refuse too many before aligning."""
     options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
     if dataset is None or dataset.keeps_text:
         return
@@ -135,7 +135,7 @@ def _count_lost_texts(
 
 
 def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
-    """Put both tokenizers into the dataset and return what the workers need to know."""
+    """Put both tokenizers into the dataset and return the workers' job."""
     options, tokenizers, output = attempt.options, attempt.opened.tokenizers, attempt.output
     stored = []
     for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
@@ -166,7 +166,7 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
 
 
 def _read_result(attempt: Attempt, job: Job) -> Manifest:
-    """Return what the job made, or the dataset as it was where every document was known."""
+    """Return the new manifest, or the old one if every document was known already."""
     manifest = None
     if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
         manifest = read_manifest(job.output)
@@ -186,7 +186,7 @@ def _read_result(attempt: Attempt, job: Job) -> Manifest:
 
 
 def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
-    """Check that an input without a new document is one of known ids, and say so."""
+    """Check that an input without new documents had only known ids, and say so."""
     by_reason = count_reasons(letters)
     require_all_read(letters, max_share=attempt.options.max_dead_letters)
     lost, num_documents = count_lost(by_reason), by_reason.total()
@@ -224,7 +224,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
 
 
 def _describe_pair(dataset: Dataset) -> str:
-    """Return what distillation would make of the two tokenizers, "" if they are one."""
+    """Describe how the pair would distil distributions, "" if the tokenizers are equal."""
     if dataset.manifest.student.sha256 == dataset.manifest.teacher.sha256:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What a job starts from: its input, both tokenizers, and what the options leave to a dataset."""
+"""A job's start: its input, both tokenizers, and options completed from a dataset."""
 
 import logging
 import os
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedInput:
-    """Everything that a job is made of; options have a value for each that was not given.
+    """Everything that a job is made of; the options are all filled in.
 
-    The metadata are fields as the dataset's configuration names them; a corpus is of no dataset.
+    `metadata` is written as in the dataset's configuration. `dataset` is None for files.
     """
 
     options: AlignOptions
@@ -56,12 +56,12 @@ class OpenedInput:
 
     @property
     def text_bytes(self) -> int:
-        """Roughly how much text the input holds."""
+        """Rough number of bytes of text in the input."""
         return round(sum(file.estimated_text_bytes for file in self.files))
 
     @property
     def num_buckets(self) -> int:
-        """Into how many buckets the documents are hashed, so that each fills about one shard."""
+        """Number of buckets for documents, so that each fills about one shard."""
         options, dataset = self.options, self.dataset
         of_files = sum(file.estimated_text_bytes for file in self.files)
         text_bytes = of_files if dataset is None else dataset.assumed_text_bytes
@@ -70,7 +70,7 @@ class OpenedInput:
 
 
 def open_input(options: AlignOptions) -> OpenedInput:
-    """Find the input, load both tokenizers; ValueError if one, or an option, can't be used."""
+    """Find the input, load both tokenizers; ValueError if one, or an option, is unusable."""
     rules = reading_rules(options)
     location = find_dataset(options.input, options.format)
     if location is None:
@@ -100,7 +100,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
 
 
 def reading_rules(options: AlignOptions) -> ReadingRules:
-    """Return what counts as a document; OptionsError if template or metadata name no field."""
+    """Return the reading rules; OptionsError for a template or metadata that names no field."""
     try:
         metadata = parse_metadata(options.metadata)
     except ValueError as error:
@@ -142,7 +142,7 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
 
 
 def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:
-    """Return the options with a value for each that was not given: a dataset's, or the usual."""
+    """Fill in missing options, from a dataset or with defaults."""
     keep_text = made.get("keep_text", False) if options.keep_text is None else options.keep_text
     if options.chats.messages:  # a template's control tokens must be read; texts render it again
         options, keep_text = replace(options, special_strings="honoured"), True
@@ -157,7 +157,7 @@ def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:
 
 
 def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Tokenizer:
-    """Load the tokenizer that is named, or else the dataset's own."""
+    """Load the named tokenizer, or else the dataset's own."""
     source, fast = getattr(options, side), not options.no_fast_path
     strings = options.special_strings or "plain"
     if source:
@@ -177,9 +177,9 @@ def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Toke
 
 
 def _look_at_conventions(options: AlignOptions, student: Tokenizer, teacher: Tokenizer) -> None:
-    """Refuse a tokenizer whose template is cut, and warn of one whose control tokens are unknown.
+    """Refuse a tokenizer whose template is cut, and warn of unknown control tokens.
 
-    What a user has chosen is neither; nor is what a dataset has, whose tokenizer isn't named again.
+    A user's choice isn't checked, nor is a dataset's tokenizer that isn't named again.
     """
     sides = (
         (student, options.student, options.student_bos, "--student-bos"),
@@ -218,7 +218,7 @@ def _cut_template(tokenizer: Tokenizer, names: Sequence[str], option: str) -> Op
 def _take_conventions(
     options: AlignOptions, made: Manifest, student: Tokenizer, teacher: Tokenizer
 ) -> AlignOptions:
-    """Return the options with a dataset's tokens around texts, of the tokenizers that it keeps."""
+    """Fill in a dataset's tokens around texts, for the tokenizers taken from it."""
     taken: dict[str, Any] = {}
     own, chosen = student.around_text, made.student.around_text
     if not options.student:
@@ -233,7 +233,7 @@ def _take_conventions(
 
 
 def _name(chosen: int | None, own: int | None) -> str | None:
-    """Return what a user writes for a token; None if it is the tokenizer's own."""
+    """Return a token as a user writes it; None if it is the tokenizer's own."""
     if chosen == own:
         return None
     return NOTHING if chosen is None else str(chosen)
@@ -250,7 +250,7 @@ def _require_none_of_files(options: AlignOptions, location: str) -> None:
 
 
 def _real(path: str) -> str:
-    """Return a path without symbolic links; a store has none."""
+    """Resolve symbolic links; a store has none."""
     return os.path.realpath(path) if storage.is_local(path) else path
 
 

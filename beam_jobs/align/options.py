@@ -1,4 +1,4 @@
-"""The options of `align`: the frozen dataclass that its command line and the job are made from."""
+"""The options of `align`: one frozen dataclass for its command line and the job."""
 
 import argparse
 import re
@@ -106,7 +106,7 @@ _GROUPS = {
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes written as `1048576`, `1MiB` or `1.5 GB`.
+    """Parse a number of bytes such as `1048576`, `1MiB` or `1.5 GB`.
 
     Example:
         >>> parse_size("256MiB")
@@ -278,7 +278,7 @@ class AlignOptions:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
-    """Return the options of a command line; what is not ours goes to Beam."""
+    """Parse a command line; unknown options go to Beam."""
     return options.parse_options(
         AlignOptions, arguments, prog="vocag align", epilog=_EXAMPLES, groups=_GROUPS
     )

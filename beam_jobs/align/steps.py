@@ -1,9 +1,9 @@
-"""The job that makes a dataset, and the one before it that counts what texts are lost.
+"""The job that makes a dataset, and the one before it that counts lost texts.
 
-Each step can run twice, or on two workers at once, without harm: temporary files have random names,
-a bucket's commit record is replaced whole by an equal one, a final name is given by an atomic
-rename, and nothing is removed: a runner that starts the job again, even for a loss in its last
-step, takes over all that was finished. The launcher cleans up once the job has ended.
+Each step can run twice, or on two workers at once: temporary files have random names, a bucket's
+commit record is replaced whole by an equal one, final names are given by atomic renames, and
+nothing is removed. A runner that restarts the job, even in its last step, reuses all finished work.
+The launcher cleans up afterwards.
 """
 
 import json
@@ -51,7 +51,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class LostTexts:
-    """How many documents' texts can't be had, and the first of their ids, in order."""
+    """The number of documents whose texts are lost, and their first ids, in order."""
 
     count: Count
     first: tuple[str, ...]
@@ -60,8 +60,8 @@ class LostTexts:
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
     """Describe the job: one chain, no tagged outputs and no side inputs.
 
-    The shuffle carries text, not tensors, and the bucket of a document is a function of its id, so
-    what is in a shard depends neither on the runner nor on the number of workers.
+    The shuffle carries text, not tensors. A document's id determines its bucket, so a shard's
+    contents don't depend on the runner or the number of workers.
     """
     folder = job.run_folder
     _ = (
@@ -83,10 +83,10 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
 def count_lost_texts(
     pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
 ) -> None:
-    """Describe the job that reads all documents once and counts those whose texts can't be had.
+    """Describe the job that reads all documents once and counts those whose texts are lost.
 
-    A dataset need not keep texts, and not every tokenizer's tokens spell them (WordPiece, or one
-    whose normaliser changed the text): what is lost must be known before hours of work.
+    A dataset need not keep texts, and some tokenizers' tokens don't spell them (WordPiece, or one
+    whose normaliser changed the text). Losses must be known before hours of work.
     """
     count = partial(_count, rules=rules, run_folder=run_folder)
     _ = (
@@ -100,12 +100,12 @@ def count_lost_texts(
 
 
 def read_lost_texts(run_folder: str) -> LostTexts | None:
-    """Return what the job has counted, None before it has."""
+    """Return the job's counts, None before it has run."""
     return read_commit(storage.join(run_folder, _LOST_TEXTS_FILE), LostTexts)
 
 
 def describe_lost_texts(lost: LostTexts, dataset: InputDataset) -> str:
-    """Return how many documents have no text, the first of them, and the remedy."""
+    """Return the number of lost texts, the first of them, and the remedy."""
     named = ", ".join(f'"{name}"' for name in lost.first)
     more = ", …" if lost.count > len(lost.first) else ""
     share = format_share(lost.count, dataset.num_documents)
@@ -170,7 +170,7 @@ def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
 
 
 def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
-    """Write the sum of what tasks lack, which the launcher reads; return its path."""
+    """Write the total of tasks' lost texts, for the launcher; return its path."""
     parts = [read_record(part, LostTexts) for part in counts[1]]
     first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
     whole = LostTexts(sum(part.count for part in parts), tuple(first))
@@ -182,7 +182,7 @@ def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
 def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
     """Write dead letters, the run's summary and, last, the manifest; return its path.
 
-    Without a usable document there is no dataset, and no new generation.
+    Without a usable document, no dataset or generation is made.
     """
     records = [read_record(record, BucketRecord) for record in all_records[1]]
     records.sort(key=lambda record: record.bucket)
@@ -201,7 +201,7 @@ def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
 
 
 def _write_dead_letters(records: Iterable[BucketRecord], job: Job) -> DeadLetterRecord:
-    """Merge the buckets' dead letters; they are held in memory once."""
+    """Merge the buckets' dead letters, all in memory."""
     letters: list[dict[str, Any]] = []
     by_reason: Counter[str] = Counter()
     for record in records:
@@ -227,10 +227,10 @@ def _write(path: str, data: bytes, job: Job) -> None:
 def make_manifest(
     records: Iterable[BucketRecord], dead_letters: DeadLetterRecord, job: Job
 ) -> Manifest:
-    """Return the manifest of numbered records in bucket order.
+    """Make the manifest from numbered records in bucket order.
 
-    It holds nothing that differs between runners, workers or attempts: no times, hosts or counts of
-    retries.
+    It holds nothing that differs between runners, workers or attempts: no times, hosts or numbers
+    of retries.
     """
     tars = [tar for record in records for tar in record.tars]
     shards = tuple(tar.shard for tar in tars)

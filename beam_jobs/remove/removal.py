@@ -1,4 +1,4 @@
-"""The job of `vocag remove`: a generation that leaves documents out, and no shard rewritten."""
+"""The job of `vocag remove`: a new generation without some documents; shards stay unchanged."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -58,12 +58,11 @@ def remove(options: RemoveOptions) -> Manifest:
 
 
 def read_ids(path: str) -> list[str]:
-    """Return the ids that a file lists, each once, in its order.
+    """Return the ids in a file, each once, in its order.
 
     It has one id a line; if its name ends in .jsonl or .ndjson, one JSON object a line with
-    `document_id` or `id`, as dead letters have, or one JSON string. A byte-order mark, as Windows
-    writes it, is none of it. OptionsError if there is no such file, no id in it, a line without
-    one, or if it isn't UTF-8.
+    `document_id` or `id`, as dead letters have, or one JSON string. Windows's byte-order mark is
+    skipped. OptionsError if the file is missing, empty or not UTF-8, or a line has no id.
     """
     try:
         data = storage.read_bytes(path)
@@ -87,7 +86,7 @@ def read_ids(path: str) -> list[str]:
 
 
 def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, list[str]]:
-    """Return where some ids' documents are, and the unknown ids; errors as `Dataset.read_ids`."""
+    """Find documents by id; also return unknown ids. Errors as in `Dataset.read_ids`."""
     wanted = pa.array(ids, pa.string())
 
     def match(shard_index: int) -> tuple[NDArray[np.int64], pa.Array]:
@@ -131,7 +130,7 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
 
 
 def _write(location: str, manifest: Manifest, removed: RemovedDocuments) -> Manifest:
-    """Write the list, keep the manifest, and let the next one take its place, in this order."""
+    """Write the list, keep the manifest, then publish the next one, in this order."""
     data = encode_removed(removed)
     digest = sha256(data).hexdigest()
     file = f"removed-g{manifest.generation + 1:03d}.parquet"
@@ -145,7 +144,7 @@ def _write(location: str, manifest: Manifest, removed: RemovedDocuments) -> Mani
 
 
 def _tidy(location: str, manifest: Manifest) -> None:
-    """Write the card, and remove temporary files, also those of a command that was killed."""
+    """Write the card, and remove temporary files, including those of a killed command."""
     scratch = storage.join(location, _SCRATCH)
     storage.make_folder(scratch)
     write_card(manifest, output=location, scratch=scratch)

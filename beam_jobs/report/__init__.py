@@ -1,1 +1,1 @@
-"""What a finished align job shows people: page, card and summary."""
+"""Results of an align job for people: page, card and summary."""

@@ -14,7 +14,7 @@ _LARGEST = "n>1B"
 
 
 def render_card(manifest: Manifest) -> str:
-    """Return the card: front matter that the Hub reads, then what a person asks first."""
+    """Return the card: front matter for the Hub, then the main facts for people."""
     totals, letters = manifest.totals, manifest.dead_letters
     documents, student = totals["num_documents"], totals["num_student_tokens"]
     facts = {
@@ -36,7 +36,7 @@ def render_card(manifest: Manifest) -> str:
 
 
 def _growth(manifest: Manifest) -> dict[str, str]:
-    """Return what there is to say of a dataset that has grown, or lost documents."""
+    """Facts about a dataset that has grown, or lost documents."""
     if not manifest.generation:
         return {}
     told = {"generation": format_count(manifest.generation)}
@@ -65,7 +65,7 @@ def _front_matter(manifest: Manifest) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Return text that can't leave its cell."""
+    """Format text as code that can't leave its table cell."""
     cell = " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
     return f"`{cell.replace('`', '')}`"
 

@@ -18,9 +18,9 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 
 
 def draw_histograms(statistics: AlignmentStatistics, *more: Element) -> list[Element]:
-    """Return a figure of each histogram, and what goes next to them.
+    """Return a figure for each histogram, and `more` next to them.
 
-    Without matplotlib a figure is its table, and a remark says so.
+    Without matplotlib, figures are tables, and a remark says so.
     """
     spans = list(map(int, statistics.span_width_counts))
     lengths = list(map(format_count, LENGTH_EDGES))
@@ -62,7 +62,7 @@ def _figure(
     what: str,
     ticks: Collection[str] = (),
 ) -> Element:
-    """Return bars, as shares of all that was counted."""
+    """Draw bars as shares of each series' total."""
     wholes = {name: sum(counts) for name, counts in series.items()}
     labels, series = _trim(labels, series)
     heading = [x_label, *(cell for name in series for cell in (f"{name} {what}", "share"))]
@@ -81,7 +81,7 @@ def _figure(
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
-    """Return a table of a text and numbers."""
+    """Make a table whose first column is text and the others numbers."""
 
     def row(cells: Sequence[str], kind: str) -> Element:
         numbers = (tag(kind, cell, class_="number") for cell in cells[1:])
@@ -94,7 +94,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
 def _trim(
     labels: Sequence[str], series: Mapping[str, Sequence[int]]
 ) -> tuple[Sequence[str], dict[str, Sequence[int]]]:
-    """Drop empty bars at both ends; the bar of zero stays where it leads."""
+    """Drop empty bars at both ends; keep the bars from 0 if the first used one is near."""
     used = [bar for bar, counts in enumerate(zip(*series.values(), strict=True)) if any(counts)]
     first, last = (used[0], used[-1] + 1) if used else (0, 1)
     shown = slice(first if first > 2 else 0, last)
@@ -106,5 +106,5 @@ def _both(student: Iterable[int], teacher: Iterable[int]) -> dict[str, list[int]
 
 
 def _up_to(num_bars: int) -> list[str]:
-    """Return the bars' numbers; the last holds all that is larger."""
+    """Labels of the bars; the last includes everything larger."""
     return [*map(str, range(num_bars - 1)), f"{num_bars - 1}+"]

@@ -1,4 +1,4 @@
-"""`report.html`: what an alignment job made, on one self-contained page for people."""
+"""`report.html`: the result of an alignment job, on one self-contained page for people."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); fo
 
 @dataclass(frozen=True)
 class SideSummary:
-    """A side's tokens around a text, in words; why the fast path was not taken, if it wasn't."""
+    """A side's tokens around a text, in words, and why it has no fast path, if it hasn't."""
 
     convention: str
     slow_reason: str | None = None
@@ -58,11 +58,11 @@ class SideSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What only the run that made the dataset knows.
+    """Facts known only to the run that made the dataset.
 
-    The seconds are wall time, start to manifest and start to first document, the bytes those of the
-    input files as stored. Control strings have the number of texts in which they come first; `pair`
-    says what the two tokenizers mean to each other, "" for nothing.
+    The seconds are wall time: start to manifest, and start to first document. `input_bytes` are
+    those of the files as stored. `control_strings` counts the texts in which each string comes
+    first. `pair` describes how the tokenizers relate, "" for nothing.
     """
 
     runner: str
@@ -86,7 +86,7 @@ class RunSummary:
 def render_report(
     manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
 ) -> str:
-    """Return the page, which opens with documents: HTML without scripts or requests."""
+    """Return the page, with documents at its top: HTML without scripts or requests."""
     statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
     return render_page(
         f"{manifest.name}: aligned dataset",
@@ -121,7 +121,7 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
 
 
 def _first_answers(manifest: Manifest) -> list[Element]:
-    """Return what people ask first: is it all right, what was left out, what comes next?"""
+    """State the outcome, what was left out, and the next step."""
     letters = manifest.dead_letters
     seen = totals_of(manifest.newest_shards)["num_documents"] + letters.count
     whole = f"{format_plural(seen, 'document')} ({format_share(letters.count, seen)})"

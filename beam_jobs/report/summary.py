@@ -1,4 +1,4 @@
-"""What a run says at its end: lines for the terminal, and the page for the browser."""
+"""The end of a run: lines for the terminal, and the page for the browser."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,7 @@ _LIBRARIES = ("vocag", "apache-beam", "fastokens", "tokenizers", "sentencepiece"
 
 
 def library_versions() -> dict[str, str]:
-    """Return the version of Python and of each library that shapes the result."""
+    """Versions of Python and of each library that shapes the result."""
     versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
@@ -59,7 +59,7 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
 
 
 def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
-    """Return the lines that end a run; where its report is comes later."""
+    """Return a run's last lines, without the report's place."""
     totals = totals_of(manifest.newest_shards)
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
     speed = student_tokens / run.aligning_seconds
@@ -97,7 +97,7 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
 
 
 def _control_strings(run: RunSummary) -> list[str]:
-    """Return how many texts spell a control token, which no token of the text shows."""
+    """Count texts that spell a control token, which the text's tokens don't show."""
     if not run.control_strings:
         return []
     name, _ = max(run.control_strings.items(), key=lambda item: item[1])
@@ -109,7 +109,7 @@ def _control_strings(run: RunSummary) -> list[str]:
 
 
 def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
-    """Return what comes around a text of either side; around a chat it is what templates say."""
+    """Describe the tokens around each side's texts; around chats, name the templates."""
     told = [run.student.convention, run.teacher.convention]
     if manifest.chats is not None:
         sides = manifest.chats.student, manifest.chats.teacher
@@ -118,7 +118,7 @@ def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
 
 
 def _of_chats(dataset: Dataset) -> list[str]:
-    """Return what is learned of chats, and what a reader of them should know."""
+    """Count the learned tokens of chats, with remarks for their readers."""
     indices = [dataset.read_index(number) for number in range(len(dataset.manifest.shards))]
     sums = {
         name: sum(int(index.chats[name].sum()) for index in indices)
@@ -144,7 +144,7 @@ def _of_chats(dataset: Dataset) -> list[str]:
 
 
 def _reference_paths(manifest: Manifest, run: RunSummary) -> list[str]:
-    """Return a line for each tokenizer without the fast path: which, what that costs, and why."""
+    """A line for each tokenizer without the fast path: name, cost and reason."""
     sides = ((manifest.student.source, run.student), (manifest.teacher.source, run.teacher))
     slow = dict.fromkeys((source, side.slow_reason) for source, side in sides if side.slow_reason)
     return [

@@ -1,1 +1,1 @@
-"""How a job runs: runners, workers, what they say and how they fail."""
+"""How a job runs: runners, workers, messages and failures."""

@@ -1,7 +1,7 @@
-"""What a runner's report of a failure says of its cause.
+"""Find the cause in a runner's report of a failure.
 
-A portable runner reports a worker's traceback within one of its own, in Java or in Go; what was
-wrong with the data or the options is in the last line or two of it.
+A portable runner reports a worker's traceback within its own, in Java or in Go; its last line or
+two hold the error in the data or the options.
 """
 
 import re
@@ -15,7 +15,7 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 def cause_of(report: str) -> str:
-    r"""Return the last error that a report names, in one line; "" if it names none.
+    r"""Return the last error in a report as one line; "" if there is none.
 
     Example:
         >>> cause_of("failed: Traceback (most recent call last):\n  File 'a'\na.BadError: no\nb")

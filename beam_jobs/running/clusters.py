@@ -1,7 +1,7 @@
-"""What a cluster's runner needs, checked before anything starts or is written.
+"""Needs of a cluster's runner, checked before anything starts or is written.
 
-Each of these would fail anyway: after minutes, in a worker's log, or never (a job that waits for a
-server which is not there).
+Each would fail anyway: after minutes, in a worker's log, or never (a job that waits for a server
+that isn't there).
 """
 
 import json
@@ -40,11 +40,10 @@ def require_tried_runner(name: str | None) -> None:
 
 
 def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]]) -> None:
-    """Check what can be known of a cluster before a job is sent there.
+    """Check a cluster, as far as possible, before a job is sent there.
 
-    Places are what the job reads and writes, as given, by the name of the option that says so.
-    OptionsError if a server, an answer or an environment for workers is missing, or they could not
-    find a place.
+    `places` are the inputs and outputs as given, by option name. OptionsError if a server, its
+    answer or the workers' environment is missing, or workers could not find a place.
     """
     name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
     if name == "PortableRunner":
@@ -66,7 +65,7 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
 
 
 def _is_elsewhere(name: str, options: PipelineOptions) -> bool:
-    """Return whether a runner's workers may be on other machines than the launcher."""
+    """Whether a runner's workers may be on other machines than the launcher."""
     if name == "FlinkRunner":
         is_inside = options.view_as(FlinkRunnerOptions).flink_master in _INSIDE_THE_LAUNCHER
         return not is_inside or bool(options.view_as(PortableOptions).job_endpoint)
@@ -138,7 +137,7 @@ def _require_flink(options: PipelineOptions) -> None:
 
 
 def _require_version(master: str, version: str) -> None:
-    """Check that Flink's master answers, and is of the version that the job server is for."""
+    """Check that Flink's master answers, with the version that the job server needs."""
     url = master if re.match("https?://", master) else f"http://{master}"
     try:
         with urlopen(f"{url.rstrip('/')}/overview", timeout=_ANSWER_SECONDS) as answer:

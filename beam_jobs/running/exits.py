@@ -1,4 +1,4 @@
-"""How a job's command ends: with which status, with which words, and how fast."""
+"""How a command ends: its status, its message, and a quick exit."""
 
 import atexit
 import gc
@@ -23,7 +23,7 @@ _AGAIN_SECONDS = 5.0
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP has arrived; like KeyboardInterrupt, only the command's end catches it."""
+    """SIGTERM or SIGHUP arrived; like KeyboardInterrupt, only the command's end catches it."""
 
     def __init__(self, number: int) -> None:
         """Hold which it was."""
@@ -34,9 +34,9 @@ class Terminated(BaseException):
 def exit_status(command: str, work: Callable[[], object]) -> int:
     """Run a command's work; return 0, 1 if the job failed, 2 for wrong usage.
 
-    3 is the status of a dataset that is written, but without more of its input than was allowed.
-    What went wrong is said on stderr, without a traceback. 129, 130 and 143 are what shells expect
-    of a command that SIGHUP, Ctrl-C or SIGTERM ended.
+    3 means that a dataset was written, but more input was left out than allowed. Errors go to
+    stderr without a traceback. 129, 130 and 143 are what shells expect after SIGHUP, Ctrl-C and
+    SIGTERM.
     """
     skip_last_collection()
     try:
@@ -61,23 +61,23 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
 
 
 def skip_last_collection() -> None:
-    """Spare this process Python's last collections when it ends.
+    """Skip Python's garbage collections at exit.
 
-    They would look at every object of Beam and of two vocabularies, 0.7 s in each process, and
-    whoever started workers waits for theirs. A process with bindings by nanobind collects: they
-    print whatever is left as a leak, page after page.
+    They would visit every object of Beam and of two vocabularies, 0.7 s in each process, while
+    launchers wait for their workers. A process with nanobind bindings still collects: otherwise
+    they print pages of leaks.
     """
     atexit.register(_freeze_unless_bindings_complain)
 
 
 @contextmanager
 def terminate_by_exception() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated` in the main thread, though Python may lose it.
+    """Let SIGTERM and SIGHUP raise `Terminated` in the main thread, even if Python loses it.
 
-    A handler may run where nothing can be raised, such as in a weak reference's callback: Python
-    prints the exception and goes on. And libraries have `except:` without a name. So the signal is
-    sent again and again, and the block ends by it at last; what others send meanwhile would only
-    cut the end short. SIGHUP stays ignored under nohup.
+    A handler may run where nothing can be raised, such as in a weak reference's callback, where
+    Python only prints the exception; and libraries have bare `except:`. So the signal is sent again
+    until the block ends by it. Signals from others meanwhile are ignored, because they would cut
+    the end short. SIGHUP stays ignored under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

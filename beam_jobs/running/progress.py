@@ -1,8 +1,8 @@
 """The live bar of a local run, and the counters that workers leave for it.
 
 Each worker process keeps one small file of running totals in the run's folder; the launcher adds
-them up. They are for eyes only: bundles that run twice count twice. What is reported at the end
-comes from the committed records.
+them up. They are only for display: bundles that run twice count twice. Final figures come from the
+committed records.
 """
 
 import io
@@ -33,7 +33,7 @@ class WorkerProgress:
     """One process's counts for one run, written to the run's folder now and then."""
 
     def __init__(self, folder: str) -> None:
-        """Count for the run whose folder this is; only local folders get a file."""
+        """Start counting for the run of a folder; only local folders get a file."""
         self._path = storage.join(folder, f"{PROGRESS_PREFIX}{uuid.uuid4().hex}.json")
         self._is_local = storage.is_local(folder)
         self._counts: Counter[str] = Counter()
@@ -41,7 +41,7 @@ class WorkerProgress:
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to this process's counts, which are those that the stages below read."""
+        """Add to this process's counts, which the stages below read."""
         with self._lock:
             self._counts.update(counts)
             if time.monotonic() >= self._next_write:
@@ -49,7 +49,7 @@ class WorkerProgress:
                 self._next_write = time.monotonic() + _WRITE_SECONDS
 
     def flush(self) -> None:
-        """Write the counts now, at the end of a bundle."""
+        """Write the counts at the end of a bundle."""
         with self._lock:
             self._write()
 
@@ -95,7 +95,7 @@ def total_counts(folder: str) -> Counter[str]:
 
 
 class Stage(NamedTuple):
-    """How far a job is: `done` of `total`, and the student tokens made meanwhile."""
+    """A job's progress: `done` of `total`, and the student tokens made so far."""
 
     verb: str
     done: int
@@ -105,7 +105,7 @@ class Stage(NamedTuple):
 
 
 def aligning_stage(counts: Counter[str], *, text_bytes: int) -> Stage:
-    """Return how much is read of roughly `text_bytes` of text, then how many documents aligned."""
+    """Progress of reading about `text_bytes` of text, then of aligning documents."""
     if done := counts["aligned_documents"]:
         total, tokens = counts["read_documents"], counts["student_tokens"]
         return Stage("aligning", done, total, " documents", tokens)
@@ -114,7 +114,7 @@ def aligning_stage(counts: Counter[str], *, text_bytes: int) -> Stage:
 
 
 def scoring_stage(counts: Counter[str], *, num_tokens: int) -> Stage:
-    """Return how many of a dataset's `num_tokens` teacher tokens are scored."""
+    """Progress of scoring a dataset's `num_tokens` teacher tokens."""
     total = num_tokens - min(num_tokens, counts["reused_tokens"])
     # Bundles that run twice count twice; the bar must not overflow.
     return Stage("scoring", min(total, counts["scored_tokens"]), total, " teacher tokens")
@@ -127,7 +127,7 @@ def run_with_bar(
     stage: Callable[[Counter[str]], Stage],
     quiet: bool = False,
 ) -> None:
-    """Run `work` while a thread shows how far it is: by a bar, or a line a minute."""
+    """Run `work` while a thread shows progress: a bar, or a line a minute."""
     if quiet:
         work()
         return
@@ -143,7 +143,7 @@ def run_with_bar(
 
 
 def _poll(folder: str, finished: threading.Event) -> Iterator[Counter[str]]:
-    """Yield the counts again and again, a last time at the end, or until the folder is gone."""
+    """Yield the counts repeatedly, and once at the end; stop if the folder is gone."""
     yield Counter()
     is_last = False
     while not is_last:

@@ -1,4 +1,4 @@
-"""Options of every job: how it runs on this machine and what it says meanwhile."""
+"""Options of every job: how it runs on this machine, and its messages."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ class RunOptions:
             raise OptionsError(f"--workers {self.workers} is below 1 process")
 
     def say(self, text: str) -> None:
-        """Print what isn't an error."""
+        """Print a message that isn't an error."""
         if not self.quiet:
             print(text)
 
@@ -37,7 +37,7 @@ HERE = RunOptions()
 
 
 def configure_logging(command: str, options: RunOptions) -> None:
-    """Let our warnings be one line each on stderr, and Beam's and gRPC's be asked for."""
+    """Log our warnings as single lines on stderr; Beam's and gRPC's only if `verbose`."""
     level = logging.ERROR if options.quiet else logging.INFO if options.verbose else logging.WARNING
     set_up_logging(f"vocag {command}", level)
     if not options.verbose:
@@ -49,9 +49,9 @@ def configure_logging(command: str, options: RunOptions) -> None:
 
 
 def _is_not_beams(record: logging.LogRecord) -> bool:
-    """Return whether none of Beam's code said it, in whichever logger's name.
+    """Whether a record comes from outside Beam, whatever its logger's name.
 
-    What a job service reports, stack traces of its own among it, is logged by the root logger, and
-    what a job server prints by one that is named after a class.
+    A job service's reports, with stack traces, are logged by the root logger, and a job server's
+    output by a logger named after a class.
     """
     return "apache_beam/" not in record.pathname

@@ -1,4 +1,4 @@
-"""Which Beam runner, from Beam's own options, and how a job ends."""
+"""Choose a Beam runner from Beam's own options, run the job, and report its end."""
 
 import logging
 import os
@@ -66,10 +66,10 @@ def make_beam_options(
     command: str = "align",
     own: Sequence[str] = (),
 ) -> PipelineOptions:
-    """Return Beam's options from a command's arguments that are not its own.
+    """Return Beam's options from the arguments that aren't the command's own.
 
-    OptionsError for what Beam does not know or can't read either, and for a runner that is unknown,
-    does not run these jobs, or is not for --workers.
+    OptionsError for arguments that Beam doesn't know or can't read, and for a runner that is
+    unknown, doesn't run these jobs, or doesn't take --workers.
     """
     workers = [f"--direct_num_workers={run.workers}"] if run.workers > 1 else []
     with _one_refusal(command):
@@ -89,11 +89,11 @@ def make_beam_options(
 
 
 def make_runner(options: PipelineOptions) -> PipelineRunner:
-    """Return the runner that the options name; Beam's direct runner unless they do.
+    """Return the runner that the options name, by default Beam's direct runner.
 
-    Since Beam 2.65 `DirectRunner` first tries Prism, a program that it downloads and that ignores
-    --direct_num_workers, and takes `FnApiRunner` if that fails. Ours is that runner at once.
-    OptionsError if there is no such runner.
+    Since Beam 2.65, `DirectRunner` first tries Prism, a downloaded program that ignores
+    --direct_num_workers, and falls back to `FnApiRunner`. Ours is `FnApiRunner` at once.
+    OptionsError for an unknown runner.
     """
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) in _DIRECT_RUNNERS:
@@ -136,7 +136,7 @@ def run_pipeline(
 
 
 def describe_runner(options: PipelineOptions) -> str:
-    """Return the runner's name, and the number of processes or threads of the direct one."""
+    """Return the runner's name, and the direct runner's number of processes or threads."""
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) not in _DIRECT_RUNNERS:
         return str(name).rsplit(".", 1)[-1]
@@ -160,7 +160,7 @@ def _direct_runner(
 
 
 def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> JobError:
-    """Return one sentence about a failure, and leave the rest in the run's folder."""
+    """Summarise a failure in one sentence, and leave the details in the run's folder."""
     has_died = isinstance(error, WorkerDiedError)
     details = error.log if isinstance(error, WorkerDiedError) else traceback.format_exc()
     cause = str(error) if has_died else f"the job failed: {cause_of(str(error)) or repr(error)}"
@@ -191,7 +191,7 @@ def _require_ours_to_start(
 
 @contextmanager
 def _one_refusal(command: str) -> Iterator[None]:
-    """Raise what Beam's parser refuses, before which it would print hundreds of options."""
+    """Raise the error of Beam's parser alone, without the hundreds of options it prints."""
     printed = StringIO()
     try:
         with redirect_stderr(printed):
@@ -202,7 +202,7 @@ def _one_refusal(command: str) -> Iterator[None]:
 
 
 def _of_clusters() -> set[str]:
-    """Return the options of Beam that do nothing where this machine runs the job."""
+    """Return Beam's options that have no effect if this machine runs the job."""
     parser = ArgumentParser(add_help=False)
     for options in _OF_CLUSTERS:
         options._add_argparse_args(parser)  # type: ignore[no-untyped-call]
@@ -224,7 +224,7 @@ def _say_idle(arguments: Sequence[str], idle: set[str], *, has_workers: bool) ->
 def _require_known(
     arguments: Sequence[str], command: str, own: Sequence[str], idle: set[str]
 ) -> None:
-    """Raise OptionsError for what nobody knows; nothing `idle` is recommended."""
+    """Raise OptionsError for an unknown option; never recommend an `idle` one."""
     parsers: list[ArgumentParser] = []
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     unknown: list[str] = parsers[0].parse_known_args(list(arguments))[1]

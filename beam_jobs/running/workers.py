@@ -1,8 +1,8 @@
-"""Worker processes of this machine: started by a command of ours, named when they die, and ended.
+"""Worker processes of this machine: start them, explain their deaths, end them.
 
-Beam's direct runner starts each worker by a shell command, in a thread that raises where the
-process ends with a status other than 0, and has no more to say: not which signal, nor its last
-words. So our command keeps what the worker prints in a file that is named after the process.
+Beam's direct runner starts each worker by a shell command, in a thread that raises for a status
+other than 0, without the signal or the last output. So our command keeps the worker's output in a
+file named after the process.
 """
 
 import json
@@ -39,10 +39,10 @@ type _Outcomes = SimpleQueue[BaseException | None]
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process ended before the job did; `log` is the end of what it printed."""
+    """A worker process ended before the job did; `log` is the end of its output."""
 
     def __init__(self, message: str, log: str) -> None:
-        """Hold the sentence for the user and the worker's last words."""
+        """Hold the sentence for the user and the worker's last output."""
         super().__init__(message)
         self.log = log
 
@@ -50,7 +50,7 @@ class WorkerDiedError(RuntimeError):
 class Workers:
     """The worker processes of one job; the runner starts them by `environment`.
 
-    Verbose ones write to this process's stderr, not to files of their own.
+    Verbose ones write to this process's stderr instead of files.
     """
 
     def __init__(self, *, verbose: bool) -> None:
@@ -60,7 +60,7 @@ class Workers:
 
     @property
     def environment(self) -> SubprocessSDKEnvironment:
-        """How Beam starts one: deaf to Ctrl-C, which is for the launcher; `$$` is its number."""
+        """Beam's command for one: deaf to Ctrl-C, which is for the launcher; `$$` is its number."""
         arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid())]
         log = f"{shlex.quote(self._folder.name)}/$$"
         output = "" if self.verbose else f">{log} 2>&1"
@@ -69,11 +69,11 @@ class Workers:
 
     @property
     def have_started(self) -> bool:
-        """Whether the runner has asked for any."""
+        """Whether the runner has started any."""
         return bool(self._logs())
 
     def kill(self) -> None:
-        """End all workers now, and wait until they are gone."""
+        """Kill all workers and wait until they are gone."""
         for log in self._logs():
             with suppress(ProcessLookupError):
                 os.kill(int(log.name), signal.SIGKILL)
@@ -82,11 +82,11 @@ class Workers:
                 thread.join(_PATIENCE_SECONDS)
 
     def close(self) -> None:
-        """Remove what the workers have printed."""
+        """Remove the workers' output."""
         self._folder.cleanup()
 
     def explain(self, failure: BaseException | None) -> WorkerDiedError | None:
-        """Return which worker died of what, if that is why a thread of Beam's has failed."""
+        """Name the dead worker and its cause, if that made a thread of Beam's fail."""
         ended = _ENDED.fullmatch(str(failure))
         if ended is None:
             return None
@@ -104,9 +104,9 @@ class Workers:
 def run_supervised(work: Callable[[], object], workers: Workers) -> None:
     """Run a local job's `work` in a thread until it ends, a worker dies, or a signal arrives.
 
-    Raise what ended it: what `work` raised, WorkerDiedError, or KeyboardInterrupt and Terminated as
-    they arrived. Beam can't cancel a local job, so a thread that goes on for more than a moment is
-    left behind, and the command's `leave` ends the process without waiting for it.
+    Raise its error, WorkerDiedError, or the KeyboardInterrupt or Terminated that arrived. Beam
+    can't cancel a local job, so a thread that runs on for more than a moment is abandoned, and the
+    command's `leave` ends the process without waiting for it.
     """
     outcomes: _Outcomes = SimpleQueue()
 
@@ -135,7 +135,7 @@ def run_supervised(work: Callable[[], object], workers: Workers) -> None:
 
 
 def main(launcher: int) -> None:
-    """In a worker process: serve the runner until it says that all is done, or is gone."""
+    """In a worker process: serve the runner until it is done or gone."""
     from apache_beam.runners.worker import sdk_worker_main  # the launcher needs none of it
 
     skip_last_collection()
@@ -145,14 +145,14 @@ def main(launcher: int) -> None:
 
 
 def _end_with(launcher: int) -> None:
-    """End this process once the launcher is gone, however it went."""
+    """End this process once the launcher is gone, for any reason."""
     while os.getppid() == launcher:
         threading.Event().wait(_LOOK_SECONDS)
     os._exit(1)
 
 
 def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> BaseException:
-    """Return a worker's death, the news of which may follow what Beam complains of it."""
+    """Return a worker's death if one is reported, possibly after Beam's resulting error."""
     if isinstance(outcome, WorkerDiedError) or not workers.have_started:
         return outcome
     try:
@@ -163,7 +163,7 @@ def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> Bas
 
 @contextmanager
 def _listen_to_threads(workers: Workers, outcomes: _Outcomes) -> Iterator[None]:
-    """Hear of a worker's death, and let Beam's threads end without a traceback each after it."""
+    """Notice a worker's death; afterwards silence the tracebacks of Beam's threads."""
     before = threading.excepthook
 
     def report(failure: threading.ExceptHookArgs) -> None:
@@ -181,7 +181,7 @@ def _listen_to_threads(workers: Workers, outcomes: _Outcomes) -> Iterator[None]:
 
 
 def _explain(status: int, log: str) -> str:
-    """Return what ended a process, from its exit status and its last words."""
+    """Explain a process's end by its exit status and last output."""
     if status == -signal.SIGKILL:
         return "was killed (SIGKILL): by hand, or because memory ran out"
     if status < 0:

@@ -1,4 +1,4 @@
-"""`python -m beam_jobs.score`: a teacher's losses of a dataset, once, next to its shards."""
+"""`python -m beam_jobs.score`: a teacher's losses of a dataset, stored next to its shards."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`vocag compare-scores`: what two teachers' stored losses of one dataset differ by."""
+"""`vocag compare-scores`: how two teachers' stored losses of one dataset differ."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class CompareOptions:
 
 @prints("vocag compare-scores")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Yield what the command prints."""
+    """Yield the command's output."""
     options = parse_options(CompareOptions, argv, prog="vocag compare-scores", epilog=_EPILOG)
     from pipeline.scoring.comparison import KEPT, compare_scores
 

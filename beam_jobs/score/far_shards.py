@@ -1,7 +1,7 @@
-"""Shards whose losses are far from the others', as a server gives them that went wrong in between.
+"""Find shards whose losses are far from the others', because a server went wrong in between.
 
-A server proves itself around every shard, by one plain text. One that gives that text its losses
-and others nonsense, as a cache of answers may, passes; its shards show it.
+A server is checked around every shard with one plain text. One that gets that text right and others
+wrong, as a cache of answers may, passes, but its shards differ.
 """
 
 import json
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 class FarShard(NamedTuple):
-    """A sidecar unlike the rest, the mean of its losses and the median of the others', in nats."""
+    """An outlying sidecar, its mean loss and the median of the other shards' means, in nats."""
 
     record: SidecarRecord
     mean: float
@@ -37,7 +37,8 @@ class FarShard(NamedTuple):
 def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
     """Return the shards whose mean loss is far from the other shards'.
 
-    Far is more than 1 nat, five times the others' own spread and what chance does to few tokens.
+    Far means more than 1 nat, plus five times the others' own spread, plus the chance effect of few
+    tokens.
     """
     known = [record for record in records if record.num_losses]
     means = np.array([record.loss_sum / record.num_losses for record in known])
@@ -55,11 +56,11 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
 def refuse_far_shards(
     records: Sequence[SidecarRecord], *, dataset: str, run_folder: str, started: float
 ) -> None:
-    """Remove the sidecars of shards that are far from the rest, and end the job by an EngineError.
+    """Remove the sidecars of outlying shards, and end the job by an EngineError.
 
-    A shard that comes out the same when a later run scores it again is accepted: then it is its
-    text that is unlike the rest. What was removed is noted in the run's folder for that, with
-    when the command was `started`: a step that Beam runs twice isn't a later run.
+    A shard that comes out the same in a later run is accepted: its text is unusual. The removed
+    shards are noted in the run's folder with the command's `started`, because a step that Beam runs
+    twice isn't a later run.
     """
     path = storage.join(run_folder, FAR_SHARDS_FILE)
     noted: dict[str, dict[str, float]] = {}

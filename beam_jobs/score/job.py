@@ -1,4 +1,4 @@
-"""Score the datasets of a run: from what is asked for to the finished score manifests."""
+"""Score the datasets of a run, from options to finished score manifests."""
 
 import os
 import time
@@ -46,9 +46,9 @@ from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name
 
 
 def score(options: ScoreOptions) -> list[ScoreManifest]:
-    """Score the datasets of a run, one after another; those that are finished are kept.
+    """Score the datasets of a run, one after another; finished ones are kept.
 
-    Return the score manifests, in the mixture's order; of a dry run none.
+    Return the score manifests in the mixture's order; none for a dry run.
 
     Raises:
         ValueError: a dataset, the teacher or an option can't be used.
@@ -99,7 +99,7 @@ def _score(options: ScoreOptions) -> list[ScoreManifest]:
 def make_job(
     options: ScoreOptions, opened: OpenedDataset, teacher: JobTeacher, context: ContextRule
 ) -> ScoreJob:
-    """Return what workers need to know to score one dataset of a run."""
+    """Return the workers' knowledge for scoring one dataset of a run."""
     dataset = opened.dataset
     is_chats = dataset.manifest.chats is not None
     if options.learned_only and not is_chats:
@@ -132,7 +132,7 @@ def make_job(
 
 
 def build_pipeline(pipeline: beam.Pipeline, num_shards: int, job: ScoreJob) -> None:
-    """Describe the job: a shard an element, for whichever worker is free."""
+    """Describe the job: one shard per element, for any free worker."""
     _ = (
         pipeline
         | "Shards" >> beam.Create([str(shard) for shard in range(num_shards)])
@@ -189,7 +189,7 @@ def _score_dataset(
 def _complete(
     run: RunOptions, job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> None:
-    """Write the tables of documents' scores that are missing."""
+    """Write missing tables of documents' scores."""
     there = storage.list_folder(job.dataset)
     if all(document_scores_name(record.file) in there for record in scores.sidecars):
         return
@@ -201,7 +201,7 @@ def _complete(
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:
-    """Return the shards with as many documents and tokens as are scored; refuse to score none."""
+    """Return shards with their numbers of scored documents and tokens; refuse to score none."""
     shards = documents.dataset.manifest.shards
     if not documents.where:
         return shards

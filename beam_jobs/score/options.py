@@ -1,4 +1,4 @@
-"""The options of `score`: the frozen dataclass that its command line and the job are made from."""
+"""The options of `score`: one frozen dataclass for its command line and the job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -136,7 +136,7 @@ class ScoreOptions:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
-    """Return the options of a command line; what is not ours goes to Beam."""
+    """Parse a command line; unknown options go to Beam."""
     return options.parse_options(
         ScoreOptions, arguments, prog="vocag score", epilog=_EXAMPLES, groups=_GROUPS
     )

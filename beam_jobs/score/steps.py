@@ -1,10 +1,10 @@
-"""The steps of the job that scores a dataset: one shard an element, one sidecar each.
+"""The steps of the job that scores a dataset: one shard per element, one sidecar each.
 
 Apache Beam's RunInference loads the teacher once per process and hands it elements. It would batch
-elements as they come; a teacher wants batches of equally long pieces, which only a whole shard's
-documents give, and a sidecar is written whole. So an element is a shard's number, and batching is
-the engine's. Each step can run twice, or on two workers at once, without harm: a
-sidecar is replaced whole by an equal one, and the score manifest comes last.
+elements as they come, but a teacher needs batches of equally long pieces, which take a whole
+shard's documents. So an element is a shard's number, and the engine batches. Each step can run
+twice, or on two workers at once: a sidecar is replaced whole by an equal one, and the score
+manifest comes last.
 """
 
 import logging
@@ -52,15 +52,15 @@ logger = logging.getLogger(__name__)
 
 
 class ChangedError(ValueError):
-    """What the job started with is not what a worker finds."""
+    """A worker's input differs from the one at the job's start."""
 
 
 @dataclass(frozen=True)
 class ScoreJob:
     """Everything a worker needs to know; plain values only.
 
-    Servers that have the teacher, and not its files, are held against the handshake. The command
-    started so many seconds after 1970. A job that `reuses` losses finds them in the run's folder.
+    Servers, which have the teacher's files out of sight, are checked against `handshake`. `started`
+    is in seconds since 1970. A job that `reuses` losses finds them in the run's folder.
     """
 
     dataset: str
@@ -78,7 +78,7 @@ class ScoreJob:
 
 @dataclass
 class WorkDone:
-    """What was done; add it up.
+    """Work done; values can be added.
 
     Known documents have another dataset's losses; resumed shards were written by an earlier run.
     """
@@ -96,7 +96,7 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class ShardScored:
-    """What became of one shard: its number, the record of its sidecar, and what was done."""
+    """One shard's result: its number, its sidecar's record, and the work done."""
 
     shard: int
     record: SidecarRecord
@@ -104,9 +104,9 @@ class ShardScored:
 
 
 class ReadyTeacher:
-    """A worker's dataset, and the teacher, which is loaded for the first shard that needs it.
+    """A worker's dataset, and the teacher, loaded for the first shard that needs it.
 
-    It need not give the losses that are `known`.
+    Losses in `known` are not computed again.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ReadyTeacher:
         self._lock = threading.Lock()
 
     def shard(self, number: int) -> ShardToScore:
-        """Return what is scored of a shard; its index is read."""
+        """Open the scored part of a shard; reads its index."""
         return ShardToScore.open(self.documents, number, self.context)
 
     @property
@@ -166,7 +166,7 @@ class ReadyTeacher:
 
 
 class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
-    """Shard number -> `ShardScored` as JSON; the sidecar is in place by then."""
+    """Shard number -> `ShardScored` as JSON, once the sidecar is in place."""
 
     def __init__(self, job: ScoreJob) -> None:
         """Hold the job; one element makes a batch."""
@@ -174,7 +174,7 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         self._job = job
 
     def load_model(self) -> ReadyTeacher:
-        """Open the dataset, once a process; ChangedError if it isn't the one of the job's start."""
+        """Open the dataset once per process; ChangedError if it differs from the job's start."""
         job = self._job
         dataset = open_dataset(job.dataset)
         _require_same("dataset", job.dataset, dataset.manifest.fingerprint, job.fingerprint)
@@ -187,12 +187,12 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         model: ReadyTeacher,
         inference_args: dict[str, Any] | None = None,
     ) -> Iterator[str]:
-        """Yield what became of each shard."""
+        """Yield the result of each shard."""
         for shard in batch:
             yield write_record(score_shard(int(shard), model))
 
     def get_metrics_namespace(self) -> str:
-        """Return where Beam counts its own figures."""
+        """Namespace of Beam's own metrics."""
         return "vocag"
 
 
@@ -264,7 +264,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
 def write_document_scores(
     job: ScoreJob, shard: ShardToScore, sidecar: bytes, record: SidecarRecord
 ) -> SidecarRecord:
-    """Write the table of what a sidecar says of each document; return a record that names it."""
+    """Write the table of a sidecar's document scores; return a record that names it."""
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, at=name)
     table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())
@@ -275,7 +275,7 @@ def write_document_scores(
 def complete_document_scores(
     job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> int:
-    """Write the tables that finished scores lack; return how many, no teacher is loaded."""
+    """Write the tables that finished scores lack, without a teacher; return how many."""
     there = storage.list_folder(job.dataset)
     context, number = ContextRule.from_json(job.rule.context), 0
     records = list(scores.sidecars)

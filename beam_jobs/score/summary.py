@@ -1,4 +1,4 @@
-"""What `vocag score` says: what a job will take, and what it has done."""
+"""Messages of `vocag score`: estimates before a job, results after it."""
 
 import math
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ def estimate_disk(
     rule: TeacherRule,
     bytes_per_position: float | None = None,
 ) -> int:
-    """Return how many bytes a job will add to a dataset's disk, to a percent; no sidecar twice.
+    """Estimate the bytes a job adds to a dataset's disk, to a percent, without existing sidecars.
 
-    Shards come with the documents and tokens that are scored. Without a sample's bytes of next
-    tokens per position they are as many as the rule allows.
+    `shards` have the scored numbers of documents and tokens. Without a sampled
+    `bytes_per_position`, next tokens take as much as the rule allows.
     """
     there = storage.list_folder(dataset)
     of_token, of_document, of_shard = _sizes(rule.distributions, bytes_per_position)
@@ -54,7 +54,7 @@ def estimate_disk(
 
 
 def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
-    """Score the first documents here, write nothing; return what the job would do, in lines."""
+    """Score the first documents without writing; return an estimate of the job, in lines."""
     work, losses, counts, num_documents = _try(teacher)
     rule, folder = teacher.job.rule, teacher.job.dataset
     there = storage.list_folder(folder)
@@ -94,7 +94,7 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
 
 
 def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
-    """Return what the first documents cost, their losses, their entries a position, how many."""
+    """Return the first documents' work, losses, entries per position, and number."""
     work, parts, num_documents = Work(), [np.empty(0, np.float32)], 0
     counts = [np.empty(0, np.int64)]
     for number in range(len(teacher.documents.dataset.manifest.shards)):
@@ -119,7 +119,7 @@ def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
 def _sizes(
     rule: DistributionRule | None, bytes_per_position: float | None
 ) -> tuple[float, float, int]:
-    """Return the bytes that a token, a document and a shard take."""
+    """Bytes per token, per document and per shard."""
     of_document = float(_START_BYTES + _ROW_BYTES)
     of_shard = _HEADER_BYTES + _RECORD_BYTES + _TABLE_BYTES
     if rule is None:
@@ -139,7 +139,7 @@ def summarise(
     reuse: Sequence[str],
     elapsed_seconds: float,
 ) -> str:
-    """Return the lines that end a run."""
+    """Return the last lines of a run."""
     sidecars = scores.sidecars
     num_tokens = sum(record.num_tokens for record in sidecars)
     num_losses = sum(record.num_losses for record in sidecars)
@@ -172,7 +172,7 @@ def summarise(
 
 
 def _describe_entries(scores: ScoreManifest) -> list[str]:
-    """Return how much of the teacher's distributions is stored."""
+    """Describe how much of the teacher's distributions is stored."""
     rule = scores.rule.distributions
     if rule is None:
         return []
@@ -188,7 +188,7 @@ def _describe_entries(scores: ScoreManifest) -> list[str]:
 
 
 def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
-    """Return what the losses cost, of what their engine reports."""
+    """Describe the cost of the losses, as far as their engine reports it."""
     work = run.work
     if rule.engine is not None:
         return [f"  engine          {describe_engine(rule)}"]
@@ -197,12 +197,12 @@ def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
 
 
 def describe_context(rule: TeacherRule) -> str:
-    """Return where texts are split, and what comes before them."""
+    """Describe where texts are split, and what precedes them."""
     context = ContextRule.from_json(rule.context)
     first = context.first_token_id
     return f"{context.describe()}, {'nothing' if first is None else f'token {first}'} before a text"
 
 
 def describe_engine(rule: TeacherRule) -> str:
-    """Return the teacher's dtype and what runs it."""
+    """Describe the teacher's dtype and engine."""
     return rule.dtype if rule.engine is None else f"{rule.dtype}, by {rule.engine.describe()}"

@@ -1,4 +1,4 @@
-"""Whose losses a job stores: its files or its name, its dtype, and what runs it."""
+"""The teacher of a job: its files or its name, its dtype, and its engine."""
 
 import os
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ API_KEY = "VOCAG_API_KEY"
 
 @dataclass(frozen=True)
 class JobTeacher:
-    """A teacher, as the user named it, and what runs it; no engine means transformers.
+    """A teacher, as named by the user, and its engine; None means transformers.
 
-    The digest is over its files, or over its name where they are out of sight. Workers hold its
-    servers against the handshake.
+    The digest is over its files, or over its name if they are out of sight. Workers check its
+    servers against `handshake`.
     """
 
     source: str
@@ -40,7 +40,7 @@ class JobTeacher:
 
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
-    """Return the teacher that a job is asked for, checked as far as it can be before it runs."""
+    """Return a job's teacher, checked as far as possible before it runs."""
     digest = ""
     if options.teacher:
         digest = find_fitting(options.teacher, dataset, side="teacher").sha256
@@ -50,12 +50,12 @@ def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRu
 
 
 def api_key() -> str:
-    """Return the key of the servers from the environment of this process, "" for none."""
+    """Return the servers' key from the environment, "" if unset."""
     return os.environ.get(API_KEY, "")
 
 
 def run_configuration(rule: TeacherRule, dataset: str) -> dict[str, str]:
-    """Return what names a run on a dataset of this fingerprint."""
+    """Return the identity of a run on a dataset with this fingerprint."""
     return {"scores": rule.fingerprint, "dataset": dataset}
 
 
@@ -83,7 +83,7 @@ def _default_dtype(device: str) -> str:
 def _served(
     options: ScoreOptions, dataset: Dataset, context: ContextRule, digest: str
 ) -> JobTeacher:
-    """Return a teacher behind servers, each of which has answered."""
+    """Return a teacher behind servers, after each of them has answered."""
     from pipeline.scoring.engines.openai import connect
 
     settings = options.served

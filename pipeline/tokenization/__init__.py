@@ -1,4 +1,4 @@
-"""Text to tokens that know their bytes, with any tokenizer."""
+"""Tokenize text with any tokenizer, with each token's bytes."""
 
 from pipeline.tokenization.probes import PROBES
 from pipeline.tokenization.sources import TokenizerError

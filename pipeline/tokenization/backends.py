@@ -1,4 +1,4 @@
-"""The tokenizer libraries behind `pipeline.tokenization`, each behind the same few calls.
+"""The tokenizer libraries, each with the same few calls.
 
 `tokenizers` and `sentencepiece` are the references; `fastokens` is the fast path.
 """
@@ -47,15 +47,15 @@ from pipeline.tokenization.sources import TokenizerError, TokenizerFile
 
 
 class LibraryError(ValueError):
-    """A tokenizer library failed on a text; the message names it and what it says."""
+    """A tokenizer library failed on a text; the message has its name and error."""
 
 
 @contextmanager
 def _failures_of(library: str) -> Iterator[None]:
-    """Raise whatever a library raises as `LibraryError`.
+    """Raise any failure of a library as `LibraryError`.
 
     A panic of its Rust code is a `PanicException`, which isn't an `Exception`: uncaught it ends the
-    process. Each library brings a type of that name of its own, and exports none.
+    process. Each library has its own type of that name, and exports none.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def _failures_of(library: str) -> Iterator[None]:
 
 
 class Report(NamedTuple):
-    """A text's ids [T], byte ranges [T, 2], and what each token stands for there, b"" if unsaid."""
+    """A text's ids [T], byte ranges [T, 2], and each token's surface, b"" if unknown."""
 
     ids: NDArray[np.uint32]
     ranges: NDArray[np.int64]
@@ -77,7 +77,7 @@ class Report(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One text's ids, uint32 [T], and a call for the library's report: few texts need it."""
+    """One text's ids, uint32 [T], and a call for the library's report, which few texts need."""
 
     ids: NDArray[np.uint32]
     report: Callable[[], Report]
@@ -88,18 +88,18 @@ class HuggingFaceReference:
 
     Attributes:
         vocab_size: one greater than the largest id, added tokens included.
-        conventions: which tokens the model expects around a text.
-        control: ids of control tokens that no text spells, by their names; none if honoured.
-        named_tokens: ids of added and control tokens, by the names that their file gives them.
+        conventions: tokens that the model expects around a text.
+        control: ids, by name, of control tokens that no text spells; none if honoured.
+        named_tokens: ids of added and control tokens, by their names in the file.
         added_strings: added tokens that texts may hold.
-        keeps_ascii: whether of an ASCII text tokens' lengths alone say where they lie.
-        byte_names: ids of bytes that a text may name, such as `<0x0A>`, with the name.
-        lost_bytes: bytes that the vocabulary lacks and leaves out of a text.
-        spells: whether tokens spell their text; WordPiece's drop white space, for one.
+        keeps_ascii: whether tokens' lengths alone place them in an ASCII text.
+        byte_names: names, such as `<0x0A>`, that a text may spell, by byte id.
+        lost_bytes: bytes missing from the vocabulary, which it drops from a text.
+        spells: whether tokens spell their text; WordPiece's, for one, drop white space.
     """
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
-        """Load the tokenizer; a proven one is not looked at again.
+        """Load the tokenizer; a proven one is not checked again.
 
         Raises:
             TokenizerError: the library does not load it, or would report wrong ids or offsets.
@@ -142,7 +142,7 @@ class HuggingFaceReference:
     @cached_property
     @_failures_of("tokenizers")
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer, built when it is first needed: on the fast path, seldom."""
+        """The library's tokenizer, built on first use; the fast path seldom needs it."""
         return tokenizers.Tokenizer.from_str(orjson.dumps(self.definition).decode())
 
     @cached_property
@@ -155,7 +155,7 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts once, without special tokens: encodings hold offsets, too."""
+        """Encode texts once, without special tokens; encodings hold offsets, too."""
         encoded = []
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         for text, encoding in zip(texts, encodings, strict=True):
@@ -164,9 +164,9 @@ class HuggingFaceReference:
         return encoded
 
     def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, b"" if that is not known.
+        """Return each id's bytes in a normalised text, b"" if unknown.
 
-        White space aside, where tokens don't spell the text.
+        If tokens don't spell the text, white space is missing.
         """
         return contents_of(
             self.definition, self.control, vocab_size=self.vocab_size, normalize=self.normalize
@@ -174,12 +174,12 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def normalize(self, text: str) -> str:
-        """Return the text as tokens spell it: normalised, `▁` read as the space it stands for."""
+        """Normalise a text as tokens spell it; `▁` becomes a space if it means one."""
         text = self._normal_form(text)
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def pieces(self) -> dict[str, int]:
-        """Return the model's token strings and their ids, added tokens left out."""
+        """Return the model's token strings and ids, without added tokens."""
         return self._pieces
 
     def _normal_form(self, text: str) -> str:
@@ -237,7 +237,7 @@ class HuggingFaceReference:
 class SentencePieceReference:
     """A SentencePiece model (BPE or Unigram), read by `sentencepiece`, which counts bytes.
 
-    It gives what `HuggingFaceReference` gives.
+    It has the attributes of `HuggingFaceReference`.
     """
 
     added_strings: Sequence[str] = ()
@@ -279,7 +279,7 @@ class SentencePieceReference:
 
     @_failures_of("sentencepiece")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts; those whose report is asked for are encoded once more."""
+        """Encode texts; a report encodes its text once more."""
         arrays = self.processor.Encode(list(texts), return_type="numpy", num_threads=1)
         return [
             Encoded(array.astype(np.uint32), partial(self._report, text))
@@ -287,7 +287,7 @@ class SentencePieceReference:
         ]
 
     def contents(self) -> list[bytes]:
-        """Return what each id stands for in a normalised text, b"" if that is not known."""
+        """Return each id's bytes in a normalised text, b"" if unknown."""
         table = []
         for token_id in range(self.vocab_size):
             piece = self.processor.id_to_piece(token_id)
@@ -300,23 +300,23 @@ class SentencePieceReference:
         return table
 
     def pieces(self) -> dict[str, int]:
-        """Return the model's token strings and their ids."""
+        """Return the model's token strings and ids."""
         return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
 
     @_failures_of("sentencepiece")
     def normalize(self, text: str) -> str:
-        """Return the text as tokens spell it."""
+        """Normalise a text as tokens spell it."""
         return str(self.processor.Normalize(text)).replace(SPACE_PIECE, " ")
 
     def _report(self, text: str) -> Report:
-        """Return ids and ranges in bytes: bytes, because bytes are asked for."""
+        """Return ids and ranges in bytes, since the library gets bytes."""
         report = self.processor.Encode(text.encode(), return_type="offset_mapping")
         ranges = np.array(report["offsets"], np.int64).reshape(-1, 2)
         surfaces = [piece.replace(SPACE_PIECE.encode(), b" ") for piece in report["pieces"]]
         return Report(np.array(report["ids"], np.uint32), ranges, surfaces)
 
     def _keeps_ascii(self) -> bool:
-        """Return whether normalising keeps every pair of ASCII characters.
+        """Whether normalising keeps every pair of ASCII characters.
 
         The model's rules are compiled, so they are tried. A dummy prefix and `▁` don't count.
         """
@@ -340,7 +340,7 @@ class FastEncoder:
 
     @_failures_of("fastokens")
     def __init__(self, file: TokenizerFile, reference: Reference) -> None:
-        """Load a tokenizer.json; LibraryError if it is none or fastokens doesn't support it."""
+        """Load a tokenizer.json; LibraryError if fastokens doesn't support it."""
         user_defined: list[int] = []
         if isinstance(reference, HuggingFaceReference):
             self.definition = reference.definition
@@ -370,10 +370,10 @@ class FastEncoder:
     def encode_batch(
         self, texts: Sequence[str]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return ids [N], where each document's start [D + 1], and which are for the reference [D].
+        """Return ids [N], documents' starts [D + 1], and which documents need the reference [D].
 
-        Those are what it refuses, such as a text with a byte that the vocabulary lacks (they have
-        no ids), and what it is known to read otherwise.
+        Those are refused, such as a text with a byte that the vocabulary lacks (they have no ids),
+        or known to be read differently.
 
         Raises:
             LibraryError: it fails on one of them.
@@ -397,7 +397,7 @@ class FastEncoder:
 
 
 def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:
-    """Return the reference tokenizer for a file; see `pipeline.tokenization.load_tokenizer`."""
+    """Load the reference tokenizer of a file; see `pipeline.tokenization.load_tokenizer`."""
     if file.kind == "huggingface":
         return HuggingFaceReference(file, honour_special=honour_special, proven=proven)
     return SentencePieceReference(file, honour_special=honour_special)

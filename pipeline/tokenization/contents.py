@@ -1,4 +1,4 @@
-"""What the ids of a `tokenizer.json` stand for: the bytes of a normalised text."""
+"""The bytes of a normalised text that the ids of a `tokenizer.json` stand for."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,18 +18,18 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def spells_text(definition: Definition) -> bool:
-    """Return whether tokens spell their text; WordPiece's drop white space, for one."""
+    """Whether tokens spell their text; WordPiece's, for one, drop white space."""
     return _speller(definition) is not None
 
 
 def contents_of(
     definition: Definition, control: Mapping[str, int], *, vocab_size: int, normalize: Normalize
 ) -> list[bytes]:
-    """Return the normalised text that each id stands for, white space aside if it is lost.
+    """Return each id's bytes in the normalised text, without white space if it is lost.
 
-    b"" marks ids that stand for no known bytes: control tokens, the unknown token, added tokens
-    that swallow the white space next to them or look like a dummy prefix, ids of an added token
-    and of a piece that spells something else. `normalize` gives what tokens spell of a string.
+    b"" marks ids without known bytes: control tokens, the unknown token, added tokens that swallow
+    adjacent white space or look like a dummy prefix, ids shared by an added token and a different
+    piece. `normalize` gives a string's spelling in tokens.
     """
     spell = _speller(definition) or _reader(definition)
     table = [b""] * vocab_size
@@ -47,10 +47,10 @@ def contents_of(
 
 
 def _added_content(token: Definition, definition: Definition, normalize: Normalize) -> bytes:
-    """Return what an added token stands for in a normalised text, b"" if that is not known.
+    """Return an added token's bytes in a normalised text, b"" if unknown.
 
-    The library looks for the normal form of a normalised one (for Llama 2 `hello` is `▁hello`,
-    with the space before it) in the normalised text, for another as it is in the text itself.
+    A token marked "normalized" is found as its normal form (for Llama 2 `hello` is `▁hello`, with
+    the space before it) in the normalised text, others unchanged in the text.
     """
     rewrite = normalize if token["normalized"] else framed(normalize)
     if rewrite is None or token.get("lstrip") or token.get("rstrip"):
@@ -66,9 +66,9 @@ def _added_content(token: Definition, definition: Definition, normalize: Normali
 
 
 def byte_names(definition: Definition) -> dict[int, bytes]:
-    """Return the names of ids that stand for a byte, such as `<0x0A>`, which a text may spell.
+    """Return byte ids' names, such as `<0x0A>`, which a text may spell.
 
-    A Unigram model gives such a text the byte's own id.
+    A Unigram model gives such a text the byte's id.
     """
     if not definition["model"].get("byte_fallback"):
         return {}
@@ -77,7 +77,7 @@ def byte_names(definition: Definition) -> dict[int, bytes]:
 
 
 def lost_bytes(definition: Definition) -> bytes:
-    """Return the bytes that a byte-level BPE leaves out of a text, because it lacks them.
+    """Return the bytes that a byte-level BPE lacks and drops from a text.
 
     A vocabulary made for GGUF, for one, may lack rare bytes. With an unknown token, none is lost.
     """
@@ -89,7 +89,7 @@ def lost_bytes(definition: Definition) -> bytes:
 
 
 def loses_characters(definition: Definition) -> bool:
-    """Return whether a BPE of characters leaves out those it lacks, whichever they are."""
+    """Whether a BPE of characters drops any character that it lacks."""
     model = definition["model"]
     if model["type"] != "BPE" or _speller(definition) is _spell_byte_level:
         return False
@@ -98,7 +98,7 @@ def loses_characters(definition: Definition) -> bool:
 
 
 def _speller(definition: Definition) -> Callable[[str], bytes] | None:
-    """Return what turns a piece into the bytes it stands for, None if nothing does."""
+    """Return a function from pieces to bytes, None if pieces don't spell the text."""
     model = definition["model"]
     kind = model["type"]
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
@@ -113,7 +113,7 @@ def _speller(definition: Definition) -> Callable[[str], bytes] | None:
 
 
 def _reader(definition: Definition) -> Callable[[str], bytes]:
-    """Return what turns a piece that does not spell the text into what it stands for."""
+    """Return a function that reads a piece that does not spell the text."""
     model = definition["model"]
     before = model.get("continuing_subword_prefix") or ""
     after = model.get("end_of_word_suffix") or ""
@@ -125,7 +125,7 @@ def _reader(definition: Definition) -> Callable[[str], bytes]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's map from printable characters to the bytes they stand for."""
+    """Map GPT-2's printable characters to their bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -139,7 +139,7 @@ _TO_LATIN_1 = str.maketrans(_NO_BYTE | {c: chr(byte) for c, byte in BYTE_LEVEL_A
 
 
 def write_byte_level(piece: bytes) -> str:
-    """Return bytes in GPT-2's alphabet.
+    """Write bytes in GPT-2's alphabet.
 
     Example:
         >>> write_byte_level(b" a")

@@ -1,10 +1,10 @@
-"""A SentencePiece model as a `tokenizer.json` that gives the same ids.
+"""Convert a SentencePiece model to a `tokenizer.json` with the same ids.
 
-`transformers` reads SentencePiece models through classes that split a text otherwise than the model
-does (no dummy prefix, another normaliser). This conversion states what the model's file states;
-whoever exports it compares ids (`pipeline.models.exported_tokenizer`). `sentencepiece` ships a
-reader of its files, but that needs the newest protobuf, which other packages (Beam, for one) don't
-allow. A file is a protobuf message of few fields, so they are read here.
+`transformers` reads SentencePiece models through classes that split texts differently from the
+model (no dummy prefix, a different normaliser). This conversion follows the model's file; exports
+compare ids (`pipeline.models.exported_tokenizer`). `sentencepiece` ships a reader of its files that
+needs the newest protobuf, which other packages (such as Beam) don't allow. The file is a protobuf
+message of few fields, so it is read here.
 """
 
 import struct
@@ -50,8 +50,9 @@ class Piece(NamedTuple):
 class SentencePieceModel(NamedTuple):
     """A model file, its pieces by id.
 
-    Spaces that follow belong to the word before them. `charsmap` are the normaliser's compiled
-    character rules, b"" for none; extra spaces are those at a text's ends, and all but one within.
+    With `space_follows`, spaces belong to the word before them. `charsmap` are the normaliser's
+    compiled character rules, b"" for none; extra spaces are those at a text's ends, and all but one
+    within.
     """
 
     pieces: Sequence[Piece]
@@ -65,10 +66,10 @@ class SentencePieceModel(NamedTuple):
 
 
 def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
-    """Return the `tokenizer.json` of a SentencePiece model's file; errors name its `source`.
+    """Convert a SentencePiece model's file to a `tokenizer.json`; errors name its `source`.
 
     Raises:
-        TokenizerError: neither BPE nor Unigram, or spaces that belong to the word before them.
+        TokenizerError: neither BPE nor Unigram, or spaces belong to the word before them.
     """
     model = read_sentencepiece_model(data)
     if model.kind not in (ModelKind.BPE, ModelKind.UNIGRAM) or model.space_follows:
@@ -149,10 +150,10 @@ def _bpe(model: SentencePieceModel) -> Definition:
 
 
 def _merges(pieces: Sequence[Piece]) -> list[list[str]]:
-    """Return every pair that makes a piece, the best piece first, as SentencePiece merges them.
+    """Return every pair that makes a piece, the best piece first, as SentencePiece merges.
 
-    Control, byte and user-defined pieces are made by no merge: no text spells them. Of pieces with
-    equal scores (Mistral's runs of spaces) the one with the smaller id comes first.
+    Control, byte and user-defined pieces come from no merge: no text spells them. Of pieces with
+    equal scores (Mistral's runs of spaces) the smaller id comes first.
     """
     place = {
         piece.text: token_id
@@ -184,7 +185,7 @@ def _piece(message: Mapping[int, Any]) -> Piece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield each field's number and value: a varint as int, everything else as its bytes."""
+    """Yield each field's number and value: a varint as int, everything else as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -199,7 +200,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a variable-length integer and where it ends."""
+    """Return a variable-length integer and its end."""
     value, shift = 0, 0
     while True:
         byte = data[at]

@@ -1,6 +1,6 @@
-"""What a `tokenizer.json` says of itself: control tokens, spelling, conventions.
+"""Read control tokens, spelling and conventions from a `tokenizer.json`.
 
-Pure functions on its parsed JSON; the library that encodes is in `pipeline.tokenization.backends`.
+Pure functions on its parsed JSON; `pipeline.tokenization.backends` encodes.
 """
 
 import json
@@ -40,9 +40,9 @@ _TEXT_KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "UnicodeScripts"}
 
 @dataclass(frozen=True)
 class Conventions:
-    """Which tokens a model expects around a text, as `Tokenizer` describes them.
+    """Tokens that a model expects around a text, as `Tokenizer` describes them.
 
-    A template may put several before it. Control tokens are named, of whatever use.
+    A template may put several before it. `control_names` includes tokens of unknown use.
     """
 
     bos_token_id: int | None
@@ -54,7 +54,7 @@ class Conventions:
 
 
 def with_model_type(definition: Definition) -> Definition:
-    """Return the definition with its model's type, which before tokenizers 0.9 fields tell."""
+    """Fill in the model's type, which before tokenizers 0.9 only its fields show."""
     model = definition["model"]
     if model.get("type"):
         return definition
@@ -65,16 +65,16 @@ def with_model_type(definition: Definition) -> Definition:
 
 
 def bare_definition(original: Definition) -> Definition:
-    """Return the definition less what adds tokens or changes offsets, such as `trim_offsets`."""
+    """Remove parts that add tokens or change offsets, such as `trim_offsets`."""
     return original | {"post_processor": None, "truncation": None, "padding": None}
 
 
 def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str, int]]:
-    """Return the definition with control tokens that no text can spell, and those tokens' ids.
+    """Return a definition whose control tokens no text can spell, and their ids.
 
-    Each is renamed to a string drawn at random at every load, in the model's vocabulary too: a
-    Unigram model would find it there. Leaving them out instead would shift the ids that
-    `tokenizers` (0.23) gives to the added tokens behind them.
+    Each gets a random new name at every load, in the model's vocabulary too, where a Unigram model
+    would find it. Leaving them out would shift the ids that `tokenizers` (0.23) gives to later
+    added tokens.
     """
     control = control_tokens(definition)
     names = {content: f"{content}{token_hex(16)}" for content in control}
@@ -96,9 +96,9 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
 
 
 def without_gaps(model: Definition) -> Definition:
-    """Return a model that has a piece for each id below its largest, and no empty piece.
+    """Give the model a non-empty piece for each id below its largest.
 
-    What is filled in, or renamed, is drawn at random at every load: no text spells it.
+    New pieces are random at every load, so no text spells them.
     """
     vocab = model["vocab"]
     if not isinstance(vocab, dict) or (
@@ -111,10 +111,10 @@ def without_gaps(model: Definition) -> Definition:
 
 
 def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> Definition:
-    """Return a definition that does by other steps what a `Metaspace` alone does.
+    """Replace a lone `Metaspace` step by equivalent steps.
 
-    They put a space before what is behind an added token, too, as its scheme "always" does: with
-    "first" nothing is changed if texts may hold such a token (`added_strings`).
+    They put a space also after an added token, as its scheme "always" does; with "first" nothing is
+    changed if texts may hold such a token (`added_strings`).
     """
     step = definition.get("pre_tokenizer") or {}
     default = "always" if step.get("add_prefix_space", True) else "never"
@@ -138,7 +138,7 @@ def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> D
 
 
 def _avoids(merge: str | Sequence[str], pieces: Collection[str]) -> bool:
-    """Return whether a merge neither joins nor makes one of some pieces."""
+    """Whether a merge neither joins nor makes any of some pieces."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return not (left in pieces or right in pieces or left + right in pieces)
 
@@ -149,13 +149,13 @@ def added_tokens(definition: Definition) -> list[dict[str, Any]]:
 
 
 def added_token(token_id: int, content: str, *, special: bool = True) -> Definition:
-    """Return the entry of an added token that is read nowhere but where it is."""
+    """Return the entry of an added token without special matching."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": token_id, "content": content, **plain, "special": special}
 
 
 def model_pieces(definition: Definition) -> dict[str, int]:
-    """Return the model's token strings and their ids, added tokens left out."""
+    """Return the model's token strings and ids, without added tokens."""
     vocab = definition["model"]["vocab"]
     if isinstance(vocab, dict):
         return vocab
@@ -163,13 +163,13 @@ def model_pieces(definition: Definition) -> dict[str, int]:
 
 
 def token_names(definition: Definition) -> dict[int, str]:
-    """Return the strings of all tokens by their ids, added tokens included."""
+    """Return all tokens' strings by id, with added tokens."""
     names = {token_id: piece for piece, token_id in model_pieces(definition).items()}
     return names | {token["id"]: token["content"] for token in added_tokens(definition)}
 
 
 def content_normalizer(definition: Definition) -> Definition:
-    """Return a definition that does nothing but normalise, and leaves spelling to the tokens.
+    """Return a definition that only normalises, and leaves spelling to the tokens.
 
     The `ByteLevel` normaliser is a spelling: it writes bytes as printable characters.
     """
@@ -180,13 +180,13 @@ def content_normalizer(definition: Definition) -> Definition:
 
 
 def spells_spaces(definition: Definition) -> bool:
-    """Return whether `▁` in a token stands for a space."""
+    """Whether `▁` in a token means a space."""
     parts = _parts(definition)
     return not is_byte_level(definition) and ('"Metaspace"' in parts or SPACE_PIECE in parts)
 
 
 def is_byte_level(definition: Definition) -> bool:
-    """Return whether tokens are written in GPT-2's alphabet of bytes."""
+    """Whether tokens are written in GPT-2's alphabet of bytes."""
     return '"ByteLevel"' in _parts(definition)
 
 
@@ -202,9 +202,9 @@ def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
 
 
 def keeps_ascii(definition: Definition) -> bool:
-    """Return whether every step before the model keeps each ASCII character of a text.
+    """Whether every step before the model keeps each ASCII character of a text.
 
-    Only steps known to do so count; a space put before a word is not a loss.
+    Only steps known to do so count; an added space is not a loss.
     """
     return all(map(_normalizer_keeps_ascii, normalizer_steps(definition))) and all(
         map(_pre_tokenizer_keeps_text, pre_tokenizer_steps(definition))
@@ -212,10 +212,10 @@ def keeps_ascii(definition: Definition) -> bool:
 
 
 def read_conventions(definition: Definition) -> Conventions:
-    """Return a model's conventions, by its own vocabulary and post-processor.
+    """Read a model's conventions from its vocabulary and post-processor.
 
-    Nothing next to the file counts, so that a file, a folder and a repository give one answer; and
-    `tokenizer_config.json` of a chat model names what ends a turn, not what ends a document.
+    Files next to it don't count, so a file, a folder and a repository agree; besides,
+    `tokenizer_config.json` of a chat model names the end of a turn, not of a document.
     """
     ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
     control = control_tokens(definition)
@@ -243,9 +243,14 @@ def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
 def control_tokens(definition: Definition) -> dict[str, int]:
     """Return the added tokens that a document must not be able to forge.
 
-    Those marked special, and those in control markup (starting with `<|` or holding `｜`) such as
-    Qwen's `<|fim_prefix|>`, which its own file does not mark. Other added tokens (`<tool_call>`,
-    runs of spaces) are ordinary vocabulary: Hugging Face reads and decodes them as text.
+    These are special tokens, and control markup (starting with `<
+
+    ` or holding `｜`) such as Qwen's `<
+
+    fim_prefix
+
+    >`, which its file does not mark. Other added tokens (`<tool_call>`, runs of spaces) are
+    ordinary vocabulary: Hugging Face reads and decodes them as text.
     """
     return {
         token["content"]: token["id"]
@@ -286,7 +291,7 @@ def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
 
 
 def puts_space_first(definition: Definition) -> bool:
-    """Return whether a space may be put before a text, what follows an added token, and splits."""
+    """Whether a space may be put before a text, a split, or the text after an added token."""
     steps = [*normalizer_steps(definition), *pre_tokenizer_steps(definition)]
     return any(
         step["type"] == "Prepend"
@@ -299,7 +304,7 @@ def puts_space_first(definition: Definition) -> bool:
 def read_template(
     processor: Mapping[str, Any] | None, ids: Mapping[str, int]
 ) -> tuple[list[int], list[int]] | None:
-    """Return the tokens put before and after a single text, None if no processor says."""
+    """Return the tokens before and after a single text, None if no processor defines them."""
     for step in _steps(processor, "processors"):
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return [step["cls"][1]], [step["sep"][1]]
@@ -324,7 +329,7 @@ def _template_ids(step: Mapping[str, Any], name: str, ids: Mapping[str, int]) ->
 def text_template(
     before: Sequence[int], after: Sequence[int], names: Mapping[int, str]
 ) -> Definition:
-    """Return the post-processor that puts tokens around a text; `names` are theirs by id."""
+    """Return the post-processor that puts tokens around a text; `names` are by id."""
 
     def side(name: str, type_id: int) -> list[Definition]:
         return [

@@ -1,7 +1,7 @@
-"""The inner loops, compiled with numba: everything that touches one token at a time.
+"""The inner loops over single tokens, compiled with numba.
 
-All kernels work on whole batches (`pipeline.batches`), one document after another. numba's loops
-run 10 to 30 times faster here than numpy's, which would pass over each array many times.
+Kernels work on whole batches (`pipeline.batches`), one document after another. numba's loops run 10
+to 30 times faster here than numpy's, which would pass over each array many times.
 """
 
 from typing import Any
@@ -40,14 +40,14 @@ def offsets_from_vocabulary(
         input_ids: uint32 [N].
         cu_tokens: int64 [D + 1].
         num_text_bytes: int64 [D].
-        compared: uint8, all bytes of the documents that are compared with their tokens, and `WORD`
-            more (`flatten_bytes`); of the others the sum of lengths must do.
+        compared: uint8, all bytes of the documents to compare with their tokens, and `WORD` more
+            (`flatten_bytes`); for other documents the sum of lengths must fit.
         cu_compared: int64 [D + 1].
         token_bytes: uint8, the bytes of each vocabulary entry, one after another, and `WORD` more.
         cu_token_bytes: int64 [V + 1]; entry v is `token_bytes[cu[v]:cu[v + 1]]`.
-        token_lengths: int32 [V], bytes of each entry; 0 marks one that no text may hold.
-        byte_offsets: int32 [N, 2], written here.
-        proven: bool [D], written here: whether the tokens tile the text.
+        token_lengths: int32 [V], bytes of each entry; 0 marks a token that no text may hold.
+        byte_offsets: int32 [N, 2], output.
+        proven: bool [D], output: whether the tokens tile the text.
     """
     prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):
@@ -73,7 +73,7 @@ def offsets_from_vocabulary(
 def _lay_side_by_side(
     ids: NDArray[np.uint32], token_lengths: NDArray[np.int32], start: int, ranges: Ranges
 ) -> int:
-    """Write the tokens' ranges; return where the last ends, `UNKNOWN` if one's length is."""
+    """Write the tokens' ranges; return the last end, or `UNKNOWN` if a length is unknown."""
     position, known = start, True
     for i in range(len(ids)):
         length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0
@@ -93,11 +93,10 @@ def _spells(
     cu_token_bytes: NDArray[np.int64],
     prefix: int,
 ) -> bool:
-    """Return whether the tokens' bytes, less `prefix` leading ones, are those from `first_byte` on.
+    """Whether the tokens' bytes, less `prefix` leading ones, equal those from `first_byte` on.
 
-    The caller has shown that they are as many as the document has. Eight bytes are compared at
-    once, and those behind a token's end shifted out: most tokens take one step, three times as
-    fast as a loop over bytes.
+    Both must have equal lengths. Eight bytes are compared at once, and those after a token's end
+    shifted out: most tokens take one step, three times as fast as a loop over bytes.
     """
     position = np.uintp(first_byte)
     for i in range(len(input_ids)):
@@ -115,7 +114,7 @@ def _spells(
 
 @compiled
 def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
-    """Return eight bytes as a little-endian uint64; LLVM makes one load of it."""
+    """Return eight bytes as a little-endian uint64; LLVM compiles it to one load."""
     word = np.uint64(0)
     for b in range(8):
         word |= np.uint64(data[place + np.uintp(b)]) << np.uint64(8 * b)
@@ -123,7 +122,7 @@ def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
 
 
 def flatten_bytes(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return byte strings as one uint8 array, with `WORD` zeros behind the last, and cu_text."""
+    """Join byte strings as one uint8 array, with `WORD` zeros after the last, and cu_text."""
     cu_text = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=cu_text[1:])
     return np.frombuffer(b"".join([*texts, bytes(int(WORD))]), np.uint8), cu_text

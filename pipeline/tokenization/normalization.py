@@ -1,8 +1,8 @@
-"""Which bytes of a text became which bytes of its normalised form.
+"""Map the bytes of a text to the bytes of its normalised form.
 
-Libraries report this wrongly if a normaliser reorders, composes or drops marks, so it is found
-out by trying: the normaliser rewrites ever smaller pieces, each between two letters that keep its
-edges from being trimmed or prefixed, as long as the pieces' results are what the whole became.
+Libraries report this wrongly if a normaliser reorders, composes or drops marks, so it is found by
+trying: the normaliser rewrites ever smaller pieces, between letters that protect their edges from
+trimming and prefixes, as long as the pieces' results join to the whole result.
 """
 
 import re
@@ -32,19 +32,19 @@ class Rewriting:
     """A text's normalised form, and where it differs.
 
     Attributes:
-        normalized: UTF-8 bytes of the whole, without what a normaliser puts around a text.
-        changes: int64 [C, 4], the pieces that changed, in order: where each starts and ends in the
-            text's bytes, then in the normalised ones. All between is the same on both sides.
+        normalized: UTF-8 bytes of the whole, without additions around the text.
+        changes: int64 [C, 4], the pieces that changed, in order: start and end in the text's bytes,
+            then in the normalised ones. The rest is the same on both sides.
     """
 
     normalized: bytes
     changes: NDArray[np.int64]
 
     def to_text(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the text's bytes that ranges of normalised bytes came from, int64 [T, 2] both.
+        """Map ranges of normalised bytes to ranges of the text, int64 [T, 2] both.
 
-        None decreases; one that divides a changed piece covers all of it: nobody knows which part
-        is whose.
+        Input ranges must not decrease. A range that divides a changed piece covers all of it:
+        nobody knows the parts.
 
         Example:
             >>> follow_normalizer("éx", nfc).to_text(np.array([[0, 1], [1, 2], [2, 3]]))
@@ -70,7 +70,7 @@ class Rewriting:
         return np.stack([np.minimum(first_bytes, last_bytes), last_bytes], axis=1)
 
     def widen(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ranges of the text, int64 [T, 2], widened over the changed pieces they divide."""
+        """Widen ranges of the text, int64 [T, 2], over the changed pieces they divide."""
         if len(self.changes) == 0:
             return ranges.copy()
         text_starts, text_ends = self.changes[:, 0], self.changes[:, 1]
@@ -84,15 +84,14 @@ class Rewriting:
 
 
 def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
-    """Find which bytes of a text became which of its normalised form.
+    """Map a text's bytes to those of its normalised form.
 
     Returns:
         The finest division that the normaliser agrees with: characters with their marks, else
-        words, else blocks of some hundred characters. None if it does not keep
-        neighbours apart.
+        words, else blocks of some hundred characters. None if it does not keep neighbours apart.
 
     Example:
-        >>> follow_normalizer("xe\u0301y", nfc).changes.tolist()
+        >>> follow_normalizer("xéy", nfc).changes.tolist()
         [[1, 4, 1, 3]]
     """
     rewrite = framed(normalize)
@@ -116,9 +115,9 @@ def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
 
 
 def framed(normalize: Normalize) -> Normalize | None:
-    """Return the normaliser of a piece in the middle of a text, None if it keeps no frame.
+    """Return the normaliser of a piece within a text, None if it changes the frame.
 
-    What is around a piece keeps it from being trimmed or prefixed.
+    The frame protects a piece from trimming and prefixes.
     """
     before, kept, after = normalize(_FRAME * 2).partition(_FRAME * 2)
     if not kept:
@@ -136,11 +135,11 @@ def framed(normalize: Normalize) -> Normalize | None:
 
 
 class _FrameLostError(ValueError):
-    """A normaliser merged a piece with what is next to it."""
+    """A normaliser merged a piece with its neighbour."""
 
 
 def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
-    """Yield the text piece by piece, each with what it became."""
+    """Yield a text's pieces, each with its normalised form."""
     for block in _blocks(text, rewrite):
         result = rewrite(block)
         if result == block:
@@ -150,7 +149,7 @@ def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
 
 
 def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
-    """Yield blocks of a text, none of which begins with what may join the white space before it."""
+    """Yield blocks of a text; none begins with text that may join the white space before it."""
     block = ""
     for match in _BLOCK.finditer(text):
         if block and rewrite(match[0][0])[:1].strip(" "):
@@ -164,7 +163,7 @@ def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
 def _divide(
     piece: str, result: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[str, str]]:
-    """Divide a piece that changed into parts that make up its result, as far as there are such."""
+    """Divide a changed piece into parts whose results join to its result, as far as possible."""
     for division, finer in _divisions(piece, rewrite, levels):
         results = [rewrite(part) for part in division]
         if "".join(results) != result:
@@ -182,10 +181,10 @@ def _divide(
 def _divisions(
     piece: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[list[str], Levels]]:
-    """Yield divisions of a piece, and the levels at which their parts may be divided further.
+    """Yield divisions of a piece, and the levels for dividing their parts further.
 
-    A level's parts; these joined where white space would meet, of which a normaliser may make one
-    space; two halves; the whole, which finer parts may make up.
+    They are a level's parts; these joined where white space would meet, since a normaliser may
+    merge it; two halves; the whole, for finer levels.
     """
     parts = levels[0](piece)
     yield parts, levels[1:]
@@ -198,7 +197,7 @@ def _divisions(
 
 
 def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[str]:
-    """Join parts of which one ends in a space and the next begins with one, or becomes nothing."""
+    """Join parts if one ends in a space and the next begins with one, or becomes empty."""
     joined: list[str] = []
     meets = False
     for part in parts:
@@ -211,10 +210,10 @@ def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[st
 
 
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
-    """Yield a changed piece less the characters that it begins and ends with on both sides.
+    """Yield a changed piece without the characters that begin and end both sides.
 
-    Both rests keep a character: a base whose marks were dropped keeps them. A rest that becomes
-    something else alone isn't divided.
+    Both rests keep a character: a base whose marks were dropped keeps them. A rest that normalises
+    differently alone isn't divided.
     """
     shorter = min(len(source), len(result)) - 1
     head = 0
@@ -233,16 +232,16 @@ def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterato
 
 
 def _clusters(word: str) -> list[str]:
-    """Return a word's characters, each with what may be composed with or reordered behind it."""
+    """Return a word's characters, each with those after it that may join or reorder with it."""
     cuts = [0, *(n for n in range(1, len(word)) if not _joins(word[n])), len(word)]
     return [word[start:end] for start, end in pairwise(cuts)]
 
 
 @cache
 def _joins(character: str) -> bool:
-    """Return whether normalising may join a character to the one before it: marks, Hangul vowels.
+    """Whether normalising may join a character to the one before it: marks, Hangul vowels.
 
-    Half-width forms do so by what they stand for.
+    Half-width forms count as the full ones.
     """
     if character.isascii():
         return False

@@ -1,13 +1,12 @@
-"""Offsets as tokenizers report them, mended, and checked against what tokens stand for.
+"""Mend the offsets that tokenizers report, and prove them by content.
 
-What the reference libraries report is right for most tokens and wrong in known ways: the pieces of
+The reference libraries' reports are right for most tokens and wrong in known ways: the pieces of
 one character all claim the whole character, and SentencePiece's dummy prefix claims the first
 character. Reports are mended *cluster* by cluster: a run of tokens whose reported ranges overlap or
-share a start. What a normaliser rewrote is `pipeline.tokenization.normalization`'s matter.
+share a start. `pipeline.tokenization.normalization` deals with rewritten text.
 
-The proof trusts no report and no bookkeeping: what a token stands for is what its bytes become when
-normalised. Each range of the text is normalised on its own and checked against its tokens; tokens
-that share bytes are checked against them together.
+The proof trusts no report and no bookkeeping: each range of the text is normalised on its own and
+compared with its token's bytes; tokens that share bytes are compared together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,17 +36,17 @@ def byte_positions(text: str) -> NDArray[np.int64]:
 def mend_offsets(
     reported: NDArray[np.int64], text: bytes, contents: Sequence[bytes]
 ) -> NDArray[np.int64]:
-    r"""Return byte offsets from reported ones, told apart where the text says how.
+    r"""Return byte offsets from reported ones, separated as far as the text allows.
 
     - Tokens of a cluster that spell it are laid side by side.
-    - One byte too many, where the first token starts with a space, is a dummy prefix: it covers
-      no byte.
-    - Other tokens keep their overlapping ranges, empty ones cover the whole cluster.
+    - One byte too many, if the first token starts with a space, is a dummy prefix, which covers no
+      byte.
+    - Other tokens keep their overlapping ranges; empty ones cover the whole cluster.
 
     Args:
-        reported: int64 [T, 2], byte ranges, none decreasing.
+        reported: int64 [T, 2], byte ranges in non-decreasing order.
         text: the text's UTF-8 bytes.
-        contents: what each token stands for; b"" if that is not known.
+        contents: each token's bytes; b"" if unknown.
 
     Returns:
         int64 [T, 2], byte ranges; tokens may overlap or leave text uncovered.
@@ -79,19 +78,19 @@ def find_unproven(
     lost_bytes: bytes = b"",
     keeps_spaces: bool = True,
 ) -> list[int]:
-    """Return the tokens whose bytes do not hold what the tokens stand for.
+    """Return the tokens whose ranges don't contain their bytes.
 
     Args:
-        byte_offsets: [T, 2], ranges of `text`, none decreasing.
-        contents: what each token stands for, b"" if that is not known.
+        byte_offsets: [T, 2], ranges of `text`, non-decreasing.
+        contents: each token's bytes, b"" if unknown.
         text: UTF-8 bytes.
         normalize: gives a string's normalised form.
-        lost_bytes: bytes that the vocabulary lacks and leaves out.
-        keeps_spaces: whether white space reaches the tokens; one space too many may come before
-            a token's own in any case.
+        lost_bytes: bytes that the vocabulary lacks and drops.
+        keeps_spaces: whether white space reaches the tokens; one extra space before a token is
+            always allowed.
 
     Example:
-        >>> find_unproven(np.array([[0, 1]]), ["é".encode()], "e\u0301".encode(), nfc)
+        >>> find_unproven(np.array([[0, 1]]), ["é".encode()], "é".encode(), nfc)
         [0]
     """
     rewrite = framed(normalize)
@@ -129,8 +128,8 @@ def spelled_from(
 ) -> int | None:
     """Return where tokens begin in a piece of a normalised text, None if they don't spell it.
 
-    -1 if a space comes first. White space may be left out where nothing else is before or behind
-    the piece (`at_start`, `at_end`), and a space may come last instead of first.
+    -1 if a space comes first. White space may be missing at the ends of the text (`at_start`,
+    `at_end`), and a space may come last instead of first.
 
     Example:
         >>> spelled_from(b" a b", b"a b ")
@@ -163,7 +162,7 @@ def _lay_out(
 
 
 def _runs(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield the runs of tokens that share bytes, each as its first token and where it stops."""
+    """Yield the runs of tokens that share bytes, each as (first token, stop)."""
     first = 0
     for i in range(1, len(ranges) + 1):
         start, end = ranges[i - 1]
@@ -175,7 +174,7 @@ def _runs(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
 def _whole_characters(
     runs: Sequence[tuple[int, int]], ranges: Sequence[Sequence[int]], text: bytes, number: int
 ) -> tuple[int, int]:
-    """Return the tokens of a run, with those of its neighbours that share a character with it."""
+    """Extend a run by the neighbours that share a character with it."""
 
     def divides(place: int) -> bool:
         return b"\x80" <= text[place : place + 1] < b"\xc0"
@@ -189,7 +188,7 @@ def _whole_characters(
 
 
 def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
-    """Return the bytes between which a text isn't blank: normalising may trim the rest of it."""
+    """Return the byte range of a text without blank ends, which normalising may trim."""
     try:
         head, tail = (
             "".join(takewhile(lambda character: not rewrite(character).strip(), characters))
@@ -203,7 +202,7 @@ def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
 def _holds(
     normalized: bytes, contents: Sequence[bytes], keeps_spaces: bool, at_edges: tuple[bool, bool]
 ) -> bool:
-    """Return whether a piece of the text holds what its tokens stand for."""
+    """Whether a piece of the text contains its tokens' bytes."""
     if not keeps_spaces:
         normalized = normalized.translate(None, _WHITE_SPACE)
         contents = [content.translate(None, _WHITE_SPACE) for content in contents]

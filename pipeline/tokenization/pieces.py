@@ -1,8 +1,8 @@
-"""Long texts tokenized piece by piece: memory that does not grow with the longest document.
+"""Tokenize long texts piece by piece: memory doesn't grow with the longest document.
 
-Pieces overlap, and are joined only if both sides agree on many tokens in a row, their bytes
-included. Where they don't agree the piece is made longer, up to a limit, beyond which the document
-is refused: a text without any place where a tokenizer starts anew, such as one endless word.
+Pieces overlap, and are joined only if both agree on many tokens in a row, bytes included. Otherwise
+the piece is made longer, up to a limit, beyond which the document is refused: a text in which the
+tokenizer never starts anew, such as one endless word.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ AGREEING_TOKENS = 64
 
 
 def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
-    """Tokenize one long text, UTF-8, by what gives tokens of short ones.
+    """Tokenize one long UTF-8 text with a function for short ones.
 
-    What is returned is a batch of one document, which fails where pieces can't be joined.
+    The batch of one document fails if pieces can't be joined.
     """
     start, size = 0, PIECE_BYTES
     ids: list[NDArray[np.uint32]] = []
@@ -60,7 +60,7 @@ def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
 
 
 def group_texts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield texts in groups of at most `LONG_TEXT_BYTES`; a longer one is a group of its own."""
+    """Yield groups of at most `LONG_TEXT_BYTES`; a longer text is its own group."""
     first = num_bytes = 0
     for d, text in enumerate(texts):
         if d > first and num_bytes + len(text) > LONG_TEXT_BYTES:
@@ -72,14 +72,14 @@ def group_texts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _tokenize_piece(text: bytes, start: int, size: int, tokenize: Tokenize) -> TokenBatch:
-    """Return a piece's tokens, their offsets in the whole text."""
+    """Tokenize a piece, with offsets in the whole text."""
     batch = tokenize([text[start : _character_start(text, start + size)]])
     batch.byte_offsets[:] += start
     return batch
 
 
 def _next_start(text: bytes, end: int) -> int:
-    """Return where the piece behind `end` starts: at white space, where there is some."""
+    """Return the start of the piece after `end`, at white space if possible."""
     first = end - OVERLAP_BYTES
     found = text.find(b"\n", first, end - OVERLAP_BYTES // 2)
     if found < 0:
@@ -88,7 +88,7 @@ def _next_start(text: bytes, end: int) -> int:
 
 
 def _character_start(text: bytes, place: int) -> int:
-    """Return the first byte at or before a place that starts a character, or the text's end."""
+    """Return the last character start at or before a place, or the text's end."""
     if place >= len(text):
         return len(text)
     while text[place] & 0xC0 == 0x80:
@@ -97,7 +97,7 @@ def _character_start(text: bytes, place: int) -> int:
 
 
 def _find_joint(before: TokenBatch, after: TokenBatch, start: int) -> tuple[int, int] | None:
-    """Return tokens of both pieces that begin at one byte amid tokens that agree, if any."""
+    """Return tokens of both pieces that begin at one byte, amid equal tokens, if any."""
     first = int(np.searchsorted(before.byte_offsets[:, 0], start))
     wanted = 2 * AGREEING_TOKENS
     starts = after.byte_offsets[:, 0]
@@ -126,7 +126,7 @@ def _boundary(tokens: TokenBatch, first: int, count: int) -> int | None:
 
 
 def _from_first_of(piece: TokenBatch, longer: TokenBatch) -> TokenBatch:
-    """Return a longer piece from the token on with which the shorter one begins."""
+    """Drop a longer piece's tokens before the shorter one's first."""
     return _slice(longer, int(np.searchsorted(longer.byte_offsets[:, 0], piece.byte_offsets[0, 0])))
 
 

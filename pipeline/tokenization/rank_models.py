@@ -1,7 +1,7 @@
-"""What the code of models knows of their tiktoken files: pattern, control tokens, normaliser.
+"""Pattern, control tokens and normaliser of models with tiktoken files.
 
-Each is here under the SHA-256 of the file that the model was published with; another file with
-as many ranks may want another pattern, and would be split wrongly without a word.
+Models' code holds them, not the files. Each is listed by its file's SHA-256: another file with as
+many ranks may need another pattern, and would be split wrongly without notice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class RankModel:
-    """What a model's code knows and its tiktoken file does not; its name is for people.
+    """Facts from a model's code that its tiktoken file lacks; `name` is for people.
 
-    Each match of the pattern is encoded on its own. Control tokens are by their ids, or in the
-    order in which they follow the ranks; the normaliser is "NFC" or None.
+    Each match of the pattern is encoded on its own. Control tokens are by id, or in their order
+    after the ranks; the normaliser is "NFC" or None.
     """
 
     name: str

@@ -1,12 +1,12 @@
-"""Rank files to `tokenizer.json`: tiktoken's (OpenAI's, Llama 3 and 4, Qwen), Mistral's tekken.
+"""Convert rank files to `tokenizer.json`: tiktoken's (OpenAI, Llama 3 and 4, Qwen), tekken.
 
-Such a file lists tokens by the order in which BPE learned them. tiktoken joins the two neighbours
-whose joint is a token of the lowest rank, whichever they are; `tokenizers` wants a list of pairs.
-So every pair of tokens that makes a token is listed, in the order of what it makes. The same ranks
-give the same bytes, whose hash is the tokenizer's identity.
+Such a file lists tokens in the order in which BPE learned them. tiktoken joins the two neighbours
+whose union has the lowest rank; `tokenizers` needs a list of pairs. So every pair that makes a
+token is listed, in the order of the tokens made. The same ranks give the same bytes, whose hash
+identifies the tokenizer.
 
-A tiktoken file holds neither the pattern that splits texts nor the control tokens: both are known
-here for the files that models came with, by the files' hashes. Others need `convert_ranks` once.
+A tiktoken file lacks the pattern that splits texts and the control tokens: both are known here for
+published files, by hash. Others need `convert_ranks` once.
 """
 
 import re
@@ -33,11 +33,11 @@ _TEKKEN_CONTROL_TOKENS = (
 
 
 class RankFileError(ValueError):
-    """A rank file cannot be converted; the message says why and what to do."""
+    """A rank file cannot be converted; the message has the reason and the remedy."""
 
 
 def is_tiktoken(data: bytes) -> bool:
-    r"""Return whether a file's first lines are base64 tokens with their ranks.
+    r"""Whether a file's first lines are base64 tokens with their ranks.
 
     Example:
         >>> is_tiktoken(b"IQ== 0\nIg== 1\n")
@@ -47,13 +47,13 @@ def is_tiktoken(data: bytes) -> bool:
 
 
 def is_tekken(body: Any) -> bool:
-    """Return whether a parsed JSON file is a tekken tokenizer."""
+    """Whether a parsed JSON file is a tekken tokenizer."""
     config = body.get("config") if isinstance(body, dict) else None
     return isinstance(config, dict) and "pattern" in config and isinstance(body.get("vocab"), list)
 
 
 def read_ranks(data: bytes) -> dict[bytes, int]:
-    r"""Return a tiktoken file's tokens and their ranks; RankFileError if a line isn't such a pair.
+    r"""Read a tiktoken file's tokens and ranks; RankFileError for an invalid line.
 
     Example:
         >>> read_ranks(b"IQ== 0\nIg== 1\n")
@@ -72,9 +72,9 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def convert_tiktoken(data: bytes) -> bytes:
-    """Return the `tokenizer.json` that encodes as a model's code does with its tiktoken file.
+    """Convert a tiktoken file to a `tokenizer.json` that encodes as its model's code does.
 
-    RankFileError if the file isn't known here, or is damaged.
+    RankFileError if the file is unknown or damaged.
     """
     model = KNOWN_RANK_FILES.get(sha256(data).hexdigest())
     if model is None:
@@ -90,17 +90,17 @@ def convert_tiktoken(data: bytes) -> bytes:
 
 
 def byte_tokenizer() -> bytes:
-    """Return the `tokenizer.json` whose tokens are the byte values: id 65 is b"A"."""
+    """Return a `tokenizer.json` whose tokens are the byte values: id 65 is b"A"."""
     return convert_ranks({bytes([byte]): byte for byte in range(256)}, BYTES)
 
 
 def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
-    r"""Return the `tokenizer.json` of tiktoken ranks; control tokens get the ids after them.
+    r"""Convert tiktoken ranks to a `tokenizer.json`; control tokens get the next ids.
 
     Args:
-        ranks: tokens' bytes and their ids, the first N that control tokens leave free, all 256
-            single bytes among them.
-        model: how texts are split, and the control tokens.
+        ranks: tokens' bytes and their ids, the first N that control tokens leave free, including
+            all 256 single bytes.
+        model: the splitting pattern and the control tokens.
 
     Raises:
         RankFileError: ids have gaps, or a single byte isn't a token.
@@ -119,10 +119,9 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
 
 
 def convert_tekken(body: Any) -> bytes:
-    """Return the `tokenizer.json` that encodes as `mistral-common` does with a parsed tekken file.
+    """Convert parsed tekken JSON to a `tokenizer.json` that encodes as `mistral-common` does.
 
-    Control tokens have the first ids; vocabulary that the file lists beyond the model's is left
-    out, as there.
+    Control tokens have the first ids; vocabulary beyond the model's size is left out, as there.
 
     Raises:
         RankFileError: a field is missing or the control tokens do not fit.
@@ -154,7 +153,7 @@ def convert_tekken(body: Any) -> bytes:
 
 
 def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
-    """Return control tokens and ids; places that a file leaves free are filled as Mistral does."""
+    """Return control tokens' ids; unnamed ids are filled as Mistral does."""
     if listed is None:  # files before version 8 rely on the library's list
         names = dict(enumerate(_TEKKEN_CONTROL_TOKENS))
     else:
@@ -168,7 +167,7 @@ def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
 
 
 def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
-    """Return tokens by rank, in the printable alphabet of byte-level BPE; no rank is a taken id."""
+    """Return tokens by rank in byte-level BPE's printable alphabet; no rank is a taken id."""
     ordered = sorted(ranks.items(), key=lambda entry: entry[1])
     num_ids = len(ordered) + len(taken)
     free = [rank for rank in range(num_ids) if rank not in taken][: len(ordered)]
@@ -184,9 +183,9 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
 
 
 def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every pair of tokens that makes a token, by the rank of what it makes.
+    """Return every pair of tokens that makes a token, by the rank of the result.
 
-    tiktoken takes the leftmost of several equal joints and `tokenizers` the pair listed first; no
+    Of several equal joints, tiktoken takes the leftmost and `tokenizers` the pair listed first; no
     vocabulary was found (random ones of repeating tokens were tried) where that differs.
     """
     return [

@@ -1,10 +1,9 @@
-"""The reference path: a library's ids, and offsets that are proven by content.
+"""The reference path: a library's ids, with offsets proven by content.
 
-Where tokens spell a text, offsets are a running sum. Where a normaliser rewrote it, they spell what
-it became (`pipeline.tokenization.normalization`), and are carried back over each piece that
-changed. What the unknown token stands for is the library's report to say. Only if it doesn't are
-the ranges of the report used, mended and then held against the text: a token that its bytes do not
-hold takes its whole word, or the document fails.
+If tokens spell a text, offsets are a running sum. If a normaliser rewrote it, they spell the normal
+form (`pipeline.tokenization.normalization`), and are mapped back over each changed piece. The
+library reports what the unknown token covers. Only if all this fails are the reported ranges used,
+mended and checked against the text: an unproven token takes its whole word, or the document fails.
 """
 
 import re
@@ -30,7 +29,7 @@ _SPELLED_AT_ONCE = 1 << 16
 
 
 class VocabularyTable:
-    """The bytes that each id stands for, b"" if none, and where tokens lie that spell a text."""
+    """Each id's bytes, b"" if unknown; places the tokens of a text that they spell."""
 
     def __init__(self, entries: Sequence[bytes]) -> None:
         """Lay the entries out."""
@@ -72,19 +71,19 @@ class VocabularyTable:
         return byte_offsets, proven
 
     def of(self, input_ids: NDArray[np.integer]) -> list[bytes]:
-        """Return what each token stands for."""
+        """Return each token's bytes."""
         return [self.entries[token_id] for token_id in input_ids.tolist()]
 
     def all_known(self, input_ids: NDArray[np.integer]) -> bool:
-        """Return whether each token stands for known bytes."""
+        """Whether all tokens' bytes are known."""
         return bool(self._lengths[input_ids].all())
 
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
-        """Return the text that tokens tile, None if one stands for too few bytes.
+        """Return the text that tokens tile, None if one has too few bytes.
 
-        Where a token covers fewer bytes than it stands for, the last ones are the text's: a dummy
-        prefix is in the vocabulary and not in the text. A space that may come last instead is left
-        out of the last token.
+        If a token covers fewer bytes than it has, the last ones are the text's: a dummy prefix is
+        in the vocabulary and not in the text. A space that may come last instead is left out of the
+        last token.
         """
         ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
         widths = ends - byte_offsets[:, 0]
@@ -109,8 +108,8 @@ class ReferencePath:
     """Tokenizes with the reference library.
 
     Attributes:
-        vocabulary: what each id stands for in the text; without entries where tokens spell none.
-        contents: what each id stands for in the normalised text.
+        vocabulary: each id's bytes in the text; empty if tokens don't spell it.
+        contents: each id's bytes in the normalised text.
     """
 
     def __init__(self, reference: Reference) -> None:
@@ -154,10 +153,10 @@ class ReferencePath:
         return self.vocabulary.lay_out(input_ids, cu_tokens, texts, compare=compare)
 
     def carry_back(self, input_ids: NDArray[np.uint32], text: bytes) -> NDArray[np.int64] | None:
-        """Return the offsets of tokens that spell what a text becomes when normalised, [T, 2].
+        """Return the offsets [T, 2] of tokens that spell a text's normal form.
 
-        None if they don't spell it to the last byte, but for a space put before it: an encoder
-        that isn't the reference may not leave out white space either.
+        None if they don't spell it to the last byte, except for an added leading space: an encoder
+        other than the reference must not drop white space either.
         """
         contents = self.contents.of(input_ids)
         if self._reference.lost_bytes or not all(contents):
@@ -171,7 +170,7 @@ class ReferencePath:
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
-        """Return the tokens of a text whose bytes do not hold what the tokens stand for."""
+        """Return a text's tokens whose ranges don't contain their bytes."""
         contents = self._read_names(input_ids, byte_offsets, text)
         spelled = b"".join(contents)
         if spelled in (text, b" " + text):  # a space put first covers no byte
@@ -191,7 +190,7 @@ class ReferencePath:
     def _encode(
         self, texts: Sequence[str], failures: dict[int, str], first: int = 0
     ) -> list[Encoded]:
-        """Encode texts; one on which the library fails has no ids, and its reason in `failures`."""
+        """Encode texts; a failed one has no ids, and a reason in `failures`."""
         try:
             return self._reference.encode_batch(texts)
         except LibraryError as error:  # it doesn't say on which, and gives nothing for the others
@@ -203,7 +202,7 @@ class ReferencePath:
             return [Encoded(ids, lambda: Report(ids, np.empty((0, 2), np.int64), []))]
 
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
-        """Return exact offsets of a text's tokens, or what is wrong."""
+        """Return exact offsets of a text's tokens, or the error."""
         rewriting = follow_normalizer(text, self._reference.normalize)
         contents = self._spell_names(encoded.ids, self.contents.of(encoded.ids), rewriting)
         found: NDArray[np.int64] | str | None = self._carry_back(contents, rewriting)
@@ -227,9 +226,9 @@ class ReferencePath:
     def _spell_names(
         self, ids: NDArray[np.uint32], contents: list[bytes], rewriting: Rewriting | None
     ) -> list[bytes]:
-        """Return contents with the names of bytes where the text has these: `<0x0A>`, not a line.
+        """Replace bytes by their names where the text has names: `<0x0A>`, not a line break.
 
-        Nothing changes behind a token whose content isn't known.
+        Tokens after one with unknown bytes stay unchanged.
         """
         names = self._reference.byte_names
         if not names or rewriting is None or b"<0x" not in rewriting.normalized:
@@ -250,7 +249,7 @@ class ReferencePath:
     def _read_names(
         self, ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[bytes]:
-        """Return contents with the names of bytes where the tokens' ranges have these."""
+        """Replace bytes by their names where the tokens' ranges have names."""
         contents, names = self.contents.of(ids), self._reference.byte_names
         if names:
             for place in np.flatnonzero(np.isin(ids, list(names))).tolist():
@@ -270,7 +269,7 @@ class ReferencePath:
     def _carry_back(
         self, contents: Sequence[bytes], rewriting: Rewriting | None, *, walk: bool = False
     ) -> NDArray[np.int64] | None:
-        """Return the ranges of tokens that spell what a text became, None if they don't."""
+        """Return the ranges of tokens that spell a text's normal form, None if they don't."""
         if rewriting is None or not all(contents):
             return None
         lost, normalized = self._reference.lost_bytes, rewriting.normalized
@@ -294,7 +293,7 @@ class ReferencePath:
     def _mend(
         self, text: str, report: Report, contents: Sequence[bytes], rewriting: Rewriting | None
     ) -> NDArray[np.int64] | str:
-        """Return the library's own offsets, mended and proven, or what is wrong."""
+        """Return the library's offsets, mended and proven, or the error."""
         ids, reported = report.ids, _monotone(report.ranges)
         data = text.encode()
         mended = mend_offsets(reported, data, contents)
@@ -315,16 +314,17 @@ class ReferencePath:
 
 
 def _monotone(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ranges, int64 [T, 2], widened until none decreases.
+    """Widen ranges, int64 [T, 2], until none decreases.
 
-    In the white space that an added token takes in (`rstrip`), tokenizers (0.23) finds others.
+    In white space that an added token swallows (`rstrip`), tokenizers (0.23) finds other added
+    tokens.
     """
     starts = np.minimum.accumulate(ranges[::-1, 0])[::-1]
     return np.stack([starts, np.maximum.accumulate(ranges.max(axis=1))], axis=1)
 
 
 def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
-    """Return where tokens lie in a text that they spell but for white space, [T, 2], else None."""
+    """Place tokens, [T, 2], in a text that they spell except for white space, else None."""
     places: list[tuple[int, int]] = []
     position = 0
     for content in contents:
@@ -342,7 +342,7 @@ def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
 
 
 def words_around(ranges: NDArray[np.int64], text: str) -> NDArray[np.int64]:
-    """Return the ranges, int64 [T, 2], widened over the words that they touch, else the next."""
+    """Widen ranges, int64 [T, 2], over the words that they touch, else over the next word."""
     positions = byte_positions(text)
     words = np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
     words = positions[words]

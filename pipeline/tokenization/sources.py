@@ -1,9 +1,9 @@
 """Find a tokenizer's file: a Hugging Face repository, a folder, or a file.
 
-Two libraries read them: `tokenizers` a `tokenizer.json`, `sentencepiece` a SentencePiece model.
-Rank files (tiktoken's, Mistral's tekken) and the name `bytes` become a `tokenizer.json` here. All
-are read directly: the loader classes of `transformers` silently change some tokenizers (its 5.x
-`LlamaTokenizer` discards the normaliser, for one).
+`tokenizers` reads a `tokenizer.json`, `sentencepiece` a SentencePiece model. Rank files
+(tiktoken's, Mistral's tekken) and the name `bytes` become a `tokenizer.json` here. All are read
+directly: the loader classes of `transformers` silently change some tokenizers (its 5.x
+`LlamaTokenizer`, for one, discards the normaliser).
 """
 
 import re
@@ -46,15 +46,15 @@ _FILE_SUFFIXES = {".json", ".model", ".spm", ".tiktoken", ".gguf"}
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be used; the message says why and what to do."""
+    """A tokenizer cannot be used; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer's file as found: what the user named, which library reads it, its bytes.
+    """A tokenizer's file: the user's name for it, the library that reads it, its bytes.
 
-    A rank file's are those of the `tokenizer.json` that it became, whose `definition` is kept,
-    since parsing it takes a tenth of loading.
+    A rank file's bytes are those of its `tokenizer.json`. `definition` is kept because parsing
+    takes a tenth of loading.
     """
 
     source: str
@@ -64,7 +64,7 @@ class TokenizerFile:
 
     @property
     def file_name(self) -> str:
-        """The name under which a dataset keeps its copy."""
+        """Name of the dataset's copy."""
         return HUB_FILES[0] if self.kind == "huggingface" else HUB_FILES[1]
 
 
@@ -78,7 +78,7 @@ def find_tokenizer(source: str) -> TokenizerFile:
             `bytes`: the byte values, whatever files are here (a folder of that name is `./bytes`).
 
     Raises:
-        TokenizerError: nothing there, or nothing that can give offsets.
+        TokenizerError: nothing is there, or nothing that can give offsets.
         PointerError: a Git LFS pointer is there.
     """
     if source == BYTES.name:
@@ -121,7 +121,7 @@ def _file_in_folder(folder: Path) -> Path:
 
 
 def _why_not_converted(folder: Path, names: Sequence[str]) -> str | None:
-    """Return why transformers can't write a folder's tokenizer as a tokenizer.json, if it can't."""
+    """Explain why transformers can't write a folder's tokenizer as a tokenizer.json."""
     own_code = [name for name in names if name.startswith("tokenization_")]
     if own_code:
         return (
@@ -146,7 +146,7 @@ def _why_not_converted(folder: Path, names: Sequence[str]) -> str | None:
 
 
 def _read(source: str, path: Path) -> TokenizerFile:
-    """Return a file as the library reads it that can."""
+    """Read a file in the form that its library reads."""
     with path.open("rb") as file:
         if file.read(4) == b"GGUF":
             return _converted(source, _convert_gguf(path))
@@ -173,7 +173,7 @@ def _read(source: str, path: Path) -> TokenizerFile:
 
 
 def _convert_gguf(path: Path) -> bytes:
-    """Return a `tokenizer.json` of what a model's file says of its tokenizer."""
+    """Convert the tokenizer in a model's .gguf file to a `tokenizer.json`."""
     try:
         from transformers import AutoTokenizer
 

@@ -1,10 +1,10 @@
-"""Both encoders split texts in the same places: tried once for each way of splitting.
+"""Check that both encoders split texts in the same places, once per way of splitting.
 
-`fastokens` has scanners of its own for well-known patterns and runs others on another engine than
-the reference, with tables of another version of Unicode. A tokenizer's own ids hide most splits:
-where no merge spans a place, it makes no difference whether the text is divided there. So both
-encode with a copy that normalises and splits as the tokenizer does, and whose model merges whatever
-no split keeps apart. What is behind the splits, a BPE of bytes, knows nothing of characters.
+`fastokens` has its own scanners for well-known patterns and runs others on a different engine from
+the reference, with another version of Unicode's tables. A tokenizer's ids hide most splits: if no
+merge spans a place, a split there changes nothing. So both encode with a copy that normalises and
+splits like the tokenizer, and whose model merges everything that no split keeps apart. The model, a
+BPE of bytes, knows nothing of characters.
 """
 
 import json
@@ -68,9 +68,9 @@ logger = logging.getLogger(__name__)
 
 
 def why_unlike(definition: Definition) -> str | None:
-    """Return in words where encoders split texts otherwise, None if nowhere.
+    """Say where the encoders split texts differently, None if nowhere.
 
-    Takes seconds; what was found is kept in the user's cache folder, and comes with the package for
+    Takes seconds; results are kept in the user's cache folder, and come with the package for
     well-known tokenizers.
     """
     copy = show_splits(definition)
@@ -91,7 +91,7 @@ def why_unlike(definition: Definition) -> str | None:
 
 
 def find_difference(definition: Definition) -> str | None:
-    """Return in words the first text or character around which encoders split otherwise."""
+    """Describe the first text or character that the encoders split differently."""
     ascii_parts = chain(*(_parts(text.encode()) for text in ASCII_TEXTS))
     found = _first_unlike(_copy(definition, ascii_parts), ASCII_TEXTS)
     if found is not None:
@@ -110,19 +110,19 @@ def find_difference(definition: Definition) -> str | None:
 
 
 def name_of(copy: Definition) -> str:
-    """Return the name under which a copy's result is kept: with other libraries it has another."""
+    """Name a copy's cached result; it depends on the libraries' versions."""
     data = orjson.dumps(copy, option=orjson.OPT_SORT_KEYS)
     return sha256(" ".join((sha256(data).hexdigest(), *library_versions())).encode()).hexdigest()
 
 
 @cache
 def known_splits() -> frozenset[str]:
-    """Return the names of copies that are split alike, known with the package."""
+    """Names of the copies that the package knows to be split alike."""
     return frozenset(json.loads(KNOWN_SPLITS.read_bytes()))
 
 
 def library_versions() -> tuple[str, ...]:
-    """Return the versions of the libraries that encode."""
+    """Versions of the encoding libraries."""
     return tuple(map(version, ("fastokens", "sentencepiece", "tokenizers")))
 
 
@@ -137,7 +137,7 @@ def show_splits(definition: Definition) -> Definition | None:
 
 
 def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition:
-    """Return a copy that merges what is `joined`."""
+    """Return a copy that merges the byte strings in `joined`."""
     steps = list(pre_tokenizer_steps(definition))
     for step in steps:  # said in more than one way, and without effect on ids
         if step["type"] == "ByteLevel":
@@ -152,7 +152,7 @@ def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition:
 
 
 def _first_unlike(copy: Definition, texts: Sequence[str]) -> int | None:
-    """Return the place of the first text of which both encoders give other ids."""
+    """Return the place of the first text to which the encoders give different ids."""
     file = TokenizerFile("a copy that shows splits", "huggingface", b"", copy)
     reference = HuggingFaceReference(file, honour_special=True, proven=True)
     encoder = FastEncoder(file, reference)
@@ -172,7 +172,7 @@ def _tried() -> Iterator[range]:
 
 
 def _without_tables(definition: Definition) -> bool:
-    """Return whether no step knows classes of characters: it puts, replaces or divides strings."""
+    """Whether no step uses classes of characters: each adds, replaces or splits at strings."""
     steps = [*normalizer_steps(definition), *pre_tokenizer_steps(definition)]
     return all(
         step["type"] in ("Prepend", "Metaspace") or "String" in (step.get("pattern") or {})
@@ -181,17 +181,17 @@ def _without_tables(definition: Definition) -> bool:
 
 
 def _model(joined: Sequence[bytes]) -> Definition:
-    """Return a BPE of single bytes and of whatever may be side by side, made by any merge."""
+    """Return a BPE of single bytes and the joined strings, made by any merge."""
     pieces = [*(bytes([byte]) for byte in range(256)), *joined]
     vocabulary = {write_byte_level(piece): place for place, piece in enumerate(pieces)}
     return {"type": "BPE", "vocab": vocabulary, "merges": merges_of(vocabulary)}
 
 
 def _context_parts() -> Iterator[bytes]:
-    """Yield all parts of more than one byte of what is between the characters of a line.
+    """Yield all parts, longer than a byte, of the strings between a line's characters.
 
-    A character beyond ASCII gives its last byte to what follows it, and its first to what it
-    follows: within it nothing is merged, so what is on both sides never overlaps.
+    A character beyond ASCII gives its last byte to the string after it, and its first to the one
+    before: nothing is merged within it, so both sides never overlap.
     """
     for line in CONTEXT.split("\n"):
         between = re.split(r"\{0\}|[^\0-\x7f]", line)

@@ -1,17 +1,18 @@
 """Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
 
-Tokenizing costs twenty times the alignment, so this is where the speed is. `fastokens` encodes 5 to
-100 times faster than the reference libraries but gives no offsets; for a tokenizer that spells its
-text none are needed, because each token id stands for known bytes, and offsets are a running sum.
-The fast path is exact or it is not taken:
+Tokenizing costs twenty times the alignment, so speed matters here. `fastokens` encodes 5 to 100
+times faster than the reference libraries but gives no offsets. A tokenizer that spells its text
+needs none: each id has known bytes, and offsets are a running sum. The fast path is used only if it
+is exact:
 
 - At load, `fastokens` and the reference encode the hard cases of `PROBES` (and, with
-  `Tokenizer.check_fast_path`, the first documents of a job); one difference disables it.
-- Once for each way to split texts and version of the libraries, both split every character off its
-  neighbours, with a copy whose ids show each split (`pipeline.tokenization.splits`); so does one.
-- For every document the tokens' lengths must add up to the text, and if it is not pure ASCII
-  their bytes must spell it, or what the reference's normaliser makes of it; else the document goes
-  through the reference (`pipeline.tokenization.reference`).
+  `Tokenizer.check_fast_path`, a job's first documents); one difference disables it.
+- Once per way of splitting and version of the libraries, both split every character off its
+  neighbours, with a copy whose ids show each split (`pipeline.tokenization.splits`); a difference
+  disables it, too.
+- For every document the tokens' lengths must add up to the text, and unless it is pure ASCII their
+  bytes must spell it, or its normal form; else the document goes through the reference
+  (`pipeline.tokenization.reference`).
 """
 
 import logging
@@ -110,7 +111,7 @@ class Tokenizer:
 
     @property
     def template_before(self) -> tuple[int, ...]:
-        """What the tokenizer's template puts before a text; rows have room for one token."""
+        """The tokens that the tokenizer's template puts before a text; rows have room for one."""
         return self._reference.conventions.template_before
 
     @property
@@ -120,14 +121,14 @@ class Tokenizer:
 
     @property
     def around_text(self) -> ConventionRecord:
-        """What rows put around a text unless the user says otherwise."""
+        """The tokens that rows put around a text by default."""
         return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for.
+        """Return a token's bytes, b"" if they are unknown.
 
-        b"" if it stands for none or for none that is known: control tokens, the unknown token,
-        every token of a model that does not spell its text (WordPiece), ids out of range.
+        They are for control tokens, the unknown token, every token of a model that does not spell
+        its text (WordPiece), and ids out of range.
         """
         known = self._vocabulary.entries
         return known[token_id] if 0 <= token_id < len(known) else b""
@@ -135,15 +136,15 @@ class Tokenizer:
     def spell_text(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, num_text_bytes: int
     ) -> bytes | None:
-        """Return the text that tokens spell; whoever knows its hash must compare it.
+        """Return the text that tokens spell; callers that know its hash must compare it.
 
         Args:
             input_ids: integers [T].
             byte_offsets: [T, 2], ranges of the text.
-            num_text_bytes: of the text.
+            num_text_bytes: bytes of the text.
 
         Returns:
-            None if tokens leave gaps or overlap, or one stands for bytes that are not known.
+            None if tokens leave gaps or overlap, or one's bytes are unknown.
 
         Example:
             >>> tokens = tokenizer.tokenize_batch([b"Hi there"])  # doctest: +SKIP
@@ -156,12 +157,12 @@ class Tokenizer:
 
     @property
     def named_tokens(self) -> Mapping[str, int]:
-        """Ids of added and control tokens, by the names that the tokenizer's file gives them."""
+        """Ids of added and control tokens, by their names in the tokenizer's file."""
         return self._reference.named_tokens
 
     @cached_property
     def control_strings(self) -> re.Pattern[bytes] | None:
-        """What finds strings of control tokens that a text may spell, read as plain characters.
+        """A pattern of control tokens' strings that texts may spell, read as plain characters.
 
         None if there are none, or they become their tokens.
         """
@@ -169,9 +170,9 @@ class Tokenizer:
         return re.compile(b"|".join(re.escape(n.encode()) for n in names)) if names else None
 
     def keeps_text(self, text: bytes) -> bool:
-        """Return whether normalising leaves a text as it is, but for a space put before it.
+        """Whether normalising leaves a text unchanged, except for an added leading space.
 
-        True of bytes that are not UTF-8, such as a token's that ends amid a character: they are
+        True for bytes that aren't UTF-8, such as a token that ends within a character: they are
         never normalised alone.
         """
         try:
@@ -181,21 +182,18 @@ class Tokenizer:
         return normalized in (text, b" " + text)
 
     def base_vocabulary(self) -> dict[str, bytes]:
-        """Return the model's own token strings and the bytes they stand for.
-
-        Added tokens are left out.
-        """
+        """Return the model's token strings and their bytes, without added tokens."""
         pieces = self._reference.pieces()
         return {piece: self.token_bytes(token_id) for piece, token_id in pieces.items()}
 
     def find_token(self, name: str) -> int:
-        """Return the id of a token that a user names.
+        """Find a token's id by its name.
 
         Args:
-            name: its string as the tokenizer's file has it, or its id in digits.
+            name: its string in the tokenizer's file, or its id in digits.
 
         Raises:
-            TokenizerError: no such token; the message lists those that could be meant.
+            TokenizerError: no such token; the message lists similar ones.
 
         Example:
             >>> load_tokenizer("qwen2_5").find_token("<|endoftext|>")  # doctest: +SKIP
@@ -215,7 +213,7 @@ class Tokenizer:
         return token_id
 
     def token_name(self, token_id: int) -> str:
-        """Return a token's string as the tokenizer's file has it, "" if it has none.
+        """Return a token's string in the tokenizer's file, "" if it has none.
 
         Example:
             >>> load_tokenizer("qwen2_5").token_name(151643)  # doctest: +SKIP
@@ -231,7 +229,7 @@ class Tokenizer:
             texts: the documents' UTF-8 bytes.
 
         Returns:
-            ids and exact byte offsets; what could not be tokenized is in `failures`.
+            ids and exact byte offsets; documents that failed are in `failures`.
 
         Example:
             >>> tokens = load_tokenizer("qwen2_5").tokenize_batch([b"Hi there"])  # doctest: +SKIP
@@ -248,9 +246,9 @@ class Tokenizer:
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
-        """Return the tokens of a text whose bytes do not hold what the tokens stand for.
+        """Return a text's tokens whose ranges don't contain their bytes.
 
-        Trusts nothing that offsets were made with; see `pipeline.tokenization.offset_proof`.
+        Independent of how offsets were made; see `pipeline.tokenization.offset_proof`.
 
         Args:
             input_ids: integers [T].
@@ -281,10 +279,10 @@ class Tokenizer:
         logger.warning("%s: fast path disabled: %s", self.source, reason)
 
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
-        """Compare both paths, and the encoders themselves: a document may hide a difference.
+        """Compare both paths, and the encoders themselves, as a document may hide a difference.
 
-        A text with an id that stands for no bytes always goes to the reference, so encoders may
-        differ there.
+        A text with an id without known bytes always goes to the reference, so encoders may differ
+        there.
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
         if self._fast is None:  # it has failed on one, and said so
@@ -334,7 +332,7 @@ class Tokenizer:
     def _carry_back(self, batch: TokenBatch, document: int, text: bytes) -> bool:
         """Write the offsets of fast tokens that spell a normalised text; return whether they do.
 
-        Longer texts are left to be tokenized in pieces, each of which comes here.
+        Long texts return False: they are tokenized in pieces, each of which comes here.
         """
         if len(text) > LONG_TEXT_BYTES:
             return False
@@ -358,7 +356,7 @@ class Tokenizer:
         return None
 
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
-        """Tokenize with the reference, some at a time, long ones in pieces: it takes memory."""
+        """Tokenize with the reference, in groups to save memory, long texts in pieces."""
         self.num_reference_documents += len(texts)
         return join_batches([self._tokenize_group(group) for group in group_texts(texts)])
 
@@ -383,11 +381,11 @@ def load_tokenizer(
         special_strings: "plain" reads `<s>` or `<|endoftext|>` in a document as plain text, so
             that no document can forge a control token; "honoured" reads them as their tokens.
         fast: False never takes the fast path.
-        proven: nothing is tried, because the same bytes were loaded with the same options and
-            libraries before, as a job's launcher does for its workers.
+        proven: skip the checks, because the same bytes were loaded before with the same options and
+            libraries, as a job's launcher does for its workers.
 
     Raises:
-        TokenizerError: not found, or a tokenizer that can't give offsets.
+        TokenizerError: not found, or unable to give offsets.
     """
     if special_strings not in ("plain", "honoured"):
         raise TokenizerError(

@@ -1,1 +1,1 @@
-"""What align reads: documents of any format, and where each lies."""
+"""Input of align: documents of any format, each with its place."""

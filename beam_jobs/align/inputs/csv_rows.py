@@ -37,12 +37,12 @@ _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 def read_csv(
     data: BinaryIO, *, max_cell: int, head: bytes | None = None, needed: Collection[str] = ()
 ) -> Iterator[CsvRow]:
-    """Yield the header of a file and its rows; of a bad one, why it can't be used.
+    """Yield a file's header and rows; for a bad row, why it can't be used.
 
-    Cells and lines have `max_cell` characters at most. Cells behind the `needed` columns may be
-    left out; without such columns, none may. `head` is the start of a TSV file, None for CSV. If
-    more than half of its cells that begin with a quote are not closed, quotes are text.
-    DamageError if the file can't be read on.
+    Cells and lines have at most `max_cell` characters. Cells after the `needed` columns may be
+    missing; without `needed`, none may. `head` is the start of a TSV file, None for CSV. If more
+    than half of its cells that begin with a quote are not closed, quotes are text. DamageError if
+    reading can't continue.
     """
     require_utf8(data)
     csv.field_size_limit(max_cell)
@@ -64,7 +64,7 @@ class _CutLine(str):
 
 
 class _Lines:
-    """The lines of a file, which can be given back."""
+    """The lines of a file; lines can be given back."""
 
     def __init__(self, text: TextIO, max_characters: int) -> None:
         self.taken: list[str] = []
@@ -136,7 +136,7 @@ class _Rows:
         return _unescape(line) if self._escapes else line
 
     def _settle(self, lines: list[str], row: list[str] | None, why: str) -> CsvRow:
-        """Return the row that lines were taken for, and give back those that aren't its own."""
+        """Return the row that the lines hold, and give back lines that aren't its own."""
         if any(type(line) is _CutLine for line in lines):
             self._lines.give_back(lines[1:])
             return UnusableError(Reason.TOO_LARGE, f"a line exceeds {len(lines[-1])} characters")
@@ -163,7 +163,7 @@ class _Rows:
         return UnusableError(Reason.BAD_ROW, why)
 
     def _read_otherwise(self, lines: list[str]) -> list[str] | None:
-        """Return the row if the other meaning of a backslash before a quote makes one."""
+        """Return the row under the other meaning of a backslash before a quote, if it is one."""
         if not any('\\"' in line for line in lines):
             return None
         row, taken = self._try(lines, str if self._escapes else _unescape)
@@ -180,14 +180,14 @@ class _Rows:
             next(self._lines)
 
     def _begins_row(self, line: str) -> bool:
-        """Return whether a line begins a row, with no quote amid its text."""
+        """Whether a line begins a row and has no quote amid its text."""
         row, taken = self._try([line])
         return bool(row) and '"' not in self._quoted.sub("", "".join(taken))
 
     def _try(
         self, lines: list[str], mend: Callable[[str], str] | None = None
     ) -> tuple[list[str] | None, list[str]]:
-        """Return the row that lines and those behind them begin with, if any, and its lines."""
+        """Return the row, if any, at the start of these and the following lines, and its lines."""
         self._lines.give_back(lines)
         taken: list[str] = []
         self._lines.taken = taken
@@ -202,7 +202,7 @@ class _Rows:
         return row if row and len(row) == self._width else None, taken
 
     def _pass_open_cell(self, lines: list[str], why: str) -> UnusableError:
-        """Go behind the row of a cell that is open or too long; refuse a file that ends in it."""
+        """Skip the row of an unclosed or too long cell; refuse a file that ends within it."""
         refused, line = UnusableError(Reason.TOO_LARGE, why), lines[-1]
         while why.startswith(_LONG):
             self._lines.give_back(['"' + line])  # within the cell, as before
@@ -219,5 +219,5 @@ class _Rows:
 
 
 def _unescape(line: str) -> str:
-    """Return a line of Spark's dialect in the usual one; a backslash elsewhere is text for both."""
+    """Turn a line of Spark's dialect into the usual one; both take other backslashes as text."""
     return line.replace('\\"', '""')

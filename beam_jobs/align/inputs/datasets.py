@@ -1,7 +1,7 @@
-"""A finished dataset as input: which of its documents are read, and their texts.
+"""A finished dataset as input: the chosen documents and their texts.
 
-Its files are read as all input is, so a worker needs nothing but the storage they lie in. Which
-documents are read is decided once, by the launcher: conditions need DuckDB, which workers lack.
+Its files are read like any input, so a worker needs only their storage. The launcher chooses the
+documents once: conditions need DuckDB, which workers lack.
 """
 
 import os
@@ -39,32 +39,32 @@ _OPENED = 4
 
 @dataclass(frozen=True)
 class StoredDataset(Dataset):
-    """A dataset whose files are read as a job reads its input."""
+    """A dataset whose files are read like a job's input."""
 
     def open_file(self, name: str) -> BinaryIO:
-        """Open one of its files as it is stored."""
+        """Open a file as it is stored."""
         return storage.open_to_read(self.path_of(name))
 
     def read_file(self, name: str) -> bytes:
-        """Return the whole of a small one."""
+        """Return the bytes of a small file."""
         return storage.read_bytes(self.path_of(name))
 
     def path_of(self, name: str) -> str:
-        """Return where one of its files lies."""
+        """Return the path of one of its files."""
         return storage.join(self.location, *name.split("/"))
 
     def stored_tokenizer(self, record: TokenizerRecord) -> StoredTokenizer:
-        """Return where one of its tokenizers is, to spell texts with: nothing is encoded."""
+        """Locate one of its tokenizers, for spelling texts only; it encodes nothing."""
         path, versions = self.path_of(record.file), library_versions()
         return StoredTokenizer(path, record.sha256, record.special_strings, False, versions)
 
 
 @dataclass(frozen=True)
 class InputDataset:
-    """A dataset that is read as input: its newest generation, and shards of which any are read.
+    """A dataset that is read as input: its newest generation, and the shards to read.
 
-    Without a condition all documents are that are not removed. `scores` is the digest of the losses
-    that it chooses by.
+    Without a condition, all documents but the removed are read. `scores` is the digest of the
+    losses used by the condition.
     """
 
     dataset: StoredDataset
@@ -80,7 +80,7 @@ class InputDataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What names the input: the dataset as it is now, and what is chosen of it."""
+        """Configuration entries for the dataset as it is now, and the choice from it."""
         manifest = self.dataset.manifest
         return {
             "input_dataset": manifest.fingerprint,
@@ -91,10 +91,10 @@ class InputDataset:
 
     @property
     def assumed_text_bytes(self) -> int:
-        """How much text its documents are taken for, which says into how many buckets they go.
+        """Bytes of text assumed when counting buckets.
 
-        They are as many as the same documents' own files would be hashed into, as far as the
-        dataset records the size of these; of one that has grown only the texts are counted.
+        Chosen so that the documents' own files would give as many buckets, if the dataset records
+        their size; for one that has grown, only texts are counted.
         """
         manifest = self.dataset.manifest
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
@@ -114,7 +114,7 @@ class InputDataset:
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
     """Return the folder of the dataset that the input names, None if it names files.
 
-    InputError for a mixture, a dataset among other input, or none when one is asked for.
+    InputError for a mixture, a dataset among other input, or a missing dataset.
     """
     for pattern in patterns:
         if pattern.endswith(_MIXTURE) and not os.path.isdir(pattern):
@@ -140,7 +140,7 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 def open_dataset_as_input(location: str, where: str) -> InputDataset:
     """Return the newest generation of a dataset, and which of its documents are read.
 
-    WhereError if that is no condition or none matches; OptionsError if the dataset has lost files.
+    WhereError if the condition is invalid or matches nothing; OptionsError if files are missing.
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -175,7 +175,7 @@ def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     """Yield a part's documents in the order of their shard.
 
     InputChangedError if the dataset was made anew since the job was planned, DatasetError if the
-    shard or its index is not the manifest's.
+    shard or its index differs from the manifest.
     """
     source = part.file.source
     location = part.file.path.removesuffix(source).rstrip("/")
@@ -221,7 +221,7 @@ def _dataset_folder(pattern: str) -> str | None:
 
 
 def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
-    """Return how many documents of a shard are read, their bytes of text, and which they are."""
+    """Return the documents read from a shard: their number, bytes of text and encoded choice."""
     if kept is None:
         return len(index), int(index.num_text_bytes.sum()), ""
     chosen = b85encode(zlib.compress(np.packbits(kept).tobytes())).decode()
@@ -229,7 +229,7 @@ def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
 
 
 def _chosen_places(part: InputPart, num_documents: int) -> Sequence[int]:
-    """Return the places in a shard's index of a part's documents, ascending."""
+    """Return the index places of a part's documents, ascending."""
     places = range(num_documents)[part.start : part.end]
     if not part.file.chosen:
         return places
@@ -240,7 +240,7 @@ def _chosen_places(part: InputPart, num_documents: int) -> Sequence[int]:
 
 @lru_cache(_OPENED)
 def _open(location: str, fingerprint: str) -> StoredDataset:
-    """Return the generation of a dataset that a job was planned with; it may grow meanwhile."""
+    """Open the dataset generation that a job was planned with; the dataset may have grown since."""
     manifest = read_newest(location)
     number = find_generation(manifest, fingerprint)
     if number is not None and number != manifest.generation:

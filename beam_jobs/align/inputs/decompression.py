@@ -1,9 +1,8 @@
 """Compressed streams that notice when they are cut.
 
 Beam's own decompression takes the end of the file for the end of the data, so half a file reads
-like a whole one, and `bz2.open` and `lzma.open` take a second stream that is damaged for padding.
-Here the end of a file inside a compressed frame, and whatever else isn't a frame, is an error,
-raised after the data before it was delivered.
+like a whole one; `bz2.open` and `lzma.open` take a damaged second stream for padding. Here both
+raise an error, after the data before the damage was delivered.
 """
 
 import bz2
@@ -29,13 +28,13 @@ _XZ_MAX_BYTES = 1 << 31
 
 
 class DamageError(ValueError):
-    """A file's bytes are not what its format allows, or end before its data does.
+    """A file's bytes break its format, or end too early.
 
-    `num_read` stored bytes came before, None if nobody knows.
+    `num_read` stored bytes precede the damage, None if unknown.
     """
 
     def __init__(self, message: str, *, num_read: int | None = None) -> None:
-        """Hold what a dead letter will say."""
+        """Hold the detail of a dead letter."""
         super().__init__(message)
         self.num_read = num_read
 
@@ -43,8 +42,8 @@ class DamageError(ValueError):
 def decompress(file: BinaryIO, compression: str) -> BinaryIO:
     """Return a buffered stream of a file's uncompressed bytes.
 
-    Several members or frames in a row are one stream, and so are zeros behind them, with which xz
-    and tapes fill up.
+    Consecutive members or frames are one stream, and so are zeros after them, with which xz and
+    tapes pad.
     """
     if compression == "none":
         return file
@@ -53,7 +52,7 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 
 
 def require_utf8(data: BinaryIO) -> None:
-    """Raise DamageError if text, at its start, is marked as UTF-16 or UTF-32."""
+    """Raise DamageError if text is marked at its start as UTF-16 or UTF-32."""
     if isinstance(data, io.BufferedReader):
         start = data.peek(4)
     else:  # a store's own buffer, which can go back
@@ -64,7 +63,7 @@ def require_utf8(data: BinaryIO) -> None:
 
 
 class _Frames(io.RawIOBase):
-    """The frames of a file, as many bytes at a time as are asked for: little can hold gigabytes."""
+    """The frames of a file, decompressed no further than asked: a few bytes can hold gigabytes."""
 
     def __init__(self, file: BinaryIO, new_decompressor: Callable[[], Any]) -> None:
         self._file, self._new_decompressor = file, new_decompressor
@@ -106,7 +105,7 @@ class _Frames(io.RawIOBase):
         return data
 
     def _find_frame(self) -> bytes:
-        """Return stored bytes from where another frame begins, none at the end of the file."""
+        """Return stored bytes from the start of the next frame, b"" at the end of the file."""
         stored: bytes = self._decompressor.unused_data
         while not (found := stored.lstrip(b"\0")):
             stored = self._file.read(_CHUNK_BYTES)
@@ -116,7 +115,7 @@ class _Frames(io.RawIOBase):
 
 
 class _GzipMember:
-    """One member of a gzip file, behind the interface of the other decompressors."""
+    """One member of a gzip file, with the interface of the other decompressors."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)

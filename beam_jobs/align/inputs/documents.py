@@ -1,9 +1,8 @@
-"""Documents of the input, and dead letters in the place of those that can't be used.
+"""Documents of the input, and dead letters for those that can't be used.
 
-Every document has a place: its source and a position there (byte offset of its line or value in the
-uncompressed file, row number of a table, number in a dataset's shard, 0 of a text file). The place
-is the same wherever the job runs and however files are cut into parts, so documents without an id
-are named by it.
+Every document has a place: its source and a position (byte offset of its line or value in the
+uncompressed file, row number of a table, number in a dataset's shard, 0 of a text file). It doesn't
+depend on where the job runs or how files are cut, so documents without an id are named by it.
 """
 
 from dataclasses import dataclass
@@ -45,10 +44,10 @@ class Reason(StrEnum):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
-    """A document, or an unread part of a damaged file, that can't be used. Never holds text.
+    """A document, or an unread part of a damaged file, that can't be used.
 
-    Its line of JSON is counted from 1 at the start of its part; None in files that don't consist of
-    lines. `first_line` is the same of the document whose id this one repeats.
+    Never holds text. `line` counts lines of JSON from 1 at the start of the part; None for other
+    files. `first_line` is the line of the document whose id this one repeats.
     """
 
     source: str
@@ -61,7 +60,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document"):
-    """A usable document and its place, with a value of each of `ReadingRules.metadata`."""
+    """A usable document and its place, with one value per field of `ReadingRules.metadata`."""
 
     source: str
     position: int
@@ -71,7 +70,7 @@ class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document
     line: int | None = None
 
     def refuse(self, reason: Reason, detail: str, *, first_line: int | None = None) -> DeadLetter:
-        """Return the dead letter in its place."""
+        """Return a dead letter at this place."""
         place = self.source, self.position, self.document_id
         return DeadLetter(*place, reason, detail, self.line, first_line)
 
@@ -81,16 +80,16 @@ Outcome = PlacedDocument | DeadLetter
 
 
 class UnusableError(ValueError):
-    """A document can't be used; says why by a code, and for people."""
+    """Why a document can't be used: a code, and a detail for people."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
-        """Hold what its dead letter will say."""
+        """Hold a dead letter's reason and detail."""
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
 
 def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> UnusableError:
-    """Return what there is to say if a file can't be read on behind so many of its bytes."""
+    """Explain that a file is unreadable after byte `num_read`, None if unknown."""
     left = 0 if num_read is None else num_bytes - num_read
     lost = f"up to {left} of {num_bytes} bytes" if left else "the rest of the file"
     return UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {error}")
@@ -98,9 +97,10 @@ def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> Un
 
 @dataclass(frozen=True)
 class MetadataField:
-    """A field that travels, by its place in a JSON object or a row; dots lead into nested ones.
+    """A field stored with each document, named as in a JSON object or row.
 
-    Its column's type is None until it is known, and values are then handed on as they are.
+    Dots lead into nested ones. Until its column's type is known (None), values are passed on
+    unchanged.
     """
 
     name: str
@@ -112,9 +112,9 @@ class ReadingRules:
     """What counts as a document.
 
     Fields are those of a JSON object or a table's row; dots lead into nested ones. Without an id
-    field every document is named by its place, without a template (see `parse_template`) the text
-    field is taken as it is. The longest text is in UTF-8 bytes. With a field of messages every
-    document is a chat, and its text JSON (`pipeline.chats.messages.Chat.encode`).
+    field, documents are named by their places; without a template (see `parse_template`), the text
+    is the text field. `max_document_bytes` are of UTF-8. With a field of messages, every document
+    is a chat, and its text JSON (`pipeline.chats.messages.Chat.encode`).
     """
 
     text_field: str = "text"
@@ -127,7 +127,7 @@ class ReadingRules:
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The fields that a text, or a chat, is made of."""
+        """The fields of which a text, or a chat, is made."""
         if self.messages_field:
             return (self.messages_field, *filter(None, [self.tools_field]))
         if not self.text_template:

@@ -1,4 +1,4 @@
-"""What a record, or a table, has in the place of a field that was asked for and isn't there."""
+"""Suggestions for a field that a record or table lacks."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ _OF_SHAREGPT = (
 
 
 def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: bool = True) -> str:
-    """Return which fields a record has instead, and what to do; "" if the field is empty.
+    """Name the fields a record has instead, with a remedy; "" if the field is there but empty.
 
-    The remedy is the field with the longest string, what makes lines of the objects within, or
-    --messages for a conversation.
+    The remedy is the field with the longest string, or a command that splits nested objects into
+    lines.
 
     Example:
         >>> describe_others({"id": 7, "content": "one two"}, "text")
@@ -38,7 +38,7 @@ def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: boo
 
 
 def name_fields(names: Sequence[str]) -> str:
-    """Return names in a sentence.
+    """List names in a sentence.
 
     Example:
         >>> name_fields(["id", "title", "content"])
@@ -51,7 +51,7 @@ def name_fields(names: Sequence[str]) -> str:
 
 
 def longest_string(record: Mapping[str, Any]) -> str | None:
-    """Return the field with the longest string, dots and all, None if there is no string.
+    """Return the dotted field with the longest string, None if there is no string.
 
     Example:
         >>> longest_string({"id": "a7", "meta": {"body": "one two"}})
@@ -70,7 +70,7 @@ def _strings(record: Mapping[str, Any], before: str, depth: int) -> Iterator[tup
 
 
 def _objects_within(record: Mapping[str, Any]) -> str:
-    """Return what makes lines of the objects that a record holds instead of being one."""
+    """Return a command that makes lines of the objects nested in a record."""
     for name, value in record.items():
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             path = (

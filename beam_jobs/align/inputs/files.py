@@ -1,4 +1,4 @@
-"""Which files are read, under which names, and of which kind each is."""
+"""Find the input files, their names and formats."""
 
 import json
 import logging
@@ -47,9 +47,9 @@ def find_inputs(
     """Return the files that the patterns name, in the order of their sources.
 
     Patterns are paths, globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system, or
-    folders of Hugging Face `datasets`. Tables must have `fields` as columns. The format is that of
-    every file, whatever its name; None goes by names. InputError if a pattern matches nothing, a
-    file can't be used, or two would have the same source; PointerError for a Git LFS pointer.
+    folders of Hugging Face `datasets`. Tables must have `fields` as columns. `format` applies to
+    every file; None goes by names. InputError if a pattern matches nothing, a file can't be used,
+    or two would have the same source; PointerError for a Git LFS pointer.
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -74,7 +74,7 @@ def find_inputs(
 
 
 def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
-    """Return count, bytes and a digest of names and sizes: what identifies the input."""
+    """Return the count, bytes, and a digest of names and sizes: the input's identity."""
     listing = json.dumps([[file.source, file.num_bytes] for file in files])
     return {
         "input_files": len(files),
@@ -122,7 +122,7 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
 
 
 def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> InputFile:
-    """Return a file as its first bytes show it to be; InputError if nothing here reads that."""
+    """Return a file with its kind read from its first bytes; InputError if it isn't supported."""
     head = opened.read(HEAD_BYTES)
     opened.seek(0)
     compression = compression_of(head)
@@ -152,7 +152,7 @@ def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> Inp
 
 
 def _say_misnamed(named: Sequence[InputFile], found: Sequence[InputFile]) -> None:
-    """Warn once of files that are read as their first bytes say, against their names."""
+    """Warn once of files whose first bytes contradict their names."""
     what = [
         file.format if file.format in _RANDOM_ACCESS else file.compression.replace("none", "plain")
         for file in found
@@ -179,7 +179,7 @@ def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
 
 
 def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
-    """Return a file's first bytes, decompressed; b"" if it is damaged: reading it will say so."""
+    """Return a file's first bytes, decompressed; b"" if damaged, which reading reports later."""
     try:
         return decompress(opened, file.compression).read(num_bytes)
     except DamageError:
@@ -198,7 +198,7 @@ def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[s
 
 
 def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputError:
-    """Return an error that names what there is: another separator, or the likeliest column."""
+    """Return an error that suggests another separator, or the likeliest column."""
     separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
     if file.format == "csv" and len(columns) == 1 and separator:
         error = InputError(

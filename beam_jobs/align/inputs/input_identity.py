@@ -1,9 +1,9 @@
-"""Is this still the same input? Asked while a job runs, and when it is started again.
+"""Check that the input is unchanged, while a job runs and when it is started again.
 
-A file's *content* is a digest of samples of its bytes, or the checksum that an object store keeps.
-It does not enter the configuration: shards depend on the documents alone, which every bucket's
-digest covers. It is written next to the manifest in `inputs.json`, which no reader needs, so that a
-command that is run again can check whether "finished" is still true.
+A file's *content* is a digest of samples of its bytes, or an object store's checksum. It isn't part
+of the configuration: shards depend only on documents, which every bucket's digest covers.
+`inputs.json`, next to the manifest, keeps it, so that a command that is run again can check whether
+"finished" is still true.
 """
 
 import json
@@ -31,15 +31,14 @@ _MAX_NAMED = 3
 
 
 class InputChangedError(JobError):
-    """An input file is not what it was when the job was planned."""
+    """An input file changed after the job was planned."""
 
 
 def content_of(path: str, num_bytes: int) -> str:
-    """Return a digest that cheaply distinguishes files of one size; "" if there is none.
+    """Return a digest that cheaply distinguishes files of one size; "" if unavailable.
 
-    Locally eight samples of 32 KiB are read. An edit that keeps the size and misses all of them is
-    not seen here; the time of the file then differs. In an object store it is the checksum or ETag
-    that the store keeps.
+    Locally eight samples of 32 KiB are read. An edit that keeps the size and misses them all is
+    seen only by the file's time. An object store gives its checksum or ETag.
     """
     if not storage.is_local(path):
         try:
@@ -62,10 +61,10 @@ def content_of(path: str, num_bytes: int) -> str:
 
 
 def require_unchanged(file: InputFile) -> None:
-    """Raise InputChangedError if a file, at the end of reading, isn't as the job's plan has it.
+    """Raise InputChangedError if a file, at the end of reading, differs from the job's plan.
 
-    Locally its size and time are compared. In an object store it is the checksum, if there is
-    one: stores give times to the millisecond or to the second, depending on the request.
+    Locally its size and time are compared; in an object store its checksum, if any: stores give
+    times to the millisecond or to the second, depending on the request.
     """
     change = _find_change(file)
     if change:
@@ -76,7 +75,7 @@ def require_unchanged(file: InputFile) -> None:
 
 
 def encode_inputs(files: Sequence[InputFile]) -> bytes:
-    """Return what `inputs.json` holds: the input's files by source."""
+    """Encode `inputs.json`: the input's files by source."""
     listing = {
         file.source: {name: getattr(file, name) for name in ("num_bytes", "modified", "content")}
         for file in files
@@ -85,7 +84,7 @@ def encode_inputs(files: Sequence[InputFile]) -> bytes:
 
 
 def publish_inputs(run_folder: str, output: str) -> None:
-    """Put a run's `inputs.json` next to the manifest that it has made."""
+    """Put a run's `inputs.json` next to its manifest."""
     path = storage.join(run_folder, INPUTS_FILE)
     if storage.num_bytes_of(path) is not None:
         body = storage.read_bytes(path)
@@ -93,7 +92,7 @@ def publish_inputs(run_folder: str, output: str) -> None:
 
 
 def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
-    """Raise InputError if a dataset's files have changed since; return a remark if times differ."""
+    """Raise InputError if a dataset's input files changed; return a remark if only times did."""
     path = storage.join(output, INPUTS_FILE)
     if storage.num_bytes_of(path) is None:
         return ""  # made before this was kept
@@ -123,7 +122,7 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
 
 
 def _find_change(file: InputFile) -> str:
-    """Return what has happened to a file since the job was planned, "" for nothing."""
+    """Describe a file's change since the job was planned, "" if unchanged."""
     if not storage.is_local(file.path):
         content = content_of(file.path, file.num_bytes)
         return "was replaced" if file.content and content not in ("", file.content) else ""

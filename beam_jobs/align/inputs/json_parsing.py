@@ -1,8 +1,8 @@
-"""One value of JSON, as strictly as the fields that are asked for need it.
+"""One value of JSON, as strictly as the required fields need it.
 
 A line may hold values that no library takes: half a surrogate pair, bytes that aren't UTF-8, lists
-thousands deep, integers of thousands of digits. They are left in the record as they are, and cost
-the document only if its text, its id or its metadata has one.
+thousands deep, integers of thousands of digits. They stay in the record unchanged, and cost the
+document only if its text, id or metadata contains one.
 """
 
 import json
@@ -25,11 +25,11 @@ _SCALAR = re.compile(rb"[^\s,\]}]*")
 
 
 class TooDeep:
-    """In the place of a value that is nested too deeply to be read."""
+    """Replaces a value that is nested too deeply to be read."""
 
 
 def parse_json(data: bytes) -> Any:
-    r"""Return what JSON holds, odd values and all (also NaN and 1e400); UnusableError if it isn't.
+    r"""Parse JSON, odd values (also NaN and 1e400) included; UnusableError if it is invalid.
 
     Halves of surrogate pairs stay, and bytes that aren't UTF-8 are `surrogateescape`d.
 
@@ -61,7 +61,7 @@ def _parse_int(digits: str) -> int | float:
 
 
 def _parse_members(data: bytes, depth: int) -> Any:
-    """Return an object, each member parsed alone; `TooDeep` for anything else."""
+    """Parse an object member by member; `TooDeep` for anything else."""
     if not data.startswith(b"{") or depth == _MAX_DEPTH:
         if _end_of_value(data, 0) != len(data):
             raise ValueError("its brackets don't match")
@@ -99,10 +99,10 @@ def _pass_space(data: bytes, at: int) -> int:
 
 @compiled
 def find_end(data: NDArray[np.uint8], start: int, state: NDArray[np.int64]) -> int:
-    """Return where the value ends whose brackets and quotes `state` counts, or the data's end.
+    """Return the end of the value whose brackets and quotes `state` counts, or the data's end.
 
-    `state` is depth, whether within a string, whether after a backslash; all 0: before the value,
-    or after it.
+    `state` is depth, whether within a string, whether after a backslash; all 0 before and after the
+    value.
     """
     depth, in_string, escaped = state[0], state[1], state[2]
     i = start

@@ -1,9 +1,9 @@
-"""The values of a JSON file that is not one value a line: an array, or objects over several lines.
+"""The values of a JSON file that isn't line by line: an array, or objects over several lines.
 
-The elements of a top-level array, and every other top-level value, are handed on one by one with
-their place in the file, so such a file needs no more memory than its longest value. Brackets and
-quotes are counted, which finds the ends of values. Where a quote or a bracket is missing they
-count wrongly: a value that isn't JSON ends where the next one begins as the file's first did.
+Elements of a top-level array, and other top-level values, are passed on one by one with their
+place, so memory holds only the longest value. Counting brackets and quotes finds the ends of
+values. A missing quote or bracket breaks the count: an invalid value ends where the next one begins
+the way the file's first did.
 """
 
 import io
@@ -38,7 +38,7 @@ _LAST_CHARACTERS = 12
 
 
 class JsonValue(NamedTuple):
-    """One value of a JSON file, from byte `position` on: what it holds, or why it can't be used."""
+    """One value of a JSON file, from byte `position`, or why it can't be used."""
 
     position: int
     num_bytes: int
@@ -47,9 +47,9 @@ class JsonValue(NamedTuple):
 
 
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
-    """Return whether a JSON file is to be read value by value instead of line by line.
+    """Whether to read a JSON file value by value instead of line by line.
 
-    Its head is up to `HEAD_BYTES` long. An object may go over several lines in a `.json` file; in a
+    `head` has up to `HEAD_BYTES`. In a `.json` file an object may go over several lines; in a
     `.jsonl` file a first line that is cut is a bad line.
 
     Example:
@@ -73,7 +73,7 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
 
 
 def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
-    """Return the values of a line that isn't one: objects without a newline, or torn ones."""
+    """Return the values of a bad line: objects without newlines between them, or torn ones."""
     values: list[JsonValue] = []
     if line.startswith(b"{"):
         try:
@@ -112,7 +112,7 @@ def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
 
 
 class _Window:
-    """The part of a file that is looked at."""
+    """The part of a file in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.at = 0
@@ -135,7 +135,7 @@ class _Window:
                 return bytes(self._buffer[self.at : self.at + 1]) or None
 
     def take_value(self, first: bytes, max_bytes: int) -> JsonValue:
-        """Return the value that starts here; of one that is too long only its length."""
+        """Return the value that starts here; only its length if it is too long."""
         position, is_scalar = self.position, first not in b'{["'
         state, next_check = np.zeros(3, np.int64), _CHUNK_BYTES
         while not (self._pass_scalar() if is_scalar else self._pass_nested(state)):
@@ -175,11 +175,11 @@ class _Window:
     def _skip_broken(
         self, position: int, *, ends_here: bool = False, may_go_on: bool = True
     ) -> JsonValue | None:
-        """Go from a value that isn't JSON to where the next one begins; return what was passed.
+        """Skip from an invalid value to the start of the next one; return the skipped part.
 
-        None if it may be JSON as far as it is known, or is one value that isn't. Where it
-        `ends_here`, by its brackets and quotes, the next one must begin in it. It `may_go_on`
-        beyond what was read.
+        None if the value may be valid as far as read, or is one value that isn't JSON. If it
+        `ends_here`, by its brackets and quotes, the next one must begin in it. With `may_go_on` it
+        may extend beyond the bytes read.
         """
         start = position - self._dropped
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
@@ -200,7 +200,7 @@ class _Window:
         return JsonValue(position, self.position - position, None, UnusableError(reason, where))
 
     def _seek_opening(self, start: int, end: int | None, where: str) -> bool:
-        """Go to an opening, to `end` or behind the last value; return if others may be passed."""
+        """Go to an opening, `end`, or past the last value; return whether values may be skipped."""
         may_hold_more = False
         stop = None if end is None else end + len(self._opening) - 1
         while (found := self._find_opening(start, stop)) < 0 and end is None:
@@ -220,7 +220,7 @@ class _Window:
         return may_hold_more
 
     def _find_opening(self, start: int, stop: int | None = None) -> int:
-        """Return where a value begins as the first one did, and not as part of another; or -1."""
+        """Return where a value, not part of another, begins as the first one did; -1 if nowhere."""
         while self._opening and (start := self._buffer.find(self._opening, start, stop)) >= 0:
             before = self._buffer[max(0, start - _LONGEST_OPENING) : start].rstrip()
             if not before.endswith((b":", b"[")):
@@ -248,7 +248,7 @@ class _Window:
         self.at -= num_bytes
 
     def _fetch(self, *, keep_from: int | None = None) -> bool:
-        """Read on; what comes before `keep_from`, or before here, is released."""
+        """Read more; release what precedes `keep_from`, or the current place."""
         self._drop(self.at if keep_from is None else keep_from)
         data = self._read(_CHUNK_BYTES)
         self._buffer += data
@@ -256,7 +256,7 @@ class _Window:
 
 
 def _find_error(data: bytes, may_go_on: bool) -> int | None:
-    """Return the byte from which data isn't JSON; None if it is, or may be the start of it."""
+    """Return the byte at which data stops being JSON; None if it is, or may be, its start."""
     try:
         orjson.loads(data)
         return None
@@ -277,7 +277,7 @@ def _find_error(data: bytes, may_go_on: bool) -> int | None:
 
 
 def _find_mismatch(data: bytes) -> int | None:
-    """Return where a bracket of the other kind is closed than was opened; None if nowhere."""
+    """Return the place of a closing bracket of the wrong kind; None if all match."""
     opened = bytearray()
     for part in _STRING_OR_BRACKET.finditer(data):
         if part[0] in (b"[", b"{"):

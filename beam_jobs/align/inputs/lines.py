@@ -1,8 +1,7 @@
-"""Line numbers for dead letters, though a large file is read in parts that don't know each other.
+"""Line numbers for dead letters of large files that are read in parts.
 
-A reader counts lines from the start of its part. Of a file that is cut it leaves the number of
-lines of each part in the run's folder, and the last step adds up those before a letter's part:
-exact, and nothing is read twice.
+A reader counts lines from the start of its part and leaves the number of lines in the run's folder.
+The last step adds up those before a letter's part: exact, and nothing is read twice.
 """
 
 import json
@@ -28,14 +27,14 @@ def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
 
 
 def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return dead letters as the dataset lists them: lines counted from the start of files."""
+    """Return dead letters with lines counted from the start of files, as the dataset lists them."""
     stems: dict[str, list[str]] = {}
     for name in sorted(storage.list_folder(run_folder)):
         stems.setdefault(name.rpartition("-")[0] + "-", []).append(name)
 
     @cache
     def parts(source: str) -> tuple[list[int], list[int]]:
-        """Return where a cut file's parts start, and how many lines are before each."""
+        """Return the starts of a file's parts, and the number of lines before each."""
         names = stems.get(_stem(source), [])
         starts = [int(name.rpartition("-")[2].removesuffix(".json")) for name in names]
         counts = (storage.read_bytes(storage.join(run_folder, name)) for name in names)
@@ -61,7 +60,7 @@ def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[
 
 
 def hash_source(source: str) -> str:
-    """Return what stands for a source in names of files; it may hold anything, they may not."""
+    """Hash a source, which may hold any character, for use in file names."""
     return sha256(source.encode(errors="surrogateescape")).hexdigest()[:32]
 
 

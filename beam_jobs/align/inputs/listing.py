@@ -1,4 +1,4 @@
-"""Which files a pattern names, local or in an object store. Nothing it names is passed over."""
+"""Files that a pattern names, local or in an object store. No named file is skipped silently."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ _COMPRESSIONS = {
 
 
 class FoundFile(NamedTuple):
-    """A file, its size in bytes, and when it was written, in nanoseconds (0: in a store)."""
+    """A file, its size in bytes, and its time of writing in nanoseconds (0 in a store)."""
 
     path: str
     num_bytes: int
@@ -58,8 +58,8 @@ class FoundFile(NamedTuple):
 def list_files(pattern: str) -> Iterator[FoundFile]:
     """Yield the files that a path or glob names.
 
-    A folder that the `datasets` library wrote (`save_to_disk`) means its Arrow files. InputError if
-    nothing matches, or something that isn't a readable file.
+    A folder written by `datasets` (`save_to_disk`) means its Arrow files. InputError if nothing
+    matches, or a match isn't a readable file.
     """
     if not storage.is_local(pattern):
         yield from _match_remote(pattern)
@@ -121,14 +121,14 @@ def _match_remote(pattern: str) -> Iterator[FoundFile]:
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
-    """Return what matches as Beam's patterns do, except that `**/` may be no folder at all."""
+    """Return a matcher of Beam's patterns, except that `**/` may match no folder."""
     from apache_beam.io.filesystem import FileSystem
 
     return re.compile(FileSystem.translate_pattern(pattern).replace("/.*/", "/(?:.*/)?")).match
 
 
 def _visible(paths: Sequence[str], pattern: str) -> Sequence[str]:
-    """Return the paths less the hidden ones, which `**` doesn't mean, as in shells."""
+    """Drop hidden paths, which `**` doesn't match, as in shells."""
     start = max(0, len(fixed_folder(pattern)) - 1)
     if "**" not in pattern or "/." in pattern[start:]:
         return paths
@@ -143,9 +143,9 @@ def _visible(paths: Sequence[str], pattern: str) -> Sequence[str]:
 
 
 def _walk(pattern: str) -> Iterator[str]:
-    """Yield whatever matches and isn't a folder; links are followed once.
+    """Yield every match that isn't a folder; links are followed once.
 
-    Beam's own listing leaves out what it can't ask the size of, such as a dangling link.
+    Beam's own listing drops what has no size, such as a dangling link.
     """
     matches = _matcher(pattern)
     root = fixed_folder(pattern)
@@ -206,7 +206,7 @@ def _files_of_folder(folder: str) -> Iterator[FoundFile]:
 
 
 def _name_files(folder: str) -> str:
-    """Return the options that name the files of a folder: those of its commonest format."""
+    """Return the options that name a folder's files of the commonest format."""
     pattern = os.path.join(folder, "**")
     paths = [] if WILDCARD.search(folder) else sorted(_walk(pattern))
     by_suffix: dict[str, list[str]] = {}
@@ -233,7 +233,7 @@ def _is_text(path: str) -> bool:
 
 
 def split_name(path: str) -> tuple[str, str]:
-    """Return a path without the ending that names a compression, and the compression."""
+    """Split a path into its stem and the compression that its ending names."""
     stem, suffix = os.path.splitext(path)
     compression = _COMPRESSIONS.get(suffix.lower())
     return (path, "none") if compression is None else (stem, compression)

@@ -1,8 +1,7 @@
 """`--metadata source,meta.score:float64`: fields of the input that travel with each document.
 
-A column's type is said, or follows from the first documents; a value that does not fit it makes its
-document a dead letter, so that what a column holds is what its type says. Every value may be
-missing.
+A column's type is given, or inferred from the first documents. A value of another type makes its
+document a dead letter, so a column holds only its type. Every value may be missing.
 """
 
 import math
@@ -29,9 +28,9 @@ _TYPE_OF: Mapping[frozenset[type], MetadataType] = {
 
 
 def parse_metadata(text: str) -> tuple[MetadataField, ...]:
-    """Return the fields that an option names.
+    """Parse the fields of an option.
 
-    ValueError for an empty name, an unknown type, or a field that is named twice.
+    ValueError for an empty name, an unknown type, or a repeated field.
 
     Example:
         >>> parse_metadata("source,meta.score:float64")[1]
@@ -46,11 +45,11 @@ def parse_metadata(text: str) -> tuple[MetadataField, ...]:
 
 
 def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
-    """Return a value as its column holds it, or as it is where the type is unknown.
+    """Return a value as its column holds it, or unchanged if the type is unknown.
 
-    None and NaN, which is how pandas writes a missing number, are missing. Files that know only
-    text, as CSV does, are read as what the column holds, and an empty cell is missing.
-    UnusableError if it does not fit.
+    None is missing, and so is NaN, with which pandas writes a missing number. Text-only files, such
+    as CSV, are converted to the column's type, and an empty cell is missing. UnusableError if it
+    doesn't fit.
 
     Example:
         >>> fit_value(MetadataField("score", "float64"), 3, is_text=False)
@@ -71,7 +70,7 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
 def settle_columns(
     fields: Sequence[MetadataField], documents: Sequence[Sequence[Any]]
 ) -> tuple[MetadataField, ...]:
-    """Return the fields with their types, those unsaid as the first documents' values have them.
+    """Return the fields with types; missing types are inferred from the first documents.
 
     InputError for a field without a value among them, or with values of several types.
 
@@ -88,7 +87,7 @@ def settle_columns(
 
 
 def columns_of(fields: Sequence[MetadataField]) -> tuple[MetadataColumn, ...]:
-    """Return settled fields as the manifest names them."""
+    """Convert settled fields to the manifest's columns."""
     return tuple(MetadataColumn(field.name, field.type) for field in fields if field.type)
 
 

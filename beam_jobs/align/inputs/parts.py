@@ -1,9 +1,9 @@
 """Input files, and the parts in which they are read.
 
-A *part* is what one worker reads without help: a file, a range of bytes of a large JSON lines file,
-some row groups of a parquet file, or some documents of a dataset's shard. Small parts travel
-together in one *task*. Nothing downstream depends on where parts end: a document is named by its
-file and its place in it.
+A *part* is what one worker reads alone: a file, a range of bytes of a large JSON lines file, some
+row groups of a parquet file, or some documents of a dataset's shard. Small parts are grouped into a
+*task*. Results don't depend on where parts end: a document is named by its file and its place in
+it.
 """
 
 import json
@@ -64,7 +64,7 @@ class InputFile:
 
     @property
     def estimated_text_bytes(self) -> float:
-        """Roughly how much text it holds; compressed files are taken to expand 3 to 5 times."""
+        """Rough size of its text; compressed files are taken to expand 3 to 5 times."""
         return self.num_bytes * _EXPANSION.get(self.format, _EXPANSION[self.compression])
 
 
@@ -72,8 +72,7 @@ class InputFile:
 class InputPart:
     """[start, end) of a file, in bytes of JSON lines, row groups or a shard's documents.
 
-    A part of JSON lines owns the lines that begin in its range. The rest of the file belongs to one
-    without an end.
+    A part of JSON lines owns the lines that begin in its range. An `end` of None is the file's end.
     """
 
     file: InputFile
@@ -82,7 +81,7 @@ class InputPart:
 
 
 def count_buckets(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
-    """Return into how many buckets texts are hashed, so that each fills about one shard."""
+    """Number of buckets for texts to be hashed into, so that each fills about one shard."""
     sample_bytes = text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return max(1, math.ceil(sample_bytes / shard_bytes))
 
@@ -109,7 +108,7 @@ def decode_task(task: str) -> list[InputPart]:
 def cut_files(
     files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES
 ) -> Iterator[tuple[InputPart, float]]:
-    """Yield the parts in which files are read, and about how many bytes of text each holds."""
+    """Yield the parts in which files are read, and the approximate bytes of text in each."""
     for file in files:
         if file.row_group_bytes:
             yield from _cut_row_groups(file, task_bytes)

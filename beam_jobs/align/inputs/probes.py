@@ -1,4 +1,4 @@
-"""What the first documents of an input must show before a job starts."""
+"""Checks of an input's first documents before a job starts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
 
 
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:
-    """Return the rules with a type for each column of metadata; errors as `settle_columns`."""
+    """Return the rules with a type for each column of metadata; errors as in `settle_columns`."""
     documents = [document.metadata for sampled in sample for document in sampled.documents]
     return replace(rules, metadata=settle_columns(rules.metadata, documents))
 
@@ -53,7 +53,7 @@ def probe_texts(sample: Sequence[SampledPart]) -> list[bytes]:
 
 
 def start_of(text: bytes, most: int) -> bytes:
-    """Return the start of a text, to the end of a character.
+    """Cut a text to at most `most` bytes, at the end of a character.
 
     Example:
         >>> start_of("né".encode(), 2)

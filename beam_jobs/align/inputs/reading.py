@@ -1,4 +1,4 @@
-"""Documents out of files, and a dead letter for each one that can't be used."""
+"""Read documents from files, with a dead letter for each unusable one."""
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -44,11 +44,11 @@ def read_part(
 ) -> Iterator[Outcome]:
     """Yield the documents of a part in order.
 
-    Damage to the file becomes a dead letter at the place where reading stopped, which says how much
-    can't be read; what came before it is kept, and so are a table's later row groups. Failures of
-    the storage itself (a lost connection, a missing file) are raised, so that the runner tries
-    again. InputChangedError comes at the end: what was read of a changing file is of no use.
-    `count_lines` is told in the end how many lines begin in a part of JSON lines.
+    Damage to the file becomes a dead letter where reading stopped, with the bytes lost; earlier
+    documents are kept, and so are a table's later row groups. Failures of the storage itself (a
+    lost connection, a missing file) are raised, so that the runner tries again. InputChangedError
+    comes at the end and voids what was read. `count_lines` then gets the number of lines that begin
+    in a part of JSON lines.
     """
     file = part.file
     if file.format == DATASET:
@@ -69,7 +69,7 @@ def read_part(
 
 
 def show_progress[Each](records: Iterable[Each], run_folder: str) -> Iterator[Each]:
-    """Hand records on, and show now and then how many documents and how much text they hold."""
+    """Pass records on, and report now and then the number of documents and bytes of text."""
     progress = worker_progress(run_folder)
     num_documents = num_bytes = 0
     for record in records:
@@ -99,7 +99,7 @@ def _read_text(data: BinaryIO, file: InputFile, rules: ReadingRules) -> Outcome:
 def _read_json_lines(
     data: BinaryIO, part: InputPart, rules: ReadingRules
 ) -> Generator[Outcome, None, int]:
-    """Yield what the lines hold; return how many begin in the part."""
+    """Yield the outcomes of lines; return how many lines begin in the part."""
     source, position, number = part.file.source, part.start, 0
     try:
         if not position:

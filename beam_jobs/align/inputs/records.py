@@ -1,4 +1,4 @@
-"""From a JSON object, a table's row or a text to a document, or to the dead letter in its place."""
+"""Turn a JSON object, a table's row or a text into a document or a dead letter."""
 
 import math
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ def place_record(
     line: int | None = None,
     is_text: bool = False,
 ) -> Outcome:
-    """Return the document that a line of JSON or a table's row holds.
+    """Return the document in a line of JSON or a table's row.
 
-    `is_text` says that the file knows only text, as CSV does.
+    `is_text`: the file's values are all text, as in CSV.
 
     Example:
         >>> record = {"text": "Two: 2"}
@@ -63,7 +63,7 @@ def place_text(
     position: int,
     document_id: str,
 ) -> Outcome:
-    """Return a document whose text and id are known, with its values of the metadata."""
+    """Return a document from its text, id and metadata values."""
     try:
         data, metadata = _check_text(text, "text", rules), _fit_metadata(values, rules)
         return PlacedDocument(source, position, document_id, data, metadata)
@@ -175,7 +175,7 @@ def _fit_metadata(
 
 
 def _decode(value: bytes) -> str | bytes:
-    """Return a string that a table holds as bytes, as some programs write every string."""
+    """Decode a string that a table holds as bytes, as some programs write; else return them."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -183,7 +183,7 @@ def _decode(value: bytes) -> str | bytes:
 
 
 def _encode(text: str, field: str) -> bytes:
-    """Return a string's UTF-8; UnusableError for what no string of Unicode holds."""
+    """Encode a string as UTF-8; UnusableError for one that isn't valid Unicode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

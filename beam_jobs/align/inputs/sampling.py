@@ -1,8 +1,8 @@
-"""A sample of a job's input that represents the whole: for a first look, and for `--dry-run`.
+"""A representative sample of a job's input, for a first look and for `--dry-run`.
 
-Parts are chosen by their size, so a byte of any file has the same chance. What share of its part
-the sampled documents are follows from their places, not from the length of their texts: a record
-has other fields, and a compressed file more bytes than are stored.
+Parts are chosen by size, so every byte has the same chance. The sampled share of a part follows
+from the documents' places, not from their lengths: records have other fields, and compressed files
+expand.
 """
 
 import io
@@ -37,7 +37,7 @@ HEAD_LETTERS = 1000
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How much of the input is looked at; all places together, each with one document at least."""
+    """Most places, documents and bytes to sample; each place has at least one document."""
 
     num_places: int
     num_documents: int
@@ -50,9 +50,9 @@ ESTIMATE = SampleSize(24, 2000, 4 << 20)
 
 @dataclass(frozen=True)
 class SampledPart:
-    """What became of the first documents of a part, which represents `weight` times its size.
+    """The first documents of a part, which represents `weight` times its size.
 
-    They are `num_passed` of it, in its unit; None: all of it.
+    They cover `num_passed` of its units; None means all.
     """
 
     part: InputPart
@@ -66,7 +66,7 @@ class SampledPart:
         return [outcome for outcome in self.outcomes if isinstance(outcome, PlacedDocument)]
 
     def measure_scale(self) -> float:
-        """Return how many times as much the input holds as they do; the file is looked at again."""
+        """Return the ratio of the whole input to these documents; reads the file again."""
         if self.num_passed is None:
             return self.weight
         passed = max(1, self.num_passed)
@@ -85,7 +85,7 @@ def sample_input(
 
 
 def look_at_heads(files: Sequence[InputFile], rules: ReadingRules) -> dict[str, list[DeadLetter]]:
-    """Return the letters that files begin with, by source, of which no document follows at once."""
+    """Return the dead letters at files' starts, by source, if no document follows at once."""
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
         heads = pool.map(partial(_read_head, rules=rules), files)
     return {file.source: head for file, head in zip(files, heads, strict=True) if head}
@@ -101,7 +101,7 @@ def _read_head(file: InputFile, rules: ReadingRules) -> list[DeadLetter]:
 
 
 def _choose(files: Sequence[InputFile], num_places: int) -> list[tuple[InputPart, float]]:
-    """Return parts, and for how many of its size each stands."""
+    """Return parts, each with the multiple of its size that it represents."""
     most_bytes = max(LEAST_PART_BYTES, sum(file.num_bytes for file in files) // num_places)
     cut = cut_files(files, task_bytes=min(most_bytes, TASK_BYTES))
     parts = [(part, size) for part, size in cut if size]
@@ -135,7 +135,7 @@ def _read_first(
 
 
 def _num_units(part: InputPart) -> float:
-    """Return about how many rows or uncompressed bytes a part has: what its positions count."""
+    """Approximate the rows or uncompressed bytes in a part: the unit of its positions."""
     if part.file.format == DATASET and part.end is not None:
         return part.end - part.start
     if part.file.format not in TABLES:
@@ -154,7 +154,7 @@ def _num_uncompressed_bytes(part: InputPart) -> float:
 
 
 def _num_decompressed(start: bytes, compression: str) -> int:
-    """Return how many bytes the start of a compressed file expands to."""
+    """Number of bytes that the start of a compressed file expands to."""
     num_bytes = 0
     try:
         file = cast(io.BufferedReader, decompress(io.BytesIO(start), compression))

@@ -1,7 +1,7 @@
 """`--input -`: standard input, kept in a file next to the dataset while the job runs.
 
-A job seeks in its input, reads it in several processes, and reads it again to resume; a pipe can do
-none of that.
+A job seeks in its input, reads it in several processes, and again to resume; a pipe allows none of
+that.
 """
 
 import glob
@@ -27,10 +27,10 @@ _SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "bzip2": ".bz2", "xz": ".xz"}
 def spool_standard_input(
     patterns: tuple[str, ...], output: str, *, format: str | None
 ) -> Iterator[tuple[str, ...]]:
-    """Put the path of a copy in the place of `-`; the copy goes when the job has ended.
+    """Replace `-` with the path of a copy in the dataset's folder, removed when the job ends.
 
-    It lies in the dataset's folder. Without a format its first bytes say what it is. InputError if
-    standard input is a terminal, empty, or named twice.
+    Without `format`, the first bytes decide it. InputError if standard input is a terminal, empty,
+    or named twice.
     """
     if STANDARD_INPUT not in patterns:
         yield patterns
@@ -52,7 +52,7 @@ def spool_standard_input(
 
 
 def remove_abandoned(output: str, patterns: tuple[str, ...]) -> None:
-    """Remove the copies that killed jobs have left: all but this job's, which has the lock."""
+    """Remove copies that killed jobs left; this job, which has the lock, keeps its own."""
     if storage.is_local(output):
         for folder in glob.glob(f"{glob.escape(output)}/{SPOOL_PREFIX}*"):
             if not any(pattern.startswith(folder) for pattern in patterns):
@@ -60,7 +60,7 @@ def remove_abandoned(output: str, patterns: tuple[str, ...]) -> None:
 
 
 def is_spooled(path: str) -> bool:
-    """Return whether a path is of a copy of standard input."""
+    """Whether a path is a copy of standard input."""
     return f"/{SPOOL_PREFIX}" in path
 
 

@@ -1,4 +1,4 @@
-"""Rows of parquet, Arrow and CSV files: the columns that are asked for, as dictionaries."""
+"""Rows of parquet, Arrow and CSV files: the requested columns, as dictionaries."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
-    """Return a table's `Shape`; None if it is damaged, which reading it will report."""
+    """Return a table's `Shape`; None if it is damaged, which reading reports later."""
     try:
         with _as_damage():
             return TABLES[file.format].shape(opened, file)
@@ -43,7 +43,7 @@ def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns that are read; a row of CSV may lack cells behind the needed ones."""
+    """The columns to read; a row of CSV may lack cells after the needed ones."""
 
     fields: Sequence[str]
     needed: Sequence[str]
@@ -53,10 +53,10 @@ class Wanted:
 def read_rows(
     part: InputPart, fields: Sequence[str], *, max_cell_bytes: int, needed: Sequence[str] = ()
 ) -> Iterator[tuple[int, Row]]:
-    """Yield (row number, row) for the rows of a part; of damage, where it is and what.
+    """Yield (row number, row) for a part's rows, (row number, error) for damage.
 
-    Columns that are not there are left out, and of a nested field its whole column is read. With
-    `needed` columns, a row of CSV may lack cells behind them.
+    Missing columns are left out; a nested field brings its whole column. With `needed` columns, a
+    row of CSV may lack cells after them.
     """
     position, wanted = 0, Wanted(fields, needed, max_cell_bytes)
     try:
@@ -72,9 +72,9 @@ def read_rows(
 
 
 def count_rows(part: InputPart) -> tuple[int, int | None]:
-    """Count a part's rows, or those at the start of a file that doesn't say how many it has.
+    """Count a part's rows, or those at the start of a file without a recorded count.
 
-    Also return how many uncompressed bytes they take; None: they are all, or it can't be read.
+    Also return the uncompressed bytes they take; None if they are all rows, or unreadable.
     """
     try:
         with storage.open_to_read(part.file.path) as opened, _as_damage():
@@ -85,7 +85,7 @@ def count_rows(part: InputPart) -> tuple[int, int | None]:
 
 @contextmanager
 def _as_damage(tell: Callable[[], int] = int) -> Iterator[None]:
-    """Raise what says that a table is damaged as one error; failures of the storage stay."""
+    """Turn every error of a damaged table into DamageError; failures of the storage pass."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError) as error:  # a column's name need not be UTF-8
@@ -121,7 +121,7 @@ def _parquet_count(opened: BinaryIO, part: InputPart) -> tuple[int, None]:
 
 
 def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile, range, int]:
-    """Return the file, a part's row groups, and the number of the first row in them."""
+    """Return the file, a part's row groups, and the number of their first row."""
     table = pq.ParquetFile(opened, page_checksum_verification=True)
     end = table.num_row_groups if part.end is None else part.end
     first = sum(table.metadata.row_group(i).num_rows for i in range(part.start))
@@ -129,7 +129,7 @@ def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile,
 
 
 def _parquet_rows(opened: BinaryIO, part: InputPart, wanted: Wanted) -> Iterator[Row | int]:
-    """Yield rows, a number before each row group; damage costs what is left of its group."""
+    """Yield rows, and a row number before each row group; damage costs the rest of its group."""
     with _as_damage():
         table, groups, end = _open_row_groups(opened, part)
     columns = _parquet_columns(table, wanted.fields)
@@ -151,7 +151,7 @@ def _parquet_rows(opened: BinaryIO, part: InputPart, wanted: Wanted) -> Iterator
 
 
 def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
-    """Return the columns that fields are in; of a map, which has no columns by name, all."""
+    """Return the columns of the fields; for a map, which has no columns by name, the whole map."""
     schema, present = table.schema, set(table.schema_arrow.names)
     paths = [f"{schema.column(place).path}." for place in range(len(schema))]
     own = [any(path.startswith(f"{name}.") for path in paths) for name in fields]
@@ -227,7 +227,7 @@ def _read_csv(
 
 
 def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
-    """Return a file or a stream, and whether it ends with the mark of one, if it is one."""
+    """Return a file or stream, and whether a stream ends with its end mark."""
     start = opened.read(len(_ARROW_FILE))
     if start.startswith(_FEATHER_1):
         raise DamageError(
@@ -243,7 +243,7 @@ def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
 
 
 def _require_sound(batch: pa.RecordBatch) -> None:
-    """Check that offsets stay within their buffers, for nothing else does; bad UTF-8 may pass."""
+    """Check that offsets stay within their buffers, which pyarrow doesn't; bad UTF-8 may pass."""
     for column in batch.columns:
         if pa.types.is_string(column.type):
             column = column.cast(pa.binary())
@@ -266,9 +266,9 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    """Return times, decimals and UUIDs, which are ids at most, as JSON has them: as text.
+    """Convert times, decimals and UUIDs, which serve only as ids, to text as in JSON.
 
-    Bytes of one length are a hash or another number, whose text is hexadecimal.
+    Bytes of a fixed length, such as a hash, become hexadecimal.
     """
     kind, types = column.type, pa.types
     if isinstance(kind, pa.UuidType):
@@ -289,7 +289,7 @@ def _as_text(column: pa.Array) -> pa.Array:
 class TableFormat(NamedTuple):
     """How tables of a format are read; each function gets the open file first.
 
-    `rows` are a part's; a number goes before a row whose number isn't the next.
+    `rows` yields a part's rows, and a number before a row that doesn't follow the last.
     """
 
     shape: Callable[[BinaryIO, InputFile], Shape]

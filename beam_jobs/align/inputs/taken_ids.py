@@ -16,7 +16,7 @@ TAKEN_IDS = "taken_ids"
 
 
 class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """An id whose document, removed or not, is at a place in the index of a shard."""
+    """The id of a document, removed or not, with its place in a shard's index."""
 
     source: str
     position: int
@@ -24,7 +24,7 @@ class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
-    """Return the tasks that read a dataset's ids, as `plan_tasks` returns those of its input."""
+    """Return the tasks that read a dataset's ids, in the form of `plan_tasks`."""
     return plan_tasks(
         [
             InputFile(
@@ -41,7 +41,7 @@ def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
 
 
 def read_taken_ids(part: InputPart) -> Iterator[TakenId]:
-    """Yield the ids of a shard; DamagedShardError if its index isn't the manifest's."""
+    """Yield the ids of a shard; DamagedShardError if its index differs from the manifest's."""
     path = part.file.path
     data = storage.read_bytes(path)
     if sha256(data).hexdigest() != part.file.content:

@@ -9,7 +9,7 @@ _TOKEN = re.compile(r"\\.|\{\{|\}\}|\{(?P<field>[^{}]*)\}|[{}]|\\\Z", re.DOTALL)
 
 
 class TemplatePart(NamedTuple):
-    """A piece of a template: literal text, then a field's value, "" if none follows."""
+    """A piece of a template: literal text, then a field's name, "" at the end."""
 
     literal: str
     field: str

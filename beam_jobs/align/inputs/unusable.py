@@ -1,9 +1,9 @@
-"""Files of which nothing can be used, found though a file is read in parts that don't know another.
+"""Find files without any usable document, although they are read in separate parts.
 
-Such a file is seldom one bad document: an error page in the place of a shard, another field's name,
-all documents in one object. How many it holds, nobody knows, so shares don't count. A part without
-a usable document leaves a note in the run's folder. If the notes of a file cover it, the last step
-adds a dead letter for the file. Of text files each is one document, which shares do count.
+Such a file is seldom one bad document: it may be an error page, lack the field, or hold all
+documents in one object. Its number of documents is unknown, so shares don't count. A part without a
+usable document leaves a note in the run's folder; if notes cover a file, the last step adds a dead
+letter for it. A text file is one document, which shares do count.
 """
 
 import json
@@ -24,14 +24,14 @@ _PREFIX = "unusable-"
 
 
 def may_be_unusable(file: InputFile) -> bool:
-    """Return whether a file holds documents, instead of being one, and isn't a dataset's."""
+    """Whether a file holds documents, instead of being one, and isn't a dataset's."""
     return file.format not in (DATASET, "text")
 
 
 def note_unusable(
     outcomes: Iterable[Outcome], part: InputPart, run_folder: str
 ) -> Iterator[Outcome]:
-    """Hand outcomes on; leave a note if none is a document."""
+    """Pass outcomes on; leave a note if none is a document."""
     is_usable = not may_be_unusable(part.file)
     for outcome in outcomes:
         is_usable |= isinstance(outcome, PlacedDocument)
@@ -43,9 +43,9 @@ def note_unusable(
 
 
 def letters_of_files(letters: Sequence[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return a dead letter for each file that the notes cover, of letters in the files' order.
+    """Return a dead letter for each file that notes cover; letters come in the files' order.
 
-    None for files that can't be read, which the letters say already, or that hold nothing at all.
+    Unreadable files, which have letters already, and empty files get none.
     """
     unusable = _read_notes(run_folder)
     found = []
@@ -59,7 +59,7 @@ def letters_of_files(letters: Sequence[dict[str, Any]], run_folder: str) -> list
 
 
 def describe_unusable(letters: Sequence[Mapping[str, Any]], *, of: str = "") -> str:
-    """Return why none of a file's documents, or of the first of them, can be used.
+    """Explain why all of a file's documents, or its first ones, are unusable.
 
     Example:
         >>> letter = {"position": 0, "line": 1, "reason": "bad_json", "detail": "it is cut"}
@@ -78,7 +78,7 @@ def describe_unusable(letters: Sequence[Mapping[str, Any]], *, of: str = "") -> 
 
 
 def _read_notes(run_folder: str) -> set[str]:
-    """Return the sources of the files that notes cover from start to end."""
+    """Return the sources of files that notes cover from start to end."""
     notes: dict[str, list[tuple[int, int | None]]] = {}
     for name in sorted(storage.list_folder(run_folder)):
         if name.startswith(_PREFIX):
@@ -88,7 +88,7 @@ def _read_notes(run_folder: str) -> set[str]:
 
 
 def _covers(parts: Iterable[tuple[int, int | None]]) -> bool:
-    """Return whether ranges follow each other from 0 to the one without an end."""
+    """Whether ranges follow each other from 0 to one without an end."""
     expected: int | None = 0
     for start, end in parts:
         if start != expected:
