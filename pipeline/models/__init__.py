@@ -1,1 +1,1 @@
-"""A model's files, weights and tokenizer, for students, teachers and evaluation alike."""
+"""A model's files, weights and tokenizer, for students, teachers and evaluation."""

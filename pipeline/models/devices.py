@@ -1,4 +1,4 @@
-"""Where a model runs: the device that an option names, checked before anything is loaded."""
+"""Check the device that an option names, before anything is loaded."""
 
 import torch
 
@@ -6,7 +6,7 @@ from pipeline.command_line.failures import hinted
 
 
 def find_device(name: str = "") -> torch.device:
-    """Return the device that `--device` names; "": the GPU if there is one.
+    """Return the device that `--device` names; "" is the GPU if there is one.
 
     ValueError if torch doesn't know the name, or has no such GPU.
 

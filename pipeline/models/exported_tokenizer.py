@@ -1,11 +1,10 @@
 """A dataset's tokenizer next to an exported model, checked to give the dataset's ids.
 
-A student is useless with a different tokenizer from its own, and `transformers` easily makes one:
-some of its loader classes change a tokenizer without a word. So an export writes a complete
-`tokenizer.json` (converted if the dataset has a SentencePiece model) with a class that changes
-nothing, loads it as a user will, with `AutoTokenizer`, and compares ids on the dataset's own texts.
-The model's chat template, ends and sampling come along, and its three configurations name the same
-tokens.
+A student is useless with a different tokenizer, and some loader classes of `transformers` silently
+change one. So an export writes a complete `tokenizer.json` (converted from a SentencePiece model if
+necessary) with a class that changes nothing, loads it with `AutoTokenizer` as a user will, and
+compares ids on the dataset's texts. The model's chat template, ends and sampling are added, and its
+three configurations name the same tokens.
 """
 
 import json
@@ -46,13 +45,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """What to write next to a model, and on what it was checked.
+    """Files to write next to a model, and the texts on which they were checked.
 
     Attributes:
-        files: path in the model's folder, and content, of each file.
+        files: content of each file, by its path in the model's folder.
         num_documents: documents of the dataset whose ids came out equal.
-        differing_probes: texts known to be hard that differ, none of which the dataset holds.
-        token_ids: what the model's configuration has to say of tokens; None where there is none.
+        differing_probes: hard texts whose ids differ, none of them in the dataset.
+        token_ids: the model configuration's token ids; None for missing ones.
     """
 
     files: Mapping[str, bytes]
@@ -61,7 +60,7 @@ class ExportedTokenizer:
     token_ids: Mapping[str, int | list[int] | None] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the files into a model's folder, and the tokens into its configuration."""
+        """Write the files into a model's folder, and token ids into its configuration."""
         for name, data in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
@@ -69,12 +68,12 @@ class ExportedTokenizer:
             config.write_bytes(_dump(json.loads(config.read_bytes()) | dict(self.token_ids)))
 
     def __str__(self) -> str:
-        """Return on what it was proven, in a line."""
+        """Return the proof in a line."""
         return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
 
 
 class KnownText(NamedTuple):
-    """A text, where it is from, and the ids that its own tokenizer gives it."""
+    """A text, its place, and the ids from its own tokenizer."""
 
     place: str
     text: str
@@ -90,8 +89,9 @@ def export_tokenizer(
 ) -> ExportedTokenizer:
     """Make the student's tokenizer for `transformers` and prove it on 200 of the dataset's texts.
 
-    The record is the student's, with the tokens that rows put around a text where those are not the
-    manifest's, as `choose_conventions` gives it; else as in `convert_tokenizer`.
+    `record` is the student's, with the rows' tokens around a text if these differ from the
+    manifest's, as `choose_conventions` gives it. Other arguments and errors are those of
+    `convert_tokenizer`.
 
     Raises:
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
@@ -106,9 +106,9 @@ def export_tokenizer(
 
 
 def _as_in(dataset: Dataset, defaults: GenerationDefaults) -> GenerationDefaults:
-    """Return the defaults with the template that the student has learned, and its end of a turn.
+    """Return the defaults with the student's learned template and end of a turn.
 
-    A base model has none of them, and an instruct model may have been given another one.
+    A base model has none of them, and an instruct model may have been given new ones.
     """
     (speaker, _), _ = load_speakers(dataset)
     template, ids = speaker.template, load_dataset_tokenizer(dataset, "student").named_tokens
@@ -191,7 +191,7 @@ def convert_tokenizer(
 
 
 def _ends(own: int | None, defaults: GenerationDefaults, names: Mapping[int, str]) -> list[int]:
-    """Return what ends a text: what ends rows first, then the model's own ends, each once."""
+    """Return the tokens that end a text: the rows' first, then the model's, each once."""
     called = defaults.names.get("eos_token")
     further = (*defaults.end_ids, *(token for token, name in names.items() if name == called))
     return [*dict.fromkeys(token for token in (own, *further) if token is not None)]
@@ -203,10 +203,10 @@ def _load_as_proven(
     documents: Sequence[KnownText],
     before: Sequence[int],
 ) -> tuple[str, Any]:
-    """Return the folder below the model's where the files are read as they should, and what reads.
+    """Return the subfolder in which the files load correctly, and the loaded tokenizer.
 
-    Next to a config.json the model's architecture chooses the class, in a folder of its own the
-    tokenizer's configuration does.
+    Next to a config.json the model's architecture chooses the class, in a subfolder the tokenizer's
+    configuration does.
     """
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
     beside = _load({**files, **settings})
@@ -227,7 +227,6 @@ def _load_as_proven(
 
 
 def _load(files: Mapping[str, bytes]) -> Any:
-    """Load a folder of these files as users do."""
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
@@ -255,8 +254,7 @@ def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, di
 def _before(record: TokenizerRecord) -> list[int]:
     """Return the ids that come before a text.
 
-    What ends documents comes between them in the rows of a student without BOS (Qwen); a prompt
-    needs none.
+    Without BOS (Qwen), rows put the end token between documents; a prompt needs none.
     """
     first, end = record.around_text.first_token_id, record.around_text.end_token_id
     return [] if first is None or first == end else [first]
@@ -291,7 +289,7 @@ def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence
 
 
 def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | None:
-    """Return the first token that differs, None where all are equal."""
+    """Return the first token that differs, None if all are equal."""
     found = loaded(known.text, add_special_tokens=False)["input_ids"]
     if found == known.ids:
         around = loaded(known.text)["input_ids"]
@@ -301,7 +299,7 @@ def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | N
 
 
 def _known_documents(dataset: Dataset, own: Tokenizer) -> Iterator[KnownText]:
-    """Yield the first documents of every shard whose text is known, about as many of each."""
+    """Yield documents with known texts, the first ones of every shard."""
     shards = dataset.manifest.shards[:_MAX_PROVEN]
     each = -(-_MAX_PROVEN // max(len(shards), 1))
     num_bytes = 0

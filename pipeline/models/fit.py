@@ -1,6 +1,6 @@
-"""Does a model belong to a dataset? The same answer for whatever runs the model.
+"""Check that a model belongs to a dataset, whatever runs the model.
 
-No torch here: the machine that starts a job need not be one that can run the model.
+No torch here: the machine that starts a job may be unable to run the model.
 """
 
 import json
@@ -26,14 +26,13 @@ _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 
 
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
-    """Check that a dataset's tokens of one side are a model's, which is a folder or a .gguf file.
+    """Check that a dataset's tokens of one side are those of a model, a folder or .gguf file.
 
-    A folder's tokenizer must be the file that the dataset was made with, else
-    ForeignTokenizerError. One of another kind, such as the tokenizer.json of a SentencePiece model,
-    must mean the same by nine of ten ids; a folder that holds none is taken at its word. A
-    `tokenizer.json` may differ in what it puts around a text: an exported student's does. A GGUF
-    file holds its vocabulary, which is compared token by token; of a SentencePiece model's nine of
-    ten must be the same.
+    A folder's tokenizer must be the dataset's file, else ForeignTokenizerError. One of another
+    kind, such as the tokenizer.json of a SentencePiece model, must agree on nine of ten ids; a
+    folder without one isn't checked. A `tokenizer.json` may differ in the tokens around a text, as
+    an exported student's does. A GGUF file's vocabulary is compared token by token; a SentencePiece
+    model's must agree on nine of ten.
     """
     if model.suffix == ".gguf":
         _require_gguf_tokens(model, dataset, side)
@@ -64,7 +63,7 @@ def _require_same_words(folder: Path, dataset: Dataset, side: Side) -> None:
 
 
 def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:
-    """Return the files of the model that a user names, whose tokens are a dataset's.
+    """Return the files of the named model, whose tokens match the dataset's.
 
     Errors are those of `find_teacher` and `require_tokenizer`.
     """
@@ -83,12 +82,12 @@ def require_room(
     max_length: int | None = None,
     remedy: str = "",
 ) -> None:
-    """Raise ValueError unless a model has room for the tokens of rows, and for so many in a row.
+    """Raise ValueError if a model's vocabulary or length is too small for rows.
 
-    What counts is the largest token of the documents and around them: a tokenizer's file may name
-    more tokens than its model has rows (Gemma 3 1B, CodeLlama-Python). The model has `vocab_size`
-    rows in its output layer, and was made for `max_length` positions, None: any; the remedy
-    shortens a row.
+    The largest token of the documents and around them counts: a tokenizer's file may name more
+    tokens than its model has rows (Gemma 3 1B, CodeLlama-Python). The model's output layer has
+    `vocab_size` rows, and its positions number `max_length`, None for any; `remedy` says how to
+    shorten a row.
     """
     record: TokenizerRecord = getattr(opened.manifest, side)
     ends = vars(record.around_text).values()
@@ -110,9 +109,9 @@ def require_room(
 def _first_beyond(
     dataset: Dataset, record: TokenizerRecord, side: Side, vocab_size: int
 ) -> tuple[int, str] | None:
-    """Return a token of a document that a model has no row for, and where it is.
+    """Return a document's token for which a model has no row, and its place.
 
-    Documents are read only if texts can spell such a token: plain control tokens they can't.
+    Documents are read only if texts can spell such a token; no text spells a plain control token.
     """
     definition = load_dataset_tokenizer(dataset, side).file.definition
     if definition and record.special_strings == "plain":
@@ -130,7 +129,7 @@ def _first_beyond(
 
 
 def tokenize_alike(first: Tokenizer, second: Tokenizer) -> bool:
-    """Return whether two tokenizers are the same but for what they put around a text."""
+    """Whether two tokenizers are equal, apart from the tokens around a text."""
     if first.sha256 == second.sha256:
         return True
     if {first.file.kind, second.file.kind} != {"huggingface"}:

@@ -1,7 +1,7 @@
-"""What a model's folder says of how it writes: chat template, ends, sampling.
+"""A model folder's generation defaults: chat template, ends, sampling.
 
-Training changes none of it, so a trained model gets it back; a model with another vocabulary gets
-what that vocabulary has tokens for.
+Training changes none of them, so a trained model gets them back; a model with a new vocabulary gets
+those whose tokens it has.
 """
 
 import json
@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """How a model writes unless it is told otherwise.
+    """How a model generates by default.
 
     Attributes:
-        templates: of chats, by name; most models have one, "default".
-        names: of special tokens, by what templates call them, such as `eos_token`.
-        end_ids: tokens that end what it writes.
-        settings: of its generation config, such as `temperature`, less tokens around a text.
+        templates: chat templates by name; most models have one, "default".
+        names: special tokens, by their names in templates, such as `eos_token`.
+        end_ids: tokens that end its output.
+        settings: its generation config, such as `temperature`, without tokens around a text.
     """
 
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class GenerationDefaults:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def chat_template(self, names: Mapping[str, str]) -> str | list[dict[str, str]] | None:
-        """Return the templates for a tokenizer that may call other tokens `bos_token` and so on.
+        """Return the templates for a tokenizer with possibly different special tokens.
 
         Example:
             >>> own = GenerationDefaults({"default": "{{ eos_token }}"}, {"eos_token": "</s>"})
@@ -71,9 +71,9 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(source: str) -> GenerationDefaults:
-    """Return what a folder, a repository or a .gguf file says.
+    """Read the defaults of a folder, a repository or a .gguf file.
 
-    Nothing of a bare model, or of one that is gone.
+    They are empty for a bare or missing model.
     """
     if source.endswith(".gguf") and Path(source).is_file():
         return _read_gguf(Path(source))
@@ -112,7 +112,7 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
 def in_vocabulary(
     own: GenerationDefaults, old: Tokenizer, new: Tokenizer
 ) -> tuple[GenerationDefaults, list[str]]:
-    """Return what holds in another vocabulary, by the names of tokens, and what is left out."""
+    """Return the defaults that hold in a new vocabulary, by token names, and those dropped."""
     here, left, templates = new.named_tokens, [], {}
     named: dict[int | None, str] = {token: name for name, token in old.named_tokens.items()}
     for title, text in own.templates.items():

@@ -1,9 +1,8 @@
-"""What a model's .gguf file says of it, where transformers doesn't read it.
+"""Read the parts of a model's .gguf file that transformers ignores.
 
-transformers takes some keys of a file and some of its tensors, and leaves the rest: scaled
-positions, caps of logits. What comes out is another model. Here each key and tensor that changes
-logits is read, is known not to, or makes an error that names it. What a key means is what
-llama.cpp does with it.
+transformers drops some keys and tensors, such as scaled positions and caps of logits, which gives a
+different model. Here each key and tensor that changes logits is read, known to be harmless, or
+refused by name. llama.cpp defines what a key means.
 """
 
 import math
@@ -30,7 +29,7 @@ _GEMMA_HEAD, _GEMMA_LOCAL_BASE = 256, 1e4
 
 
 class UnreadGgufError(ValueError):
-    """A .gguf file says something of its model that isn't read, so it would be another model."""
+    """A .gguf file has a property that isn't read, so the model would be a different one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class GgufFile:
 
     @cached_property
     def keys(self) -> Mapping[str, Any]:
-        """What it says of its architecture."""
+        """Keys of its architecture."""
         start = f"{self.family}."
         fields = self._reader.fields.items()
         return {n.removeprefix(start): f.contents() for n, f in fields if n.startswith(start)}
@@ -64,14 +63,14 @@ class GgufFile:
         return [tensor.name for tensor in self._reader.tensors]
 
     def refuse(self, what: str, value: Any, why: str) -> UnreadGgufError:
-        """Return the error of something that isn't read."""
+        """Return the error for an unread property."""
         return UnreadGgufError(
             f"{self.path}: {what} {value} {why}: name the model's folder or repository in the "
             "layout of Hugging Face"
         )
 
     def rope_factors(self) -> list[float]:
-        """Return what divides each frequency of its positions, if it says so."""
+        """Divisors of the positions' frequencies, if there are any."""
         from gguf import dequantize
 
         for tensor in self._reader.tensors:
@@ -82,10 +81,10 @@ class GgufFile:
 
 
 def read_gguf_config(file: GgufFile) -> Any:
-    """Return the configuration of a file's model, with all that the file says.
+    """Return the configuration of a file's model, with all of the file's properties.
 
     Raises:
-        UnreadGgufError: keys or values that aren't read, or an architecture that nobody compared.
+        UnreadGgufError: unread keys or values, or an architecture that was never compared.
     """
     if file.family not in FAMILIES:
         raise file.refuse("architecture", file.family, f"isn't one of {', '.join(FAMILIES)}")
@@ -152,7 +151,9 @@ def _set_rope(file: GgufFile, config: Any) -> set[str]:
 
 
 def _llama3_rope(file: GgufFile, rope: Mapping[str, Any], factors: list[float]) -> dict[str, Any]:
-    """Return the scaling of Llama 3.1 to 3.3 that gives a file's factors of frequencies.
+    """Return the scaling of Llama 3.1 to 3.3 with these factors of frequencies.
+
+    Source: `_compute_llama3_parameters` of transformers, solved for the original length.
 
     Source: `_compute_llama3_parameters` of transformers, solved for the length of the original.
     """

@@ -1,13 +1,13 @@
-"""Causal language models of Hugging Face transformers as this project needs them.
+"""Causal language models of Hugging Face transformers, for packed rows.
 
-The library's own forward pass builds the logits of a whole sequence, in fp32 a gigabyte for 2,048
-tokens of a large vocabulary. Here a model is asked for its last hidden states, and
-`pipeline.guidance.cross_entropy` walks the output layer in chunks.
+The library's forward pass builds the logits of a whole sequence, in fp32 a gigabyte for 2,048
+tokens of a large vocabulary. Here a model gives its last hidden states, and the loss walks the
+output layer in chunks.
 
-Rows are packed, and attention must not cross documents. A mask of our own won't do: transformers
-*adds* a boolean one under "eager" attention, so that tokens see the future, and sliding windows are
-lost. It gets positions instead, which start again with every document, no mask and no cache;
-`pipeline.models.packed_check` checks at load that a model then keeps documents apart.
+Attention must not cross the documents of a packed row. A mask won't do: transformers *adds* a
+boolean one under "eager" attention, so tokens see the future, and sliding windows are lost. So it
+gets positions that restart with every document, no mask and no cache;
+`pipeline.models.packed_check` checks at load that this keeps documents apart.
 """
 
 from pathlib import Path
@@ -37,9 +37,9 @@ def load_language_model(
     Args:
         source: a folder, a Hugging Face repository, or a .gguf file (needs `gguf`).
         dtype: of the weights.
-        device: where it runs; what is checked there holds there.
-        attention: the library's name of an implementation, such as "flash_attention_2"; None: the
-            fastest that is exact.
+        device: where it runs and is checked.
+        attention: transformers' name of an implementation, such as "flash_attention_2"; None: the
+            fastest exact one.
         packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
 
     Raises:
@@ -71,10 +71,7 @@ def load_language_model(
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Let a model keep of each layer its input alone while it trains.
-
-    ValueError if its code can't.
-    """
+    """Let a model keep only each layer's input while it trains. ValueError if it can't."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} can't compute its layers again: leave out "
                          "--gradient-checkpointing")  # fmt: skip
@@ -95,8 +92,8 @@ def hidden_states(
     Args:
         model: loaded by `load_language_model`, or prepared by `keep_documents_apart`.
         input_ids: int [rows, T].
-        position_ids: int [rows, T], from 0 in every segment; they alone say where segments start.
-        on_host: the same in this machine's memory; None: the host waits for a device to see them.
+        position_ids: int [rows, T], from 0 in every segment; only they mark where segments start.
+        on_host: the same in host memory; None: the host waits for the device's.
 
     Returns:
         float [rows, T, H].

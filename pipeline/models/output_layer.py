@@ -1,9 +1,8 @@
-"""A model's output layer, and proof that the losses computed from it are the model's own.
+"""A model's output layer, and proof that losses computed from it are the model's own.
 
-Losses are computed from hidden states chunk by chunk (`pipeline.guidance.cross_entropy`), so what a
-model does to its logits has to be done here, too. Its configuration says what that is, by fields
-whose meaning only its code defines. So 16 tokens' losses are held against those of the model's own
-logits whenever one is loaded.
+Losses are computed from hidden states in chunks, so whatever a model does to its logits must be
+done here, too. Only its code defines what its configuration's fields mean. So 16 tokens' losses are
+compared with those of the model's own logits at every load.
 """
 
 import logging
@@ -46,10 +45,10 @@ class UnknownLogitsError(ValueError):
 
 
 def output_layer(model: PreTrainedModel) -> OutputLayer:
-    """Return a model's output layer, with the scale and cap that its configuration names.
+    """Return a model's output layer, with its configured scale and cap.
 
     Raises:
-        UnknownLogitsError: none, or one with a bias.
+        UnknownLogitsError: no output layer, or one with a bias.
 
     Example:
         >>> output_layer(load_language_model("models/granite")).scale  # doctest: +SKIP
@@ -74,10 +73,10 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 
 @torch.no_grad()
 def require_own_losses(model: PreTrainedModel) -> None:
-    """Raise UnknownLogitsError unless the losses of a model's tokens are those of its own logits.
+    """Raise UnknownLogitsError unless losses computed here equal those of the model's own logits.
 
-    They are others if something between the output layer and the logits, or before it, isn't known
-    here; ForeignCodeError if its own code fails. The model is on the device where it will run.
+    They differ if an unknown step comes before or after the output layer. ForeignCodeError if the
+    model's code fails. The model is on the device where it will run.
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)
@@ -112,7 +111,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _wide_logits(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model's output layer give fp32 for a while: bf16 logits are rounded to tenths."""
+    """Make a model's output layer give fp32 temporarily: bf16 rounds logits to tenths."""
 
     def widen(layer: torch.nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
         states = inputs[0]

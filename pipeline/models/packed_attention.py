@@ -1,15 +1,14 @@
 """Attention of packed rows: each document attends to itself, without a mask.
 
-transformers (5) separates the documents of a row by positions that start again, if it is given no
-mask and no cache. It does so with a mask of T x T places, so a row of many documents costs as much
-as one long document. `packed_attention` is another implementation (see `register`) that is
-told the documents' bounds: it attends document by document, while everything else of a model runs
-over whole rows. Two ways, with the same result:
+Without a mask and cache, transformers (5) separates documents by positions that restart. It uses a
+T x T mask, so a row of many documents costs as much as one long document. `packed_attention`, an
+implementation for transformers (see `register`), gets the documents' bounds and attends document by
+document, while the rest of the model runs over whole rows. Two ways give the same result:
 
 - on GPUs in 16 bits, torch's kernel for sequences of varying length (one call, no copies);
 - elsewhere `scaled_dot_product_attention` on each document.
 
-Where no bounds are given (evaluation, generation) it is transformers' own "sdpa".
+Without bounds (evaluation, generation) it is transformers' own "sdpa".
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
 def find_bounds(position_ids: Tensor) -> Tensor:
-    """Return where the documents of all rows start, laid end to end, int32 [segments + 1].
+    """Return the starts of all rows' documents, laid end to end, int32 [segments + 1].
 
     `position_ids`, int [rows, T], are from 0 in every segment.
 
@@ -51,12 +50,12 @@ def find_bounds(position_ids: Tensor) -> Tensor:
 def packed_arguments(
     model: PreTrainedModel, position_ids: Tensor, on_host: Tensor | None = None
 ) -> dict[str, Any]:
-    """Return what a model's forward pass needs besides positions, by its implementation.
+    """Return the forward pass's arguments, besides positions, for the attention implementation.
 
     Args:
         model: whose configuration names the implementation.
         position_ids: int [rows, T], from 0 in every segment.
-        on_host: the same in this machine's memory; None: the host waits for a device to see them.
+        on_host: the same in host memory; None: the host waits for the device's.
 
     Example:
         >>> more = packed_arguments(model, position_ids)
@@ -83,7 +82,7 @@ def packed_arguments(
 
 
 def register() -> None:
-    """Let transformers know `packed_attention` by its name; calling it twice does no harm."""
+    """Register `packed_attention` with transformers; repeating it is harmless."""
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
@@ -101,12 +100,12 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within documents, whose bounds are `packed_arguments`; the signature is transformers'.
+    """Attend within documents bounded by `packed_arguments`; the signature is transformers'.
 
-    Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d]; what is returned
-    is [rows, T, heads, d], and None for the weights. A token sees itself and `sliding_window - 1`
-    tokens before it, None: all. The mask isn't looked at where bounds, int32 [segments + 1], are
-    given. ValueError for attention that has more to it than this.
+    Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d]; the result is
+    [rows, T, heads, d], and None for the weights. A token sees itself and `sliding_window - 1`
+    tokens before it, None for all. With bounds, int32 [segments + 1], the mask is ignored.
+    ValueError for any further feature of attention.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(

@@ -1,9 +1,9 @@
-"""Proof that a model keeps the documents of a packed row apart, made when it is loaded.
+"""Proof, at load, that a model keeps the documents of a packed row apart.
 
-Documents are run alone, through transformers' own attention, and packed, as training packs them.
-Their losses must agree. How closely, the model says itself: what its documents' losses would be if
-they saw each other is measured as well. Sliding windows are made shorter than the longest document
-meanwhile, so that they count.
+Documents run alone, through transformers' own attention, and packed, as in training, must have
+equal losses. The tolerance comes from the model: the losses of documents that see each other are
+measured as well. Sliding windows are shortened below the longest document meanwhile, so that they
+take effect.
 """
 
 import logging
@@ -39,12 +39,12 @@ class LeakingRowsError(ValueError):
 def keep_documents_apart(
     model: PreTrainedModel, attention: str | None = None, *, packed: bool = True
 ) -> None:
-    """Give a model an attention that keeps packed documents apart, and prove that it does.
+    """Give a model an attention that keeps packed documents apart, and prove it.
 
     Args:
         model: on the device where it will run.
-        attention: transformers' name of an implementation, which must pass; None takes ours where
-            it passes, else the model's own.
+        attention: transformers' name of an implementation, which must pass; None takes ours if it
+            passes, else the model's own.
         packed: rows hold several documents; else one, and padding after it.
 
     Raises:
@@ -80,7 +80,7 @@ def keep_documents_apart(
 
 
 def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: bool) -> str | None:
-    """Set a model's attention; return what is wrong with it."""
+    """Set a model's attention; return its failure, if any."""
     for dtype in _dtypes(model):
         mixed = dtype != model.dtype
         try:
@@ -95,9 +95,9 @@ def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: boo
 
 
 def _dtypes(model: PreTrainedModel) -> tuple[torch.dtype, ...]:
-    """Return the dtypes in which a model will compute: weights in fp32 often serve mixed ones.
+    """Return the dtypes in which a model will compute: fp32 weights often serve mixed precision.
 
-    A GPU has other kernels for them; on a CPU the way is the same.
+    A GPU has other kernels for it; a CPU hasn't.
     """
     if model.dtype == torch.float32 and model.device.type == "cuda":
         return torch.float32, torch.bfloat16
@@ -148,7 +148,7 @@ def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
 
 
 def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    """Return the losses of all documents except for their first tokens, each run on its own."""
+    """Return all documents' losses, without first tokens, each run on its own."""
     states = [
         model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         for ids in chain(*rows)
@@ -162,7 +162,7 @@ def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: 
 
 
 def _losses_padded(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    """Return the same from rows of one document each, and padding as a document after it."""
+    """Return the same from rows of one document each, with padding as a second document."""
     documents = [*chain(*rows)]
     longest = max(map(len, documents)) + 1
     padded = [[ids, ids.new_zeros(longest - len(ids))] for ids in documents]
@@ -192,7 +192,7 @@ def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor
 
 @contextmanager
 def short_windows(model: PreTrainedModel) -> Iterator[int]:
-    """Shorten a model's long sliding windows for a while; give how many there are."""
+    """Shorten a model's long sliding windows temporarily; yield their number."""
     configs = {id(c): c for c in (model.config, getattr(model.base_model, "config", model.config))}
     found = [
         (owner, name, getattr(owner, name))

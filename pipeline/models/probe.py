@@ -1,6 +1,6 @@
-"""Is a teacher trained? One text, one threshold, for whatever runs the model.
+"""Check that a teacher is trained, by one text and one threshold.
 
-No torch here: the model's losses come from whoever has it.
+No torch here: the caller computes the losses.
 """
 
 import logging
@@ -27,7 +27,7 @@ class UntrainedTeacherError(ValueError):
 
 
 def probe_tokens(dataset: Dataset) -> list[int]:
-    """Return `PROBE_TEXT` in a dataset's own teacher tokens, nothing around them."""
+    """Return `PROBE_TEXT` in a dataset's teacher tokens, without tokens around it."""
     teacher = load_dataset_tokenizer(dataset, "teacher")
     ids: list[int] = teacher.tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
     return ids
@@ -42,8 +42,8 @@ def require_trained(
 ) -> None:
     """Raise UntrainedTeacherError unless a teacher knows a text better than chance.
 
-    The mean loss is of the text's tokens, nats; NaN counts as chance. `vocab_size` are rows of the
-    output layer. `accepted_by` is the option that accepts such a teacher, if the command has one.
+    The mean loss is in nats per token; NaN counts as chance. `vocab_size` are rows of the output
+    layer. `accepted_by` is the command's option, if any, that accepts such a teacher.
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)

@@ -1,4 +1,4 @@
-"""Models that run on a run's rows: found, loaded, and refused if they don't belong to the data."""
+"""Find and load models that run on a run's rows; refuse those that don't fit the data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ def open_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> PreTrainedModel:
-    """Return a model that belongs to a run's rows: loaded, if a user names it as in `find_teacher`.
+    """Return a model that belongs to a run's rows, loaded if it is named as in `find_teacher`.
 
     Raises:
         ForeignTokenizerError: it comes with a different tokenizer from the data's.
@@ -60,12 +60,12 @@ def open_running_teacher(
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> PreTrainedModel:
-    """Return the frozen teacher of a run. Every trainer's comes from here: all refuse the same.
+    """Return the frozen teacher of a run; all trainers use this, so all refuse the same.
 
-    What `open_model` takes and refuses is the same here. `mean_loss` gives the loss of the first
-    row, nats: unlike a text of ours, the teacher knows it if any, or UntrainedTeacherError.
-    `one_vocabulary_for` names the method that needs a teacher of the student's vocabulary, if it
-    does. An untrained teacher may be allowed; `accepted_by` is the option that does so, if any.
+    It checks what `open_model` checks. `mean_loss` gives the loss of the first row, nats, which a
+    trained teacher knows; else UntrainedTeacherError. `one_vocabulary_for` is a method that needs a
+    teacher of the student's vocabulary, if it does. `accepted_by` is the option, if any, that
+    allows an untrained teacher.
     """
     student, teacher = opened.manifest.student, opened.manifest.teacher
     if one_vocabulary_for and student.sha256 != teacher.sha256:

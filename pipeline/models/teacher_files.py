@@ -1,6 +1,6 @@
-"""The files of a model, before any of it is loaded: where they are, which, and their hash.
+"""Find and hash a model's files before any of it is loaded.
 
-No torch here: the machine that starts a job need not be one that can run the model.
+No torch here: the machine that starts a job may be unable to run the model.
 """
 
 import json
@@ -22,9 +22,9 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """A teacher on this machine's disk, and the files that decide its losses.
+    """A teacher on disk, and the files that decide its losses.
 
-    Its path is a folder in the layout of Hugging Face, or a .gguf file.
+    Its path is a Hugging Face folder, or a .gguf file.
     """
 
     source: str
@@ -33,14 +33,14 @@ class TeacherFiles:
 
     @cached_property
     def sha256(self) -> str:
-        """64 hex digits over names and contents of the files; they are read once."""
+        """64 hex digits over names and contents of the files, which are read once."""
         return digest_of_files(self.files)
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """Return 64 hex digits over names, without folders, and contents of files, in their order.
+    """Return 64 hex digits over file names, without folders, and contents, in order.
 
-    Files are read in threads, for hashing releases the interpreter's lock.
+    Threads help, since hashing releases the interpreter's lock.
     """
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_digest, files))
@@ -49,11 +49,11 @@ def digest_of_files(files: Sequence[Path]) -> str:
 
 
 def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
-    """Return the files of the model that a user names; a repository's are downloaded first.
+    """Return the files of the named model; a repository's are downloaded first.
 
-    The source is a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
-    `owner/name@revision`; errors call it by its role. ValueError if there is nothing, without
-    weights, or with Git LFS pointers in place of files.
+    `source` is a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
+    `owner/name@revision`; errors use `role`. ValueError if it is missing, or has no weights, or Git
+    LFS pointers instead of files.
     """
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -73,10 +73,10 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
 
 
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
-    """Return the folder that a user names, or that of a repository, which is downloaded first.
+    """Return the named folder, or that of a repository, which is downloaded first.
 
-    Source, role and errors are as in `find_teacher`; `files` are patterns of what is needed of a
-    repository.
+    Source, role and errors are as in `find_teacher`; `files` are patterns of the repository's files
+    to download.
     """
     path = Path(source).expanduser()
     if path.is_dir():

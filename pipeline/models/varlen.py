@@ -1,9 +1,9 @@
 """torch's attention over documents of varying lengths: one kernel for all documents of some rows.
 
-On Hopper and Blackwell torch 2.15 takes cuDNN's. It keeps a graph for each number of documents and
-each longest document, unrounded and for ever, and building one takes tens of milliseconds. So a
-row's length is given as the longest, and bounds are filled up with empty documents. cuDNN before
-9.25 gives NaN for those; if trying it shows that, flash attention runs instead.
+On Hopper and Blackwell torch 2.15 takes cuDNN's, which builds a graph, in tens of milliseconds, for
+each number of documents and each longest document, and keeps it for ever. So a row's length is
+given as the longest, and bounds are padded with empty documents. cuDNN before 9.25 gives NaN for
+those; if a trial shows that, flash attention runs instead.
 
 Dimensions: t places of queries, or of keys; h heads, k of keys; d channels of a head.
 """
@@ -34,7 +34,7 @@ _CAUSAL, _FLASH = (-1, 0), SDPBackend.FLASH_ATTENTION
 
 
 def num_empty(num_documents: int) -> int:
-    """Return how many empty documents fill up bounds, to a multiple of 32."""
+    """Number of empty documents that pad bounds to a multiple of 32."""
     return -num_documents % 32
 
 
@@ -51,7 +51,7 @@ def missing_kernel() -> str | None:
 
 
 def fits_kernel(query: Tensor, value: Tensor) -> bool:
-    """Return whether `attend_varlen` takes queries [t, h, d] with values [t, k, d]."""
+    """Whether `attend_varlen` takes queries [t, h, d] with values [t, k, d]."""
     return (
         query.is_cuda
         and query.dtype in (torch.float16, torch.bfloat16)
@@ -74,11 +74,11 @@ def attend_varlen(
 ) -> Tensor:
     """Attend within each document; its last query sees all its keys, the one before one fewer.
 
-    Queries are float16 or bfloat16 [t, h, d], on a GPU, and so is what is returned; keys and values
-    [t, k, d]. Bounds, int32 [documents + 1], of the queries and of the keys are filled up by empty
-    documents; cuDNN attends only if they are the same tensor. No document exceeds the `longest`
-    places. Products are multiplied by `scale`, None: 1 / sqrt(d); the window are places that a
-    query sees before and behind its own, -1: all.
+    Queries, float16 or bfloat16 [t, h, d], are on a GPU, and the result is alike; keys and values
+    are [t, k, d]. Bounds, int32 [documents + 1], of queries and keys are padded by empty documents;
+    cuDNN runs only if both are one tensor. No document exceeds `longest` places. Products are
+    multiplied by `scale`, None for 1 / sqrt(d); `window` are the places that a query sees before
+    and after its own, -1 for all.
     """
     options: dict[str, Any] = {"scale": scale, "window_size": window}
     if _ASKED_FOR_GROUPS:
@@ -90,7 +90,7 @@ def attend_varlen(
 
 
 def why_not_cudnn(query: Tensor, key: Tensor) -> str | None:
-    """Return why cuDNN can't attend where documents are empty, by trying it; None: it can."""
+    """Try whether cuDNN can attend with empty documents; return why not, or None."""
     shapes = query.shape[1:], key.shape[1:]
     reason: str | None = _why_not_cudnn(query.device, query.dtype, *shapes)
     return reason

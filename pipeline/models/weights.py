@@ -1,7 +1,7 @@
-"""Models of transformers, loaded whole or not at all, and without code from their folders.
+"""Load models of transformers completely, without code from their folders.
 
-transformers fills in random numbers for weights that a file lacks, leaves out those that it
-doesn't know, and warns. What comes out trains, exports and teaches. Here either is an error.
+transformers fills missing weights with random numbers, drops unknown ones, and only warns. Here
+both are errors.
 """
 
 import re
@@ -26,7 +26,7 @@ Shapes = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class UnfittingWeightsError(ValueError):
-    """A model's files don't hold the weights that its configuration asks for, or hold others."""
+    """A model's files lack weights of its configuration, or hold others."""
 
 
 class ForeignCodeError(ValueError):
@@ -46,7 +46,7 @@ def load_weights(
 
     Raises:
         UnfittingWeightsError: weights that are missing, unexpected or of another shape.
-        UnreadGgufError: a .gguf file says something of its model that isn't read.
+        UnreadGgufError: a .gguf file has a property that isn't read.
         ForeignCodeError: transformers can't load it, or not without running code from the folder.
         OSError: no model in the folder.
     """
@@ -81,13 +81,13 @@ def load_weights(
 
 
 def read_config(folder: str | Path) -> Any:
-    """Return a folder's configuration; errors are those of `load_weights`."""
+    """Read a folder's configuration; errors are those of `load_weights`."""
     with foreign_code(str(folder)):
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def make_model(config: Any, **more: Any) -> PreTrainedModel:
-    """Return a model of a configuration, with random weights."""
+    """Make a model of a configuration, with random weights."""
     with foreign_code(str(getattr(config, "name_or_path", "")) or str(config.model_type)):
         model = cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=False, **more)
     return cast(PreTrainedModel, model)
@@ -113,7 +113,7 @@ def require_fit(
 
 @contextmanager
 def foreign_code(where: str) -> Iterator[None]:
-    """Say in a sentence what code that isn't ours raises, whatever it is."""
+    """Turn any error of foreign code into one sentence."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -135,9 +135,9 @@ def foreign_code(where: str) -> Iterator[None]:
 
 
 def _unexpected(model: PreTrainedModel, names: Collection[str]) -> list[str]:
-    """Return tensors that nothing of a model reads, though something should.
+    """Return tensors that no part of a model reads, though one should.
 
-    Buffers that are computed anew may lie in old files.
+    Old files may hold buffers that are computed anew.
     """
     computed = [f".{name}" for name, _ in model.named_buffers()]
     own = {name for name, _ in model.named_modules()}

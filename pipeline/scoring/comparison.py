@@ -1,9 +1,9 @@
-"""Two teachers' stored losses of one dataset, token by token: how far apart, and does it matter?
+"""Compare two teachers' stored losses of one dataset, token by token.
 
 What matters is which tokens a student learns from. That depends on the student's losses, too, which
-no scores hold; so tokens are ranked as a student would whose loss is the same everywhere, by the
-teacher's losses alone (the largest over a student token's span, as in training by default), within
-each shard. A real student's losses spread the ranking further apart than this.
+aren't stored; so tokens are ranked as if the student's loss were constant, by the teacher's largest
+loss over a student token's span, as in training by default, within each shard. A real student's
+losses spread the ranking further.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ KEPT = 0.4
 
 @dataclass
 class Comparison:
-    """What two teachers' losses differ by; B less A.
+    """Differences between two teachers' losses: B minus A.
 
     Attributes:
-        num_tokens: that both have a loss of.
-        mean: of the differences, nats.
-        mean_absolute: of their absolute values, nats.
-        largest: absolute difference, nats.
-        num_kept: student tokens that either would keep.
-        num_changed: of them, those that the other would not.
+        num_tokens: tokens with a loss of both.
+        mean: mean difference, nats.
+        mean_absolute: mean absolute difference, nats.
+        largest: largest absolute difference, nats.
+        num_kept: student tokens that each would keep.
+        num_changed: those of the first that the second would not keep.
     """
 
     num_tokens: int = 0
@@ -45,9 +45,9 @@ class Comparison:
 
 
 def compare_scores(location: str, first: str, second: str) -> Comparison:
-    """Return what two scores of a dataset differ by, in documents that are not removed.
+    """Compare two scores of a dataset, in documents that are not removed.
 
-    They are named as in `find_scores`; ForeignLossesError if they are of tokens in other contexts.
+    They are named as in `find_scores`; ForeignLossesError if their contexts differ.
     """
     dataset = open_dataset(location)
     found_scores = (find_scores(name, dataset.location) for name in (first, second))
@@ -76,7 +76,7 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
 
 
 def kept_tokens(guidance: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which tokens a student whose loss is the same everywhere would keep, bool [T].
+    """Return which tokens a student with constant loss would keep, bool [T].
 
     Their number is rounded down as in training; of equal ones the earlier is kept. A teacher's
     `guidance`, float64 [T], is in nats, NaN if a token is unmapped.
@@ -110,7 +110,7 @@ def _require_comparable(scores: list[ScoreFiles]) -> None:
 def _count_kept(
     dataset: Dataset, number: int, index: ShardIndex, a: ShardLosses, b: ShardLosses
 ) -> tuple[int, int]:
-    """Return how many student tokens of a shard one teacher keeps, and how many the other not."""
+    """Count a shard's student tokens that one teacher keeps, and those the other doesn't."""
     scored = np.flatnonzero(np.diff(a.starts)).tolist()
     # As ranges of the shard's losses.
     parts = [
@@ -125,7 +125,7 @@ def _count_kept(
 
 
 def _largest(losses: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the largest loss of each span, float64 [T]; NaN if there is none."""
+    """Return the largest loss of each span, float64 [T]; NaN for an empty one."""
     # One more, so that a span may end where the losses do.
     padded = np.append(np.where(np.isnan(losses), -np.inf, losses), -np.inf)
     largest = np.maximum.reduceat(padded, spans.ravel())[::2] if len(spans) else np.empty(0)

@@ -1,10 +1,11 @@
-"""With which left context a teacher sees each token: the one place, for every way of scoring.
+"""The left context in which a teacher sees each token, for every way of scoring.
 
-A loss is `-log P(token | context)`, so two losses of a token agree only where their contexts do.
-Training rows give every document its own context, and a document that is longer than a row is
-split; the tokens after a split don't see what lies before it. `ContextRule` says where contexts
-start, as *pieces* of documents; `context_sha256` says it in 64 digits, so that losses that were
-computed earlier can be held against a plan of rows without reading either.
+A loss is `-log P(token
+
+context)`, so two losses of a token agree only if their contexts do. In training rows every document
+has its own context; one longer than a row is split, and tokens after a split don't see those before
+it. `ContextRule` defines where contexts start, as *pieces* of documents; `context_sha256` digests
+them, so stored losses can be checked against a plan of rows without reading either.
 
 A document of 10 teacher tokens in rows of 4 has the pieces 0…3, 4…7 and 8…9.
 """
@@ -34,7 +35,7 @@ class Pieces:
     Attributes:
         document: int64 [P], number in the shard.
         start: int64 [P], the first teacher token.
-        stop: int64 [P], behind the last one.
+        stop: int64 [P], after the last one.
         continues: bool [P], whether the document continues here, after a split.
     """
 
@@ -59,7 +60,7 @@ class Pieces:
 
     @property
     def context_sha256(self) -> str:
-        """64 hex digits; equal where every token has the same left context."""
+        """64 hex digits; equal if every token has the same left context."""
         return _digest(self.document[self.continues], self.start[self.continues])
 
 
@@ -70,11 +71,11 @@ class ContextRule:
     Attributes:
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row, the context token included.
-        first_token_id: comes before a document's first token, None for nothing: then that token
-            has no loss.
+        first_token_id: comes before a document's first token, None for nothing: then that token has
+            no loss.
         continued_token_id: comes before a piece that continues a document.
-        student_added_tokens: how many tokens the rows add to the student's side of a segment that
-            starts, continues or ends a document; they take room.
+        student_added_tokens: numbers of tokens that rows add to the student's side of a segment
+            that starts, continues or ends a document; they take room.
     """
 
     seq_length: int
@@ -87,8 +88,8 @@ class ContextRule:
     def of_rows(cls, rules: PackingRules) -> ContextRule:
         """Return the rule by which an online teacher scores rows.
 
-        ValueError if the teacher's convention ends documents with a token: it isn't a token of the
-        text, so no loss of it is stored and none is ever used.
+        ValueError if the teacher's convention ends documents with a token: it isn't part of the
+        text, so its loss is never stored or used.
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:
@@ -106,7 +107,7 @@ class ContextRule:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ContextRule:
-        """Return the rule that `to_json` gave; DatasetError if it is none."""
+        """Read a rule from `to_json`; DatasetError if it is invalid."""
         try:
             values = dict(body)
             if values.pop("stride") is not None:
@@ -119,7 +120,7 @@ class ContextRule:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; the format has a stride, which rows leave null."""
+        """Return plain values; the format has a stride, null for rows."""
         added = list(self.student_added_tokens)
         return {**asdict(self), "student_added_tokens": added, "stride": None}
 
@@ -132,7 +133,7 @@ class ContextRule:
         return self.continued_token_id if continues else self.first_token_id
 
     def pieces(self, index: ShardIndex) -> Pieces:
-        """Return the pieces in which a shard's documents are scored; every token in one of them."""
+        """Return the pieces in which a shard's documents are scored; they cover every token."""
         added = (int(token is not None) for token in (self.first_token_id, self.continued_token_id))
         student_room = (self.seq_length, *self.student_added_tokens)
         teacher_room = (self.teacher_seq_length, *added, 0)
@@ -141,7 +142,7 @@ class ContextRule:
 
 
 def plan_contexts(plan: RowPlan) -> list[str]:
-    """Return each shard's `Pieces.context_sha256` as an online teacher would see a plan's rows."""
+    """Return each shard's `Pieces.context_sha256` for an online teacher of a plan's rows."""
     # A plan may hold tens of millions of segments, of which few continue a document.
     continuing = plan.segments[(plan.segments["flags"] & STARTS) == 0]
     order = np.lexsort((continuing["teacher_start"], continuing["document"]))
@@ -155,10 +156,10 @@ def plan_contexts(plan: RowPlan) -> list[str]:
 
 
 def _of_segments(segments: NDArray[np.void]) -> Pieces:
-    """Return the teacher's side of segments; those without a teacher token have nothing to score.
+    """Return the teacher's side of segments, without those that lack teacher tokens.
 
-    Where a document's first segment is such a one, the next still counts as a continuation: rows
-    put the continuing context token there.
+    After such a first segment, the next still counts as a continuation: rows put the continuing
+    context token there.
     """
     segments = segments[segments["teacher_stop"] > segments["teacher_start"]]
     return Pieces(

@@ -1,4 +1,4 @@
-"""Stored distributions back as arrays: each entry is checked when it is read."""
+"""Read stored distributions back as arrays; each entry is checked."""
 
 from typing import Any
 
@@ -23,12 +23,11 @@ def fill_entries(
     log_probs: NDArray[np.float32],
     at: str,
 ) -> None:
-    """Fill in the entries of a document's positions from `start` on, and what was drawn there.
+    """Fill in the entries and draws of a document's positions from `start` on.
 
     `ids`, int32 [n, K + draws or more] by the rule's K and draws, gets token ids, entries first and
-    draws last, -1 where there is none; `log_probs`, float32 of the same shape, falling nats, -inf
-    where there is none and for draws. DamagedShardError, with the sidecar's path `at`, if they are
-    none that a teacher gives.
+    draws last, -1 if missing; `log_probs`, float32 of the same shape, falling nats, -inf for draws
+    and missing entries. DamagedShardError, with the sidecar's path `at`, for impossible entries.
     """
     own = int(entries.position_starts[document])
     rule, codes = entries.rule, entries.log_probs
@@ -52,9 +51,9 @@ def fill_entries(
 def copy_entries(
     entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, at: str
 ) -> None:
-    """Copy a document's entries to its positions in another shard's `top`, as they are stored.
+    """Copy a document's stored entries to its positions in another shard's `top`.
 
-    Both are of one rule. DamagedShardError if the entries are none that a teacher gives.
+    Both have one rule. DamagedShardError for impossible entries.
     """
     rule = entries.rule
     ids = np.empty((positions.stop - positions.start, rule.top_k + rule.draws), np.int32)
@@ -65,7 +64,7 @@ def copy_entries(
 
 
 def require_sound(entries: ShardEntries, *, at: str) -> None:
-    """Check a shard's entries, and that no position has a token twice; else DamagedShardError."""
+    """Check a shard's entries, and that no position repeats a token; else DamagedShardError."""
     top_k = entries.rule.top_k
     shape = _BLOCK, top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)

@@ -1,8 +1,8 @@
-"""Losses that are known from another dataset: found by what the teacher saw, never by an id.
+"""Find losses known from another dataset, by what the teacher saw, never by an id.
 
-A document's digest is over all that a frozen teacher sees of it: its tokens, how they are cut into
-pieces, and the token before each; of a chat also over which of them are learned. Equal digests
-under one teacher are equal losses, whatever the student, the shard or the dataset.
+A document's digest covers all that a frozen teacher sees of it: its tokens, their division into
+pieces, and the token before each; of a chat also which tokens are learned. Equal digests under one
+teacher mean equal losses, whatever the student, shard or dataset.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class KnownDocuments:
 
     Attributes:
         digests: bytes of 16 [K], ascending, each once.
-        places: uint32 [K, 2], the number of the file that holds a document's losses, and the first
-            of them there.
+        places: uint32 [K, 2], the number of the file with a document's losses, and its first loss
+            there.
     """
 
     digests: NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, _DIGEST))
@@ -48,7 +48,7 @@ class KnownDocuments:
 
     @classmethod
     def merge(cls, parts: Sequence[KnownDocuments]) -> KnownDocuments:
-        """Return the documents of all parts; of equal ones the first."""
+        """Merge parts; of equal documents the first stays."""
         parts = [cls(), *parts]
         digests = np.concatenate([part.digests for part in parts])
         unique, first = np.unique(digests, return_index=True)
@@ -56,7 +56,7 @@ class KnownDocuments:
         return cls(unique, np.concatenate([part.places for part in parts])[first])
 
     def find(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
-        """Return the numbers of documents here, int64 [N]; -1 if one is not known."""
+        """Return the documents' numbers here, int64 [N]; -1 for unknown ones."""
         if not len(self):
             return np.full(len(digests), -1, np.int64)
         found = np.minimum(np.searchsorted(self.digests, digests), len(self) - 1)
@@ -65,7 +65,7 @@ class KnownDocuments:
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """A shard of a dataset, by its number, next to which a teacher's losses are stored."""
+    """A dataset's shard, by number, with a teacher's stored losses."""
 
     dataset: Dataset
     number: int
@@ -78,7 +78,7 @@ class ScoredShard:
         return self.scores.sidecar(self.record)
 
     def list_documents(self, file: int) -> KnownDocuments:
-        """Return the documents whose losses are in the sidecar, which is file number `file`.
+        """Return the documents with losses in the sidecar, which is file number `file`.
 
         Raises:
             DamagedShardError: the shard or its sidecar is missing, cut or altered.
@@ -95,11 +95,11 @@ class ScoredShard:
 
 @dataclass(frozen=True, eq=False)
 class KnownLosses:
-    """Finds losses by what a teacher sees; holds the sidecars that it has read, mapped.
+    """Finds losses by what a teacher sees; keeps the sidecars that it has read, mapped.
 
     Attributes:
         documents: of `ScoredShard.list_documents`.
-        sidecars: the files that they name by number.
+        sidecars: the files that they number.
         cache: for remote ones.
     """
 
@@ -109,7 +109,7 @@ class KnownLosses:
     _open: dict[int, ShardLosses] = field(default_factory=dict, init=False)
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
-        """Return which documents are known, int64 [N]: numbers for `read`, -1 for the others."""
+        """Return the documents' numbers for `read`, int64 [N]; -1 for unknown ones."""
         if not len(self.documents):  # then no digest is needed
             return np.full(len(tokens.starts) - 1, -1, np.int64)
         return self.documents.find(document_digests(tokens, pieces, rule))
@@ -117,7 +117,7 @@ class KnownLosses:
     def read(self, found: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the known losses of some documents' tokens, float32 [M], nats; NaN for the rest.
 
-        `found` is int64 [N] of `find`, `starts` int64 [N + 1] as in `DocumentTokens`.
+        `found` is int64 [N] from `find`, `starts` int64 [N + 1] as in `DocumentTokens`.
         DamagedShardError if a sidecar is missing or was altered since it was listed.
         """
         losses = np.full(starts[-1], np.nan, np.float32)
@@ -130,7 +130,7 @@ class KnownLosses:
     def read_top(self, found: NDArray[np.int64], tokens: DocumentTokens, top: TopTokens) -> None:
         """Fill the known documents' entries, stored by the same rule, into their positions' `top`.
 
-        `found` is int64 [N] of `find`. What `read` and `fill_entries` raise is raised here, too.
+        `found` is int64 [N] from `find`. Errors are those of `read` and `fill_entries`.
         """
         for document, number, first in self._known(found):
             stored = self._open_sidecar(number)
@@ -141,7 +141,7 @@ class KnownLosses:
             copy_entries(stored.entries, there, top, own, at=self.sidecars[number].url)
 
     def _known(self, found: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-        """Yield each known document, the number of its sidecar, and its first loss there."""
+        """Yield each known document, its sidecar's number, and its first loss there."""
         known = np.flatnonzero(found >= 0)
         files, firsts = self.documents.places[found[known]].T.astype(np.int64)
         # One sidecar after another: each is read once.
@@ -159,7 +159,7 @@ def document_digests(
 ) -> NDArray[np.bytes_]:
     """Return 16 bytes over all that a teacher sees of each document, [N].
 
-    Pieces are in the documents' order, as `ContextRule.pieces` gives them.
+    Pieces are in the documents' order, as from `ContextRule.pieces`.
     """
     first, continued = (
         -1 if token is None else token for token in (rule.first_token_id, rule.continued_token_id)
@@ -184,7 +184,7 @@ def document_digests(
 def scored_shards(dataset: Dataset, scores: ScoreFiles) -> list[ScoredShard]:
     """Return the shards of a dataset that a teacher has scored.
 
-    Scores of an earlier generation hold its shards, those of a later one hold more.
+    Scores of an earlier generation cover its shards; those of a later one cover more.
     """
     numbers = {shard.file: number for number, shard in enumerate(dataset.manifest.shards)}
     return [

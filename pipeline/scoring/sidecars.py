@@ -1,4 +1,4 @@
-"""What scoring reads of a shard, and what it leaves next to it; no torch."""
+"""Scoring's input from a shard, and its output next to it; no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DocumentTokens:
     Attributes:
         input_ids: int64 [M].
         starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
-        learned: bool [M], of chats which tokens cover learned bytes; None of texts.
+        learned: bool [M], which tokens of chats cover learned bytes; None for texts.
     """
 
     input_ids: NDArray[np.int64]
@@ -45,7 +45,7 @@ class DocumentTokens:
 
     @cached_property
     def position_starts(self) -> NDArray[np.int64]:
-        """Where their positions start, int64 [D + 1]; see `schemas.distributions`."""
+        """Starts of the documents' positions, int64 [D + 1]; see `schemas.distributions`."""
         return position_starts(self.starts)
 
     def unlearned_positions(self) -> NDArray[np.int64]:
@@ -59,9 +59,9 @@ class DocumentTokens:
 
 @dataclass(frozen=True, eq=False)
 class ShardToScore:
-    """What a teacher reads of a shard, removed documents too: what is stored outlives them.
+    """A teacher's view of a shard, removed documents included, since stored losses outlive them.
 
-    The index has names; the documents that are `kept` are scored, in `pieces`.
+    The index has names; documents in `kept` are scored, in `pieces`.
     """
 
     dataset: Dataset
@@ -72,9 +72,9 @@ class ShardToScore:
 
     @classmethod
     def open(cls, documents: ChosenDocuments, number: int, context: ContextRule) -> ShardToScore:
-        """Read a shard's index; DamagedShardError if it is missing or is not the manifest's.
+        """Read a shard's index; DamagedShardError if it is missing or differs from the manifest's.
 
-        Chosen documents are scored, whether or not they were removed.
+        Chosen documents are scored, removed or not.
         """
         index, kept = documents.read(number, with_removed=True, with_names=True)
         pieces = context.pieces(index)
@@ -99,10 +99,10 @@ class ShardToScore:
         return lengths if self.kept is None else np.where(self.kept, lengths, 0)
 
     def read_tokens(self, wanted: Kept = None) -> DocumentTokens:
-        """Return wanted documents' teacher tokens, None: of all that are scored; others get none.
+        """Return wanted documents' teacher tokens, None for all scored ones; others get none.
 
-        DamagedShardError if the tar is missing or cut, or has not the index's numbers of tokens;
-        DamagedSampleError if a sample is altered.
+        DamagedShardError if the tar is missing or cut, or its numbers of tokens differ from the
+        index; DamagedSampleError if a sample is altered.
         """
         chosen = self.kept if wanted is None else wanted
         documents = None if chosen is None else np.flatnonzero(chosen).tolist()
@@ -134,11 +134,10 @@ class ShardToScore:
         top: TopTokens | None = None,
         learned: NDArray[np.bool_] | None = None,
     ) -> tuple[bytes, SidecarRecord]:
-        """Return the shard's sidecar and what the score manifest says of it.
+        """Return the shard's sidecar and its record for the score manifest.
 
-        Losses, float32 [M], are in nats, NaN if a token has no context; `teacher` is the
-        fingerprint of the `TeacherRule`. Only those of `learned` tokens, bool [M], are stored if
-        they are named.
+        Losses, float32 [M], are in nats, NaN without a context; `teacher` is the fingerprint of the
+        `TeacherRule`. If `learned`, bool [M], is given, only those tokens' losses are stored.
         """
         starts = np.append(0, np.cumsum(self.lengths))
         entries = None if top is None else top.pack(starts)
@@ -152,10 +151,10 @@ class ShardToScore:
     def accept_sidecar(
         self, data: bytes, teacher: str, rule: DistributionRule | None = None
     ) -> SidecarRecord | None:
-        """Return the record of a sidecar that an earlier run has left, None if it is of no use.
+        """Return the record of a sidecar left by an earlier run, None if it is unusable.
 
         It must decode, belong to this shard's bytes and this teacher, and have a place for every
-        token of the documents that are scored, and sound entries of the rule's if there is one.
+        scored token, and sound entries of `rule`, if given.
         """
         try:
             name = sidecar_name(self.record.file, teacher)
@@ -172,7 +171,7 @@ class ShardToScore:
         return self.describe_sidecar(data, stored)
 
     def describe_sidecar(self, data: bytes, stored: ShardLosses) -> SidecarRecord:
-        """Return what the score manifest says of a sidecar of this shard."""
+        """Return the score manifest's record of a sidecar."""
         known = stored.losses[~np.isnan(stored.losses)].astype(np.float64)
         return SidecarRecord(
             file=sidecar_name(self.record.file, stored.teacher),

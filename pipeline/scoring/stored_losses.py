@@ -1,7 +1,7 @@
-"""Losses that a teacher has given once, read next to the shards; the rest of `beam_jobs.score`.
+"""Read a teacher's losses, stored by `beam_jobs.score` next to the shards.
 
-Losses are used only if an online teacher would have given the same: `open_stored_losses` holds
-the score manifest against the dataset and against the plan of rows, and refuses with the reason.
+Losses are used only if an online teacher would give the same: `open_stored_losses` checks the score
+manifest against the dataset and the plan of rows.
 """
 
 import json
@@ -36,12 +36,12 @@ _MAX_OPEN_SIDECARS = 64
 
 
 class StoredLosses:
-    """Reads losses by document; holds open sidecars. Copies for other processes open their own."""
+    """Reads losses by document; keeps sidecars open. Copies for other processes open their own."""
 
     def __init__(
         self, scores: ScoreFiles, dataset: Dataset, plan: RowPlan, cache: ShardCache | None
     ) -> None:
-        """Read scores that were checked against a dataset and a plan: use `open_stored_losses`."""
+        """Take checked scores: use `open_stored_losses`."""
         self.scores = scores
         self._shards = dataset.manifest.shards
         self._shard_starts: list[int] = plan.shard_document_starts.tolist()
@@ -49,16 +49,16 @@ class StoredLosses:
         self._open: OrderedDict[int, ShardLosses] = OrderedDict()
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave memory maps behind when a worker process gets a copy."""
+        """Drop memory maps from a worker's copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
     @property
     def rule(self) -> TeacherRule:
-        """What determined them."""
+        """What determined the losses."""
         return self.scores.manifest.rule
 
     def mean_loss(self, document_index: int) -> float:
-        """Return the mean of a document's losses, nats a token; infinite if there is none."""
+        """Return a document's mean loss, nats per token; infinite without losses."""
         opened, place, _ = self._find(document_index)
         first, end = opened.starts[place : place + 2].tolist()
         losses = opened.losses[first:end]
@@ -69,7 +69,7 @@ class StoredLosses:
         """Return the losses of some teacher tokens of a document, float16 [stop - start], nats.
 
         Raises:
-            DamagedShardError: the sidecar is missing or is not the score manifest's.
+            DamagedShardError: the sidecar is missing or differs from the score manifest.
             ForeignLossesError: the document was not scored.
         """
         opened, place, shard_index = self._find(document_index)
@@ -86,23 +86,23 @@ class StoredLosses:
         ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
     ) -> None:
-        """Fill in the distributions at the positions of a document from `start` on.
+        """Fill in the distributions at a document's positions from `start` on.
 
-        Position l is what the teacher expects after the document's first l tokens, so a document of
-        T tokens has T + 1. One with nothing before it has no entries.
+        Position l is the teacher's expectation after the document's first l tokens, so a document
+        of T tokens has T + 1. A position without context has no entries.
 
         Args:
             document_index: of the document.
             start: the first position.
-            ids: int32 [n, K], gets the teacher's token ids, -1 if there is no more; K is the
-                `width` of the rule, or more. Draws are the last columns; the one before them stays
-                free for the text's own token.
-            log_probs: float32 [n, K], gets nats, falling, -inf if there is no more, and for those
-                drawn, of which each has an equal share of the rest.
+            ids: int32 [n, K], gets the teacher's token ids, -1 if missing; K is the `width` of the
+                rule, or more. Draws are the last columns; the one before them stays free for the
+                text's own token.
+            log_probs: float32 [n, K], gets nats, falling, -inf if missing, and for draws, each of
+                which has an equal share of the rest.
 
         Raises:
-            DamagedShardError: the sidecar is missing or is not the score manifest's, or these
-                entries are none that a teacher gives.
+            DamagedShardError: the sidecar is missing or differs from the score manifest, or has
+                impossible entries.
             ForeignLossesError: the document was not scored, or no distributions are stored.
         """
         opened, place, shard_index = self._find(document_index)
@@ -154,13 +154,13 @@ def open_stored_losses(
     where: str = "",
     with_distributions: bool = False,
 ) -> StoredLosses:
-    """Return stored losses, checked to be those that an online teacher would give for a plan.
+    """Return stored losses, checked to be those of an online teacher of a plan's rows.
 
-    Every sidecar's size is compared now, its SHA-256 when a process first reads it. `source` is
-    what `find_scores` takes, `where` the condition by which the plan's documents were chosen.
+    Every sidecar's size is compared now, its SHA-256 when a process first reads it. `source` is as
+    in `find_scores`; `where` is the condition on the plan's documents.
 
     Raises:
-        ForeignLossesError: incomplete, without distributions that are needed, or for other data,
+        ForeignLossesError: incomplete, without required distributions, or for other data,
             documents, lengths or conventions.
         DatasetError: no such scores.
     """
@@ -191,7 +191,7 @@ def _require_complete(scores: ScoreFiles) -> None:
 
 
 def _require_scored(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPlan) -> None:
-    """Check that every document of a plan is one of those that were scored."""
+    """Check that every document of a plan was scored."""
     documents = np.unique(plan.segments["document"]).astype(np.int64)
     bounds = np.searchsorted(documents, plan.shard_document_starts)
     for shard_index, (start, stop) in enumerate(pairwise(bounds.tolist())):
@@ -208,10 +208,10 @@ def _require_scored(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPla
 
 
 def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPlan) -> None:
-    """Check that each token was scored with the context that the plan's rows give it.
+    """Check that each token was scored with its context in the plan's rows.
 
-    A plan of some documents only is without the contexts of the others; where digests differ the
-    shard's index shows how all of them would be split.
+    A plan of chosen documents lacks the other documents' contexts; if digests differ, the shard's
+    index shows how all would be split.
     """
     scored, rows = ContextRule.from_json(scores.manifest.rule.context), plan.rules
     online = ContextRule.of_rows(rows)
@@ -246,7 +246,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
 
 
 def _require_all_losses(scores: ScoreFiles) -> None:
-    """Check that no token lacks a loss, since something comes before each."""
+    """Check that no token lacks a loss, since something precedes each."""
     for record in scores.manifest.sidecars:
         if record.num_losses != record.num_tokens:
             raise ForeignLossesError(

@@ -1,4 +1,4 @@
-"""The stored losses of a run's teachers, read as one teacher's: one alone is a mean of one."""
+"""The stored losses of a run's teachers, read as one teacher's; a single one is a mean of one."""
 
 import json
 from collections import OrderedDict
@@ -23,38 +23,38 @@ _MAX_KNOWN_DOCUMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class TeachersRule:
-    """What determines the losses of a run's teachers; weights are those of a mean, else none."""
+    """What determines the losses of a run's teachers; `weights` are a mean's, else empty."""
 
     rules: tuple[TeacherRule, ...]
     weights: tuple[float, ...]
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits, different for other teachers or weights; one teacher's are its own."""
+        """64 hex digits for teachers and weights; a single teacher keeps its own."""
         if len(self.rules) == 1:
             return self.rules[0].fingerprint
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
     def shape(self) -> EntryShape | None:
-        """What a row has room for: all that the teachers of a mean say, else the most of one."""
+        """A row's room for entries: all of a mean's teachers, else the most of one."""
         found = [rule.distributions.shape for rule in self.rules if rule.distributions is not None]
         if not self.weights or not found:
             return max(found, key=lambda shape: shape.exact, default=None)
         return EntryShape(sum(each.exact for each in found), sum(each.drawn for each in found))
 
     def without_where(self) -> "TeachersRule":
-        """Return the rule without the conditions that say which documents were scored."""
+        """Drop the conditions on which documents were scored."""
         return replace(self, rules=tuple(replace(own, where="") for own in self.rules))
 
 
 class StoredTeachers:
-    """Reads what a run's teachers have stored of a dataset; `rule` names none if nothing is."""
+    """Reads a dataset's losses stored by a run's teachers; `rule` is empty without any."""
 
     def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
-        """Read several as one: by weights that add up to 1, their mean.
+        """Read several as one: their mean, by weights that add up to 1.
 
-        Without weights, of each document the teacher whose mean loss of it is the least.
+        Without weights, each document has the teacher with its least mean loss.
         """
         self._parts, self._weights = tuple(parts), tuple(weights)
         self._chosen: OrderedDict[int, StoredLosses] = OrderedDict()
@@ -87,7 +87,7 @@ class StoredTeachers:
     ) -> None:
         """Fill in some distributions of a document, see `StoredLosses.read_entries`.
 
-        Those of one teacher: a mean's are read `apart`.
+        Only for one teacher: a mean's are read `apart`.
         """
         (part,) = self._parts_of(document_index)
         part.read_entries(document_index, start, ids=ids, log_probs=log_probs)
@@ -99,7 +99,7 @@ class StoredTeachers:
             part.prefetch(wanted)
 
     def _parts_of(self, document_index: int) -> Sequence[StoredLosses]:
-        """Return the teachers that say something of a document."""
+        """Return the teachers of a document."""
         if self._weights or len(self._parts) == 1:
             return self._parts
         found = self._chosen.get(document_index)
@@ -119,11 +119,11 @@ def open_teachers(
     cache: ShardCache | None,
     with_distributions: bool,
 ) -> StoredTeachers:
-    """Return what a run's teachers have stored, each checked as `open_stored_losses` does.
+    """Return the stored losses of a run's teachers, each checked by `open_stored_losses`.
 
     Raises:
         ForeignLossesError: a teacher is named twice, or several have draws that can't be read as
-            one's. And what `open_stored_losses` raises.
+            one's. Also the errors of `open_stored_losses`.
     """
     parts = [
         open_stored_losses(
@@ -146,7 +146,7 @@ def open_teachers(
 
 
 def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching) -> None:
-    """Refuse draws of several teachers in different numbers, or of some of them alone."""
+    """Refuse several teachers with different numbers of draws, or draws of some alone."""
     sizes = {(rule.top_k, rule.shape.drawn) for rule in rules if rule is not None}
     if len(sizes) > 1 and any(drawn for _, drawn in sizes):
         raise ForeignLossesError(

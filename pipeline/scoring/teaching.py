@@ -1,4 +1,4 @@
-"""Who teaches a run: the options, declared once for every trainer; no numpy."""
+"""The options of a run's teacher, declared once for every trainer; no numpy."""
 
 from dataclasses import dataclass
 from math import inf
@@ -46,7 +46,7 @@ class Teaching:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a method; errors name option, value and remedy."""
+        """Check options without a method; errors name option, value and remedy."""
         if self.stored_losses is None:
             if self.teacher_weights or self.teacher_choice != "mean":
                 raise ValueError(
@@ -71,13 +71,13 @@ class Teaching:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The stored losses of each teacher; empty without any."""
+        """Each teacher's stored losses; empty without any."""
         stored = self.stored_losses or ()
         return (self.stored_losses,) if isinstance(self.stored_losses, str) else tuple(stored)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The teachers' shares of a mean, adding up to 1; none for a choice."""
+        """The teachers' shares of a mean, adding up to 1; empty for a choice."""
         if self.teacher_choice == "likelier":
             return ()
         given = self.teacher_weights or (1.0,) * len(self.names)

@@ -1,4 +1,4 @@
-"""A run's checkpoint: one file, replaced whole, from which the run continues bit for bit."""
+"""A run's checkpoint: one file, replaced whole; a run continues from it bit for bit."""
 
 from dataclasses import asdict
 from shlex import quote
@@ -32,7 +32,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     step: int,
 ) -> None:
-    """Write the state of a run after `step` steps; DiskFullError if it has no room.
+    """Write a run's state after `step` steps; DiskFullError if it doesn't fit.
 
     Random numbers need no state: `loop.train_step` seeds them by the step.
     """
@@ -50,14 +50,14 @@ def save_checkpoint(
 
 
 def checkpoint_bytes(student: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of a run's checkpoint: weights, and what the optimizer knows of each."""
+    """Bytes of a run's checkpoint: weights and optimizer state."""
     kept = [each for state in optimizer.state.values() for each in state.values()]
     tensors = [*student.state_dict().values(), *filter(torch.is_tensor, kept)]
     return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
 
 
 def saved_stream(config: TrainConfig) -> StreamState | None:
-    """Return what the run's checkpoint keeps of the data, None of a new run; no weights."""
+    """Return the checkpoint's position in the data, None for a new run; loads no weights."""
     path = config.output / CHECKPOINT
     if not path.exists():
         return None
@@ -71,9 +71,9 @@ def load_checkpoint(
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
 ) -> int:
-    """Load the run's checkpoint if there is one; return the step to continue from.
+    """Load the run's checkpoint, if any; return the step to continue from.
 
-    ValueError if it was made with options, or from data, that decide other weights.
+    ValueError if its options or data would give different weights.
     """
     path = config.output / CHECKPOINT
     if not path.exists():
@@ -95,7 +95,7 @@ def load_checkpoint(
 
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that decide the weights, method by method option."""
+    """Return the options that decide the weights, including each of the method's."""
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
     method, teaching = values.pop("method"), values.pop("teaching")
     method["top_k"] = teaching.pop("top_k")  # where it was when runs began that still go on

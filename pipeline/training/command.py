@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
-    """Return the run that a command line describes; ValueError if options contradict each other.
+    """Parse a command line; ValueError if options contradict each other.
 
     Example:
         >>> arguments = ["--data", "a", "--student", "s", "--output", "o", "--method", "full"]
@@ -93,7 +93,7 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
 
 
 def what_next(config: TrainConfig) -> str:
-    """Return where a run's student is, and what to do with it."""
+    """Return the place of a run's student, and what to do with it."""
     if config.exit_after and config.exit_after < config.num_steps:
         return f"stopped after step {config.exit_after}, as asked: omit --exit-after to continue"
     model = config.output / "model"

@@ -1,4 +1,4 @@
-"""One training run, as `vocag train` and programs describe it."""
+"""The description of a training run, for `vocag train` and programs."""
 
 import math
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ class TrainConfig:
     tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the data; errors name option, value and remedy."""
+        """Check options without the data; errors name option, value and remedy."""
         self.kind.serve(self.method, self.teaching, self.data)
         require_known("--schedule ", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
@@ -132,17 +132,17 @@ class TrainConfig:
 
     @property
     def heldout_sets(self) -> dict[str, str]:
-        """The held-out datasets by their names: what comes before "=", or the folder's name."""
+        """The held-out datasets by name: the part before "=", or the folder's name."""
         return dict(map(_split_name, self.heldout))
 
     @property
     def kind(self) -> MethodKind:
-        """What the method is."""
+        """The method's kind."""
         return kind_of(self.method)
 
     @property
     def served(self) -> Served:
-        """How the run gets what the method needs of a teacher."""
+        """How the run gets what its method needs of a teacher."""
         return self.kind.serve(self.method, self.teaching)
 
     @property

@@ -1,4 +1,4 @@
-"""What a run keeps is replaced whole; a disk without room is named, with the bytes needed."""
+"""Replace a run's files whole; errors of a full disk name the bytes needed."""
 
 import errno
 import os
@@ -15,14 +15,14 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class DiskFullError(OSError):
-    """What a run wants to keep has no room; what it had kept before stays."""
+    """A run's output doesn't fit on the disk; earlier output stays."""
 
 
 @contextmanager
 def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Give the path where a file or folder of about `num_bytes` is written, then replaces `path`.
+    """Yield a path for a file or folder of about `num_bytes`, which then replaces `path`.
 
-    DiskFullError if the disk has no room, before anything is written if that can be known.
+    DiskFullError if the disk has no room, before writing if possible.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     _remove(temporary)

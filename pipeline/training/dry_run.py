@@ -39,9 +39,9 @@ _WARM_STEPS = 2
 
 
 def describe_run(config: TrainConfig, ranks: Ranks) -> Iterator[str]:
-    """Yield what a run will read, hold and take; no weights are loaded, nothing is written.
+    """Yield lines about a run's data, memory and time; loads no weights and writes nothing.
 
-    ValueError for what the run itself would refuse of its rows, models' tokenizers and options.
+    ValueError for rows, tokenizers and options that the run itself would refuse.
     """
     rows = open_rows(config, ranks)
     read = config.num_steps * config.global_batch_size
@@ -105,7 +105,7 @@ def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int
 
 
 def _own_seconds(config: TrainConfig) -> float | None:
-    """Return the median seconds of the steps that a run has made; None: too few of them."""
+    """Median seconds of a run's steps so far; None for too few."""
     path = config.output / "log.jsonl"
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     seconds = [json.loads(line)["seconds"] for line in lines[_WARM_STEPS:]]

@@ -1,4 +1,4 @@
-"""What a student makes of text that it has not seen, by the byte."""
+"""Bits per byte of a student on text that it has not seen."""
 
 import math
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ _ROWS_AT_ONCE = 8
 def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, AlignedRows]:
     """Open the held-out sets of a run; return their rows by name.
 
-    The token before a text is that of the training data, whatever a set has recorded. Teachers and
-    conditions of the training data don't concern them. ForeignTokenizerError for a set made with a
+    The training data's token comes before a text, whatever a set has recorded. Teachers and
+    conditions of the training data don't apply. ForeignTokenizerError for a set made with a
     different student tokenizer; ValueError for a mixture, or if no token comes before a text, so
     that its first token has no loss.
     """
@@ -64,7 +64,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the bits per byte of every held-out set, such as `heldout_bits_per_byte/math`.
 
-    With one set, its name is left out.
+    The name of a single set is left out.
     """
     return {
         BITS_PER_BYTE if len(heldout) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
@@ -80,10 +80,10 @@ def bits_per_byte(
 ) -> float:
     """Return the student's mean code length of a dataset's text.
 
-    Comparable between any tokenizers: the sum over the text's tokens, by its bytes. What stands
-    before a text is context and costs nothing, and a document's end isn't asked for, as in
-    `vocag evaluate --measures text`. Of chats only what is learned counts: its bytes, and the
-    tokens over them. Removed documents count on neither side.
+    Comparable between any tokenizers: the tokens' sum, divided by the text's bytes. The token
+    before a text costs nothing, and a document's end isn't asked for, as in `vocag evaluate
+    --measures text`. Of chats, only learned bytes and their tokens count. Removed documents don't
+    count.
     """
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
@@ -100,7 +100,7 @@ def bits_per_byte(
 
 
 def heldout_bytes(rows: AlignedRows) -> int:
-    """Return the bytes of a held-out set's text, without removed documents."""
+    """Bytes of a held-out set's text, without removed documents."""
     return sum(rows.opened.datasets[0].documents.each(_num_bytes_read))
 
 

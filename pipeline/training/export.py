@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedTokenizer:
-    """Return the tokenizer of a run's data, for `AutoTokenizer`, and how its student writes.
+    """Return the tokenizer of a run's data for `AutoTokenizer`, with generation defaults.
 
-    Made before a run starts, so that nobody learns after it that there is none. Where transformers
-    can't be brought to the dataset's ids, it is the dataset's own file, with a warning.
+    Made before a run starts, to fail early. If transformers can't reproduce the dataset's ids, it
+    is the dataset's own file, with a warning.
 
     Args:
         rows: of the run.
-        student: its chat template, ends and sampling are those of the folder it was loaded from.
+        student: the folder it was loaded from gives chat template, ends and sampling.
 
     Example:
         >>> sorted(prove_tokenizer(rows, student).files)  # doctest: +SKIP
@@ -48,9 +48,9 @@ def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedToke
 
 
 def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it is replaced whole.
+    """Replace a folder by one that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
-    DiskFullError if it has no room.
+    DiskFullError if it doesn't fit.
     """
     with replacing(folder, sum(weight.nbytes for weight in student.parameters())) as temporary:
         student.save_pretrained(temporary)

@@ -1,7 +1,7 @@
 """A student whose forward pass is its loss.
 
-Whatever hooks into a module's forward pass then works: DistributedDataParallel, FSDP2, adapters of
-peft, torch.compile, and every trainer that wraps modules with them.
+So everything that hooks into a forward pass works: DistributedDataParallel, FSDP2, peft's adapters,
+torch.compile, and every trainer that uses them.
 """
 
 from dataclasses import replace
@@ -32,15 +32,15 @@ class GuidedStudent(nn.Module):
 
     Attributes:
         model: the student, the only parameters; a model of transformers, or one of peft around it.
-        method: how its loss is made.
-        group: the processes that choose tokens together where the method's scope is "group"; None:
+        method: makes the loss.
+        group: the processes that choose tokens together if the method's scope is "group"; None:
             this one alone, whose micro-batch is then the group's.
         vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
             have rows.
         vocabulary_map: of the rows' two vocabularies, for distill.
-        asked: what a running teacher is asked for of each distribution (default: its 16 likeliest
-            next tokens, the text's own, and 4 of the rest if the method learns from those).
-        cells: what tokens of both vocabularies stand for.
+        asked: what a running teacher gives of each distribution (default: its 16 likeliest next
+            tokens, the text's own, and 4 of the rest if the method learns from those).
+        cells: the byte strings that tokens of both vocabularies share.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class GuidedStudent(nn.Module):
         rows: AlignedRows,
         group: dist.ProcessGroup | None,
     ) -> "GuidedStudent":
-        """Wrap a run's student, with what distributions need of its vocabularies.
+        """Wrap a run's student, with its vocabularies' map if distributions need it.
 
         Raises:
-            ValueError: options that can't learn from the entries that there are.
+            ValueError: the stored entries don't suit the options.
         """
         config.method.require_learnable(rows.layout.entries)
         served = config.served
@@ -102,9 +102,9 @@ class GuidedStudent(nn.Module):
         Args:
             batch: rows of `pipeline.streaming`, on the model's device; with `teacher_losses` no
                 teacher runs.
-            teacher: frozen, for methods that need one. An argument, so that no wrapper takes it for
-                a part of the student.
-            step: of training; random choices are drawn anew for each.
+            teacher: frozen, for methods that need one. An argument, so that wrappers don't take it
+                for a part of the student.
+            step: of training; random choices differ between steps.
 
         Example:
             >>> loss = GuidedStudent(student)(batch, teacher=teacher)
@@ -150,10 +150,10 @@ def _cells_of(known: VocabularyMap | None) -> Cells:
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:
-    """Return the model of transformers inside a model of peft, or the model itself.
+    """Return the transformers model inside a peft model, or the model itself.
 
-    peft puts LoRA and its kin into the layers, so that the inner model computes with them.
-    ValueError for an adapter next to the layers, which the inner model would leave out.
+    peft puts LoRA and its kin into the layers, so the inner model uses them. ValueError for an
+    adapter next to the layers, which the inner model would skip.
     """
     inner = cast(Any, model)
     if not hasattr(inner, "get_base_model"):
@@ -172,7 +172,7 @@ def losses_by_source(losses: Tensor, batch: Rows) -> dict[str, Tensor]:
     """Return the student's loss in each dataset of a mixture, over all labels, kept or not.
 
     `losses` are float [rows, seq_length], nats. Metrics, see `LossResult`, are `student_loss/NAME`;
-    none where rows are of one dataset.
+    empty for rows of one dataset.
     """
     names = batch.layout.sources
     if not names:

@@ -1,10 +1,9 @@
 """The teacher-guided loss in the `Trainer` of Hugging Face transformers.
 
-The Trainer keeps what it is good at: devices, mixed precision, FSDP, checkpoints, logging,
-callbacks. Ours are the rows, in the order of the run, and the loss. Rows travel as the one tensor
-that they lie in: no column of it can be removed, and accelerate can move, cut and send it. The
-student stays the model that the Trainer wraps, saves and loads; its forward pass takes rows, too,
-so that the hooks of what wraps it are in place while the loss is made.
+The Trainer handles devices, mixed precision, FSDP, checkpoints, logging and callbacks. Ours are the
+rows, in the order of the run, and the loss. Rows travel as one tensor: no column can be removed,
+and accelerate can move, cut and send it. The Trainer wraps, saves and loads the student itself,
+whose forward pass also takes rows, so wrappers' hooks apply while the loss is made.
 """
 
 import json
@@ -146,7 +145,7 @@ class GuidedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return a micro-batch's loss, divided by its places: `training_step` knows the tokens."""
+        """Return a micro-batch's loss, divided by its places; `training_step` divides by tokens."""
         batch = Rows(inputs["rows"], self.rows.layout)
         result: LossResult = model(rows=batch, teacher=self._teacher, step=self._next_draw())
         sums = result.loss_sum.detach(), result.num_tokens
@@ -180,7 +179,7 @@ class GuidedTrainer(Trainer):
         return torch.tensor(nats / max(tokens, 1), device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log the method's metrics since the last time, too, of all processes."""
+        """Also log the method's metrics since the last time, over all processes."""
         if self._sums and "loss" in logs:
             added = self.accelerator.reduce(torch.stack(list(self._sums.values())))
             logs |= metric_values(dict(zip(self._sums, added, strict=True)))
@@ -188,7 +187,7 @@ class GuidedTrainer(Trainer):
         super().log(logs, *args, **options)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the student and the dataset's tokenizer, unless `processing_class` is another."""
+        """Save the student and the dataset's tokenizer, unless `processing_class` differs."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             self._tokenizer.write(Path(output_dir or str(self.args.output_dir)))
@@ -206,7 +205,7 @@ class GuidedTrainer(Trainer):
         )
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
-        """Measure a held-out set: each token and byte counts alike, whatever row it is in."""
+        """Measure a held-out set with equal weight for each token and byte, in any row."""
         rows = dataloader.dataset
         self._measured = rows.layout
         output = super().evaluation_loop(dataloader, *args, **options)
@@ -230,7 +229,7 @@ class GuidedTrainer(Trainer):
     def _loader(
         self, rows: AlignedRows, batch_size: int, sampler: Sampler[int] | None = None
     ) -> DataLoader[Any]:
-        """Return a loader that accelerate has cut for this process."""
+        """Return a loader that accelerate has split for this process."""
         args = self.args
         loader: DataLoader[Any] = DataLoader(
             rows,
@@ -247,7 +246,7 @@ class GuidedTrainer(Trainer):
         return cast("DataLoader[Any]", self.accelerator.prepare(loader))
 
     def _next_draw(self) -> int:
-        """Return a number that no other micro-batch of the run has, for random choices."""
+        """Return a number for random choices, unique to this micro-batch in the run."""
         step = self.state.global_step
         self._draw = (step, self._draw[1] + 1 if self._draw[0] == step else 0)
         number = step * self.args.gradient_accumulation_steps + self._draw[1]
@@ -255,7 +254,7 @@ class GuidedTrainer(Trainer):
 
 
 class _Positions(Sampler[int]):
-    """The run's positions in the epoch that its step lies in."""
+    """The run's positions in its current epoch."""
 
     def __init__(self, trainer: GuidedTrainer) -> None:
         self._trainer = trainer
@@ -301,7 +300,7 @@ def _collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
 
 
 def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a student's forward pass that takes rows, too."""
+    """Return a student's forward pass that also takes rows."""
 
     def forward(*args: Any, rows: Rows | None = None, measure: bool = False, **options: Any) -> Any:
         if rows is None:
@@ -321,7 +320,7 @@ def _as_run(
     heldout: Mapping[str, str] | str | None,
     teacher: PreTrainedModel | None,
 ) -> TrainConfig:
-    """Describe the run as `vocag train` would, which checks what it checks."""
+    """Describe the run as `vocag train` would, with the same checks."""
     names = {"heldout": heldout} if isinstance(heldout, str) else heldout or {}
     running = None if teacher is None else str(teacher.config.name_or_path or "teacher")
     return TrainConfig(
@@ -358,7 +357,7 @@ def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig)
 
 
 def _require_settings(args: TrainingArguments) -> None:
-    """Refuse what would change rows or loss without a word."""
+    """Refuse settings that would silently change rows or loss."""
     refused = {
         "label_smoothing_factor": (args.label_smoothing_factor != 0, "losses choose tokens"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),

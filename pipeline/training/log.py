@@ -1,4 +1,4 @@
-"""What a run writes down: log.jsonl, the terminal and, if wanted, a tracker."""
+"""A run's records: log.jsonl, the terminal and, optionally, a tracker."""
 
 import json
 import math
@@ -12,10 +12,10 @@ _SHOWN = ("loss", "kept_fraction", "seconds")
 
 
 class RunLog:
-    """The log of a run; what a checkpoint does not know is dropped."""
+    """The log of a run; entries after its checkpoint are dropped."""
 
     def __init__(self, config: TrainConfig, step: int) -> None:
-        """Open the log of a run that is at `step`; ValueError if a wanted package is missing."""
+        """Open the log of a run at `step`; ValueError if the tracker's package is missing."""
         config.output.mkdir(parents=True, exist_ok=True)
         self._tracker = _start_tracker(config, step) if config.tracker else None
         self._path = config.output / "log.jsonl"
@@ -24,7 +24,7 @@ class RunLog:
         self._path.write_text("".join(line + "\n" for line in kept), "utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one step; what isn't finite, as where nothing was averaged, is written as null."""
+        """Add one step; non-finite values, such as an average over nothing, become null."""
         record = {k: v if math.isfinite(v) else None for k, v in values.items()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
@@ -35,13 +35,13 @@ class RunLog:
         print(f"step {step}: {', '.join(parts)}", flush=True)
 
     def close(self) -> None:
-        """Let the tracker write what it has kept back; a killed run's ends without."""
+        """Let the tracker write its remaining data; a killed run doesn't."""
         if self._tracker is not None:
             self._tracker.finish()
 
 
 def _start_tracker(config: TrainConfig, step: int) -> Any:
-    """Start accelerate's tracker of that name; a run that continues stays one run in it."""
+    """Start accelerate's tracker of that name; a resumed run stays one run there."""
     from accelerate import PartialState, tracking
 
     PartialState()  # it finds the process group that there is, and trackers ask for it

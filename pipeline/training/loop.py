@@ -1,9 +1,9 @@
 """Train a Hugging Face student on aligned rows, in one process or in many, by any method.
 
-Rows are packed; attention stays within each document (`pipeline.models.hf_models`). The kept
-losses of a step are summed over its micro-batches and over all processes, and divided by the tokens
-kept: so accumulation and data parallelism change nothing but memory and time. A run that is started
-again continues from its last checkpoint, bit for bit, with as many processes as there are then.
+Rows are packed; attention stays within each document (`pipeline.models.hf_models`). The kept losses
+of a step are summed over micro-batches and processes, and divided by the kept tokens, so
+accumulation and data parallelism change only memory and time. A run that is started again continues
+from its last checkpoint, bit for bit, with any number of processes.
 """
 
 import logging
@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run trains, and on what.
+    """A run's models and data.
 
-    The guided student is wrapped for data parallelism if there are processes. The teacher is
-    frozen, None if the method runs none; only the first process has the tokenizer to write.
+    The guided student is wrapped for data parallelism if there are several processes. The frozen
+    teacher is None if the method runs none; only the first process has the tokenizer.
     """
 
     config: TrainConfig
@@ -88,9 +88,9 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
-    """Make one update, `step` from 0, from a process's batches; return its metrics, of all of them.
+    """Make one update, `step` from 0, from this process's batches; return all processes' metrics.
 
-    NonFiniteLossError if a loss or the gradient isn't finite: no weight has changed then.
+    NonFiniteLossError if a loss or the gradient isn't finite; then no weight has changed.
     """
     config, ranks = run.config, run.ranks
     run.student.train()
@@ -120,7 +120,7 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 
 
 def _accumulate(run: Run, loader: Iterator[Rows], step: int) -> dict[str, Tensor]:
-    """Add up the gradients of a process's micro-batches; return their summed metrics, fp64 [2]."""
+    """Add up gradients of this process's micro-batches; return summed metrics, fp64 [2]."""
     config, ranks = run.config, run.ranks
     sums: dict[str, Tensor] = {}
     num_own = config.global_batch_size // config.micro_batch_size // ranks.count
@@ -143,7 +143,7 @@ def _scalars(flags: Sequence[Tensor]) -> list[Tensor]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step, from 0: linear warm-up, then the schedule down to its end."""
+    """Return the rate of a step, from 0: linear warm-up, then the schedule."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / (config.num_steps - config.warmup_steps)
@@ -155,8 +155,8 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
     """Return how much of each dataset of a mixture a run has read.
 
-    `tokens/NAME`, student tokens by the dataset's mean row, and `epochs/NAME`; nothing where rows
-    are of one dataset.
+    `tokens/NAME` are student tokens, by the dataset's mean row, and `epochs/NAME` its epochs; empty
+    for rows of one dataset.
     """
     told: dict[str, float] = {}
     if rows.layout.sources:
@@ -213,7 +213,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
 def _make_steps(
     run: Run, loader: Iterator[Rows], step: int, log: RunLog | None, request: StopRequest
 ) -> tuple[int, dict[str, float]]:
-    """Make steps until the last, or until a signal; return where the run is, and the values."""
+    """Make steps until the last, or a signal; return the step reached and the last values."""
     config, values = run.config, dict[str, float]()
     last = min(config.num_steps, config.exit_after or config.num_steps)
     stops = False
@@ -236,9 +236,9 @@ def _make_steps(
 
 
 def _keep(run: Run, step: int, *, is_last: bool) -> None:
-    """Write the checkpoint and the model that are due, in the first process.
+    """In the first process, write the checkpoint and the model that are due.
 
-    Without room on the disk the run goes on, unless this is the last chance to keep what it has.
+    If the disk is full the run continues, unless this is its last save.
     """
     config = run.config
     try:
@@ -284,14 +284,14 @@ def _require_one_step(step: int, ranks: Ranks) -> None:
 
 
 def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    """Add gradients up over the processes after a step's last micro-batch only."""
+    """Add up gradients over processes only after a step's last micro-batch."""
     if is_last or not isinstance(guided, DistributedDataParallel):
         return nullcontext()
     return cast(AbstractContextManager[None], guided.no_sync())
 
 
 def _seed(seed: int, draw: int) -> int:
-    """Return the seed of a draw: the run's own bits above it if there is room, else a hash."""
+    """Return a draw's seed: the run's seed in the upper bits if it fits, else a hash."""
     joined = (seed << 40) + draw
     if -(2**63) <= joined < 2**64:
         return joined

@@ -1,4 +1,4 @@
-"""The models of a run, which belong to its data."""
+"""Load the models of a run."""
 
 import logging
 from typing import Any, cast
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_student(config: TrainConfig, rows: AlignedRows, device: torch.device) -> PreTrainedModel:
-    """Return the student, fp32; the same weights for the same seed. Errors as `open_model`.
+    """Return the student, fp32; equal seeds give equal weights.
 
-    What is compiled or computed again are its layers: the loss lies outside.
+    Errors as in `open_model`. Only layers are compiled or recomputed: the loss is outside.
     """
     if rows.rules.one_document_a_row:
         padding = [100 * each.plan.padding()[0] for each in rows.datasets]
@@ -46,9 +46,9 @@ def load_teacher(
     device: torch.device,
     given: PreTrainedModel | None = None,
 ) -> PreTrainedModel | None:
-    """Return the frozen teacher, loaded unless it is given; None for methods that run none.
+    """Return the frozen teacher, loaded unless given; None for methods that run none.
 
-    Errors as `open_running_teacher`.
+    Errors as in `open_running_teacher`.
     """
     source = config.teaching.teacher if given is None else given
     if config.served.by != "running" or source is None:
@@ -69,7 +69,7 @@ def load_teacher(
 def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
     """Return the teacher's mean loss over the labels that it covers, nats; not over padding.
 
-    A good model may find padding as unlikely as an untrained one finds everything.
+    A good model may find padding as unlikely as an untrained one finds all tokens.
     """
     guidance = aggregate_teacher_losses(
         compute_teacher_losses(teacher, batch),

@@ -1,8 +1,8 @@
-"""What a run will take, before it is begun: memory, disk and hours.
+"""Predict a run's memory, disk and hours before it starts.
 
-Memory is counted, not estimated by a formula: the student's own code runs on fake tensors, which
-have shapes and no values, and what it saves for the gradient is added up. For TinyLlama's shape,
-four rows of 2,048 and --bf16 that gives 38 GiB; an H200 held 37.1 at most.
+Memory is counted by running the student's own code on fake tensors, which have shapes and no
+values, and adding up what it saves for the gradient. For TinyLlama's shape, four rows of 2,048 and
+--bf16 that gives 38 GiB; an H200 used at most 37.1.
 """
 
 import time
@@ -32,9 +32,9 @@ class RunMemory:
 
     Attributes:
         state: weights, gradients and AdamW's two moments, in fp32.
-        activations: what the student's layers save of a micro-batch for the gradient.
-        logits: chunks of them.
-        teacher: of one that runs: its weights and a pass.
+        activations: saved by the student's layers for a micro-batch's gradient.
+        logits: chunks of logits.
+        teacher: a running teacher's weights and pass.
     """
 
     state: int
@@ -49,7 +49,7 @@ class RunMemory:
 
 
 def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
-    """Return a model of fake tensors; call it inside the `FakeTensorMode` that is to use it."""
+    """Make a model of fake tensors; call it inside the `FakeTensorMode` that uses it."""
     # Rows of one document cost what packed rows do, without transformers' mask of them.
     return make_model(shape, attn_implementation="sdpa")
 
@@ -57,12 +57,12 @@ def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
 def count_memory(
     config: TrainConfig, student: PretrainedConfig, teacher: PretrainedConfig | None, length: int
 ) -> RunMemory:
-    """Return what a run takes on its device.
+    """Return a run's memory on its device.
 
     Args:
         config: of the run.
         student: the shape of the student.
-        teacher: the shape of a teacher that runs; None: none does.
+        teacher: the shape of a running teacher, or None.
         length: teacher tokens of a row.
     """
     with FakeTensorMode():
@@ -74,15 +74,15 @@ def count_memory(
 
 
 def count_weights(shape: PretrainedConfig) -> int:
-    """Return how many weights a model of this shape has; none is made."""
+    """Count the weights of a model's shape without making one."""
     with FakeTensorMode():
         return sum(weight.numel() for weight in fake_model(shape).parameters())
 
 
 def count_operations(config: TrainConfig, num_weights: int, teacher_weights: int = 0) -> float:
-    """Return the operations of a step: 6 per weight and token, 8 where layers run twice.
+    """Operations of a step: 6 per weight and token, or 8 if layers run twice.
 
-    A running teacher's pass takes 2. Attention isn't counted: documents are short.
+    A running teacher's pass adds 2. Attention isn't counted: documents are short.
     """
     tokens = config.global_batch_size * config.seq_length
     return tokens * (
@@ -91,7 +91,7 @@ def count_operations(config: TrainConfig, num_weights: int, teacher_weights: int
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
-    """Return the operations a second of large products on a device, in some tenths of a second."""
+    """Measure operations per second of large products on a device, in tenths of a second."""
     size = size or (8192 if device.type == "cuda" else 1024)
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     seconds = _timed(lambda: left @ right, device)
@@ -99,12 +99,12 @@ def measure_matmul(device: torch.device, dtype: torch.dtype, size: int = 0) -> f
 
 
 def step_seconds(operations: float, rate: float) -> float:
-    """Return the seconds of a step on a device whose large products run at that rate."""
+    """Seconds of a step on a device with this rate of large products."""
     return operations / (rate * _SHARE_OF_MATMUL)
 
 
 def _saved_bytes(config: TrainConfig, model: PreTrainedModel) -> int:
-    """Return what a micro-batch's forward pass saves, and a layer that is computed again."""
+    """Bytes saved by a micro-batch's forward pass, and by a recomputed layer."""
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
     whole = _saved_by(config, model, weights)
     if not config.gradient_checkpointing:
@@ -133,7 +133,7 @@ def _saved_by(config: TrainConfig, model: PreTrainedModel, weights: set[int]) ->
 
 
 def _teacher_bytes(config: TrainConfig, model: PreTrainedModel, length: int) -> int:
-    """Return a frozen teacher's weights, and of a pass its widest layer's tensors at one time."""
+    """Bytes of a frozen teacher's weights, and of its widest layer's tensors in a pass."""
     shape = model.config.get_text_config(decoder=True)
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
     width = 3 * (shape.hidden_size + inner)
@@ -143,7 +143,7 @@ def _teacher_bytes(config: TrainConfig, model: PreTrainedModel, length: int) -> 
 
 
 def _timed(work: Callable[[], object], device: torch.device, seconds: float = 0.2) -> float:
-    """Return the seconds of one call, of as many as fit."""
+    """Return the seconds per call, averaged over the calls that fit."""
 
     def wait() -> None:
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The processes of a data-parallel run: one alone, or those that torchrun has started."""
+"""The processes of a data-parallel run: a single one, or those started by torchrun."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _TIMEOUT = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a run: its device, its number from 0, how many there are."""
+    """This process in its run: its device, number from 0, and the number of processes."""
 
     device: torch.device
     number: int = 0
@@ -26,30 +26,30 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the log, the checkpoints and the models."""
+        """Whether this process writes the log, checkpoints and models."""
         return self.number == 0
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """All processes; None for one alone."""
+        """All processes; None for a single one."""
         return dist.group.WORLD if self.count > 1 else None
 
     def add_up(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over the processes; all must call."""
+        """Sum a tensor over the processes; all must call."""
         values = values.to(self.device)
         if self.count > 1:
             dist.all_reduce(values)
         return values
 
     def any(self, flag: bool) -> bool:
-        """Return whether a flag is set in any of the processes; all must call."""
+        """Whether a flag is set in any process; all must call."""
         return flag if self.count == 1 else bool(self.add_up(torch.tensor(float(flag))) > 0)
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process go through a block before the others enter it.
+        """Let the first process run a block before the others.
 
-        What fails for all then fails once: torchrun ends those that wait.
+        If it fails there, the failure is reported once: torchrun ends those that wait.
         """
         if self.count > 1 and not self.is_first:
             dist.barrier()
@@ -60,10 +60,10 @@ class Ranks:
 
 @contextmanager
 def joined_ranks(device: str = "") -> Iterator[Ranks]:
-    """Join the other processes where torchrun has started this one; leave them at the end.
+    """Join the other processes if torchrun started this one; leave them at the end.
 
-    A device is such as "cpu" or "cuda:1", ValueError if it is none, or one for several processes;
-    "": the GPU if there is one, under torchrun that of this process's number on the machine.
+    `device` is, for example, "cpu" or "cuda:1"; ValueError if it is invalid, or one for several
+    processes. "" is the GPU, if any; under torchrun, that of this process's local number.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     place = find_device(device)

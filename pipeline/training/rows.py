@@ -1,4 +1,4 @@
-"""A run's rows, which must last as long as it."""
+"""A run's rows, checked to last as long as the run."""
 
 from pipeline.streaming import AlignedRows
 from pipeline.training.checkpoint import saved_stream
@@ -7,7 +7,7 @@ from pipeline.training.ranks import Ranks
 
 
 def open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
-    """Open a run's rows, where its checkpoint stands; ValueError if they are too few for it."""
+    """Open a run's rows at its checkpoint's position; ValueError if they are too few."""
     rows = AlignedRows(config.stream, saved_stream(config))
     _require_rows(config, rows)
     share = config.micro_batch_size * ranks.count

@@ -1,4 +1,4 @@
-"""A device whose memory is too small: which option to lower, and to what."""
+"""When a device's memory is too small: which option to lower, and to what."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pipeline.training.config import TrainConfig
 
 @contextmanager
 def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None]:
-    """Say of an error of a device without room what would need less; ValueError."""
+    """Turn a device's out-of-memory error into a ValueError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -25,7 +25,7 @@ def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None
 def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:
     """Return the option to change first, with a value.
 
-    Rows at a time cost no time, but a run that continues keeps them.
+    Fewer rows per micro-batch cost no time, but a resumed run keeps their number.
 
     Example:
         >>> smaller(config)

@@ -11,11 +11,11 @@ _SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class RunStoppedError(KeyboardInterrupt):
-    """A signal has ended a run before its last step, with a checkpoint.
+    """A signal ended a run before its last step, with a checkpoint.
 
     Attributes:
         step: of the checkpoint.
-        signal_number: of the signal that this process got, or SIGTERM if another process got one.
+        signal_number: the signal that this process got; SIGTERM if another process got one.
     """
 
     def __init__(self, step: int, signal_number: int | None) -> None:
@@ -28,7 +28,7 @@ class RunStoppedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether a signal has asked this process to stop, and which; None: not yet."""
+    """The signal that asked this process to stop; None: not yet."""
 
     signal_number: int | None = None
 
@@ -42,7 +42,7 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Note SIGTERM and the first Ctrl-C in place of ending; only the main thread can."""
+    """Record SIGTERM and the first Ctrl-C instead of ending; only in the main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

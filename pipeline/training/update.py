@@ -1,4 +1,4 @@
-"""A step that would ruin the student's weights is refused, whatever trainer makes it."""
+"""Refuse a step that would ruin the student's weights, in every trainer."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ class NonFiniteGradientError(NonFiniteLossError):
 
 @contextmanager
 def naming_step(step: int, num_rows: int, learning_rate: float) -> Iterator[None]:
-    """Name a step (from 0), its `num_rows` rows and its rate in errors of what isn't finite."""
+    """Add step (from 0), its `num_rows` rows and rate to errors of non-finite values."""
     try:
         yield
     except NonFiniteLossError as error:
@@ -31,14 +31,14 @@ def naming_step(step: int, num_rows: int, learning_rate: float) -> Iterator[None
 
 
 def divide_gradients(model: nn.Module, divisor: float | Tensor) -> None:
-    """Divide a model's gradients in place, all at once; by a scalar of the device nobody waits."""
+    """Divide a model's gradients in place; a scalar on the device avoids a wait."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients:
         torch._foreach_div_(gradients, divisor)
 
 
 def check_gradient(norm: float) -> None:
-    """Raise NonFiniteGradientError before it is applied; all processes know the norm and raise."""
+    """Raise NonFiniteGradientError before the update; all processes know the norm and raise."""
     if not math.isfinite(norm):
         raise NonFiniteGradientError(
             f"the gradient's norm is {norm}, so the step isn't made, and the last checkpoint stays"

@@ -1,4 +1,4 @@
-"""What is said to a server of the completions API, and what its answer means; no network here.
+"""Questions to a server of the completions API, and their answers; no network here.
 
 Token ids go in, with `prompt_logprobs`, vLLM's extension of the API. Each place of the answer names
 its token by id, so an answer about other tokens can't pass.
@@ -38,11 +38,11 @@ _UNCHANGED = {
 
 
 class NonsenseError(ValueError):
-    """An answer that can't be one to what was asked."""
+    """An answer that can't be one to the question."""
 
 
 class DisprovedError(EngineError):
-    """A server isn't, or is no longer, what the job's scores are named after."""
+    """A server isn't, or is no longer, the one that the job's scores name."""
 
 
 class _Entry(msgspec.Struct):
@@ -69,10 +69,10 @@ class _Answer(msgspec.Struct):
 
 
 def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None) -> dict[str, Any]:
-    """Return what a server is asked about a prompt: losses, and the likeliest tokens of a rule.
+    """Return the question about a prompt: losses, and the likeliest tokens of a rule.
 
-    One token is generated: servers refuse 0, and what is likeliest after the prompt is only said of
-    it. It is named by id, as those of the prompt are.
+    One token is generated: servers refuse 0, and only for it do they give the likeliest tokens
+    after the prompt. It is named by id, like the prompt's.
     """
     body = {"model": model, "prompt": list(input_ids), "max_tokens": 1} | _UNCHANGED
     if rule is None:
@@ -82,7 +82,7 @@ def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None
 
 
 def most_bytes(input_ids: Sequence[int], rule: DistributionRule | None) -> int:
-    """Return how long an answer about a prompt may be; what is longer is no answer.
+    """Return the longest acceptable answer about a prompt, in bytes.
 
     Example:
         >>> most_bytes(range(2048), None)
@@ -95,19 +95,19 @@ def most_bytes(input_ids: Sequence[int], rule: DistributionRule | None) -> int:
 def read_likeliest(
     answer: Any, input_ids: Sequence[int], rule: DistributionRule
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return what a server finds likeliest to follow each of a prompt's T tokens.
+    """Return the tokens that a server finds likeliest after each of a prompt's T tokens.
 
     Args:
-        answer: that `read_losses` has accepted.
+        answer: accepted by `read_losses`.
         input_ids: the prompt.
-        rule: how many there are.
+        rule: gives their number K.
 
     Returns:
         int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
 
     Raises:
-        NonsenseError: fewer than were asked for, tokens that aren't named by id, or probabilities
-            that add up to more than 1.
+        NonsenseError: too few tokens, tokens not named by id, or probabilities that add up to more
+            than 1.
     """
     choice = msgspec.convert(answer, _Answer).choices[0]
     if choice.logprobs is None:
@@ -137,8 +137,8 @@ def read_likeliest(
 def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:
     """Return the losses of a prompt's tokens, float32 [T], nats; NaN for the first.
 
-    NonsenseError if the answer is none to what was asked of this model; DisprovedError if it gives
-    the same value everywhere.
+    NonsenseError if the answer doesn't fit the question or model; DisprovedError if all values are
+    equal.
 
     Example:
         >>> choice = {"prompt_logprobs": [None, {"9": {"logprob": -2.0}}]}

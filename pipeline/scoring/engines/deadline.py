@@ -1,4 +1,4 @@
-"""The time of a whole request: httpx2 bounds only the wait between any two bytes."""
+"""Limit the time of a whole request: httpx2 limits only the wait between any two bytes."""
 
 import socket
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Deadline:
         self._timer.cancel()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Hear what the client does; each event that opens something hands on its stream."""
+        """Follow the client's events, and keep each stream that is opened."""
         opened = info.get("return_value")
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")) and opened is not None:
             with self._lock:

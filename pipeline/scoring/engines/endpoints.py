@@ -1,9 +1,9 @@
-"""Several servers of one model: which is asked next, when again, and when no more.
+"""Several servers of one model: which to ask next, when to retry, and when to stop.
 
-Every request is tried on one server after another until `attempts` are spent, with growing waits in
-between. A server that has failed rests a while, and must prove that it is still the same model
-before it is trusted again; so must every server now and then, and before what it has answered is
-kept. One that is disproved gets no more requests.
+Every request is tried on one server after another until `attempts` are spent, with growing waits. A
+server that failed rests, and must prove that it is still the same model before it is trusted again;
+so must every server now and then, and before its answers are kept. A disproved server gets no more
+requests.
 """
 
 import logging
@@ -50,7 +50,7 @@ _MOST_BYTES = 1 << 20  # of an answer that isn't about a prompt
 
 
 class PassingError(Exception):
-    """A failure that asking again, or elsewhere, may help."""
+    """A failure for which asking again, or another server, may help."""
 
 
 @dataclass(eq=False)
@@ -61,9 +61,9 @@ class Endpoint:
         url: without `/v1`.
         num_under_way: requests.
         num_failures: in a row.
-        num_unproved: requests since it was last asked for a proof at an interval.
+        num_unproved: requests since its last periodic proof.
         rests_until: on the monotonic clock.
-        disproof: why it is asked no more, "" while it is.
+        disproof: why it gets no more requests, "" while it does.
     """
 
     url: str
@@ -77,11 +77,12 @@ class Endpoint:
 class Endpoints:
     """The servers, asked from many threads.
 
-    `prove` raises `DisprovedError` for a server that is another; while it is None, all are trusted.
+    `prove` raises `DisprovedError` for a server that has changed; while it is None, all are
+    trusted.
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
-        """Open no connection yet; EngineError if a URL is none of a server."""
+        """Open no connection yet; EngineError for an invalid URL."""
         self.settings = settings
         self.servers = [Endpoint(base_url(url)) for url in settings.endpoint or ()]
         self.prove: Callable[[Endpoint], None] | None = None
@@ -98,7 +99,7 @@ class Endpoints:
         )
 
     def vouch(self, server: Endpoint) -> bool:
-        """Say whether what a server has answered can be kept: whether it proves itself now."""
+        """Whether a server's answers can be kept: whether it proves itself now."""
         assert self.prove is not None
         if not server.disproof:
             try:
@@ -108,7 +109,7 @@ class Endpoints:
         return not server.disproof
 
     def interrupt(self) -> None:
-        """Let no request start until `resume`; what waits to ask again ends with `EngineError`."""
+        """Start no request until `resume`; waiting retries end with `EngineError`."""
         self._interrupted.set()
 
     def resume(self) -> None:
@@ -118,9 +119,8 @@ class Endpoints:
     def retry(self, ask: Callable[[Endpoint], Answer], only: Endpoint | None = None) -> Answer:
         """Ask servers, or one `only`, until one has answered sensibly.
 
-        `ask` raises `PassingError` or `NonsenseError` where asking again may help, `DisprovedError`
-        where asking this server can't. EngineError if the attempts are spent, no server is left, or
-        asking again is of no use.
+        `ask` raises `PassingError` or `NonsenseError` if asking again may help, `DisprovedError` if
+        asking this server can't. EngineError if attempts or servers run out, or a retry is useless.
         """
         last = only
         attempts = Retrying(
@@ -176,7 +176,7 @@ class Endpoints:
                 server.num_under_way -= 1
 
     def _choose(self, last: Endpoint | None) -> Endpoint:
-        """Return the least busy server, rather none that has just failed."""
+        """Return the least busy server, preferably one that hasn't just failed."""
         left = [server for server in self.servers if not server.disproof]
         if not left:
             reasons = "; ".join(f"{server.url}: {server.disproof}" for server in self.servers)
@@ -193,11 +193,11 @@ class Endpoints:
         *,
         most_bytes: int = _MOST_BYTES,
     ) -> Any:
-        """Return what a server answers, or has under a path such as "/version"; one attempt.
+        """Return a server's answer, or its content of a path such as "/version"; one attempt.
 
-        Without a question's body, a server that has no such path answers None. PassingError if
-        asking again may help, EngineError if it can't; NonsenseError if the answer is no JSON or
-        too long, or no such path is there, which vLLM also says of a model.
+        Without `body`, None means that the server has no such path. PassingError if asking again
+        may help, EngineError if it can't; NonsenseError if the answer isn't JSON, is too long, or
+        the path doesn't exist, which vLLM also says of a model.
         """
         status, answer = self._receive(server.url + path, body, most_bytes)
         if status in (404, 405):
@@ -220,7 +220,7 @@ class Endpoints:
     def _receive(
         self, url: str, body: Mapping[str, Any] | None, most_bytes: int
     ) -> tuple[int, bytes]:
-        """Return status and bytes of an answer that comes in time and isn't too long."""
+        """Return status and bytes of an answer within the limits of time and length."""
         seconds, method = self.settings.answer_seconds, "GET" if body is None else "POST"
         with Deadline(seconds) as deadline:
             traced = {"trace": deadline.trace}
@@ -245,7 +245,7 @@ def _read(response: httpx2.Response, most_bytes: int) -> bytes:
 
 
 def base_url(url: str) -> str:
-    """Return a server's URL without the `/v1` that users copy along; EngineError if it is none.
+    """Return a server's URL without `/v1`; EngineError if it is invalid.
 
     Example:
         >>> base_url("http://gpu-7:8000/v1/")
@@ -258,7 +258,7 @@ def base_url(url: str) -> str:
 
 
 def _explain(answer: bytes) -> str:
-    """Return what a server says went wrong; never its echo of the request, which holds text."""
+    """Return a server's error message, but never its echo of the request, which holds text."""
     try:
         body = orjson.loads(answer)
     except orjson.JSONDecodeError:

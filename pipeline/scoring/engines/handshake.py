@@ -1,4 +1,4 @@
-"""What a server is, checked before it is used: its model, its version, its losses."""
+"""Check a server before it is used: its model, its version, its losses."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,11 +38,11 @@ def shake_hands(
     length: int,
     rule: DistributionRule | None,
 ) -> Handshake:
-    """Return what a server says of itself and gives a plain text, the `probe`; one attempt.
+    """Return a server's description of itself and its losses of the plain text `probe`.
 
-    It will be asked for pieces of at most `length` tokens, and for the likeliest tokens of a rule.
-    EngineError if it serves other models, takes fewer tokens, or changes what follows a prompt;
-    else what `ask` raises.
+    One attempt. Later requests have at most `length` tokens and ask for the likeliest tokens of
+    `rule`. EngineError if it serves other models, takes fewer tokens, or alters the distribution
+    after a prompt; else errors of `ask`.
     """
     model = endpoints.settings.model
     listed = endpoints.send(server, "/v1/models")
@@ -78,10 +78,10 @@ def shake_hands(
 
 
 class Answer(NamedTuple):
-    """What a server gives a prompt of T tokens: losses, float32 [T], nats, NaN at the first.
+    """A server's answer to a prompt of T tokens: losses, float32 [T], nats, NaN at the first.
 
-    The tokens likeliest to follow each are int64 [T, K] and their log-probabilities float32 [T, K],
-    nats; None if none are asked for.
+    `ids`, int64 [T, K], are the likeliest tokens after each, and `log_probs`, float32 [T, K], are
+    in nats; None if not requested.
     """
 
     losses: NDArray[np.float32]
@@ -92,9 +92,9 @@ class Answer(NamedTuple):
 def ask(
     endpoints: Endpoints, server: Endpoint, input_ids: Sequence[int], rule: DistributionRule | None
 ) -> Answer:
-    """Return what a server gives a prompt, and of a rule's likeliest tokens; one attempt.
+    """Return a server's answer to a prompt, with a rule's likeliest tokens; one attempt.
 
-    It raises what `Endpoints.send` does, and NonsenseError if the answer is none to the question.
+    Errors are those of `Endpoints.send`, and NonsenseError if the answer doesn't fit.
     """
     model = endpoints.settings.model
     try:
@@ -123,9 +123,9 @@ def _describe(models: Iterable[str]) -> str:
 
 
 def _require_raw(whole: Answer, cut: Answer, at: str) -> None:
-    """Check that sampling hasn't changed what a server expects after a prompt.
+    """Check that sampling doesn't alter a server's distribution after a prompt.
 
-    It says so of one place in two fields: of a text, and of a prompt that lacks the last token.
+    The server reports one place in two fields: for a text, and for a prompt without the last token.
     """
     (one, other), moved, rest = (_probs(whole, -2), _probs(cut, -1)), 0.0, 0.0
     for token in one | other:
@@ -150,9 +150,9 @@ def _probs(answer: Answer, place: int) -> dict[int, float]:
 
 
 def require_same_teacher(first: Handshake, now: Handshake, at: str) -> None:
-    """Check that a server is of the version that the job's scores are named after, and its teacher.
+    """Check that a server has the program, version and teacher of the job's scores.
 
-    DisprovedError if it is another's, or gives a text other losses, but for rounding.
+    DisprovedError if these differ, or a text's losses beyond rounding.
     """
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(

@@ -1,4 +1,4 @@
-"""What every engine is asked for, and what it gives; no torch."""
+"""The interface of every engine; no torch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from schemas.distributions import TopTokens
 
 
 class EngineError(ValueError):
-    """A teacher that can't be asked, or that gives what can be no losses."""
+    """A teacher can't be asked, or gives impossible losses."""
 
 
 @dataclass
 class Work:
-    """What scoring cost, by the clock; tokens include those of contexts, places padding as well."""
+    """Cost of scoring; tokens include contexts, places also padding."""
 
     num_tokens: int = 0
     num_places: int = 0
     seconds: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        """Return what both cost."""
+        """Return the sum of both."""
         return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -37,10 +37,11 @@ class ScoredDocuments:
     """The losses of some documents.
 
     Attributes:
-        losses: float32 [M], nats, as `DocumentTokens.input_ids`; NaN if a token has no context.
-        work: what they cost.
-        top: the likeliest tokens at each of the documents' positions, rounded as they are stored;
-            None if the engine's `DistributionRule` is.
+        losses: float32 [M], nats, in the order of `DocumentTokens.input_ids`; NaN without a
+            context.
+        work: their cost.
+        top: the likeliest tokens at each position, rounded as stored; None if the engine has no
+            `DistributionRule`.
     """
 
     losses: NDArray[np.float32]
@@ -70,13 +71,13 @@ class Engine(Protocol):
         """Give each token the loss `-log P(x_l | its context)`.
 
         Args:
-            tokens: of the documents.
+            tokens: the documents' tokens.
             pieces: how their contexts are cut; `ContextRule.pieces` gives them.
             names: the documents' ids, for errors.
-            advance: told how many losses are on their way since its last call.
+            advance: gets the number of losses started since its last call.
 
         Raises:
-            ValueError: a token or a piece that the teacher can't take, or no losses in return.
+            ValueError: a token or piece that the teacher can't take, or no losses returned.
         """
 
 
@@ -86,10 +87,10 @@ class Line:
 
     Attributes:
         input_ids: int64 [l], the context token first if there is one.
-        places: int64 [n], of the tokens whose losses are taken.
-        targets: int64 [n], where those tokens are among the documents'.
-        positions: int64 [n or n + 1], where what is expected in their place is among the
-            documents' positions; one more if the piece ends its document: what comes after it.
+        places: int64 [n], places of the tokens whose losses are taken.
+        targets: int64 [n], indices of those tokens among the documents'.
+        positions: int64 [n or n + 1], the documents' positions at which those tokens are expected;
+            one more if the piece ends its document: after its last token.
     """
 
     input_ids: NDArray[np.int64]
@@ -99,7 +100,7 @@ class Line:
 
 
 def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRule) -> Line:
-    """Return one of some documents' pieces, by its number, as a teacher reads it."""
+    """Return one piece, by its number, as a teacher reads it."""
     context = rule.context_token(continues=bool(pieces.continues[number]))
     added = np.array([] if context is None else [context], np.int64)
     document = pieces.document[number]
@@ -116,7 +117,7 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
 def require_trained_engine(
     engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
 ) -> None:
-    """Check that a teacher knows a plain text, the tokens of `probe`, as `require_trained` does."""
+    """Check that a teacher knows the plain text `probe`, as `require_trained` does."""
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)

@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class ServedEngine:
-    """A served teacher that is ready to score; `connect` makes it.
+    """A served teacher that is ready to score, made by `connect`.
 
-    The vocabulary is the tokenizer's, `probe` the tokens of a plain text. All servers were held
-    against the handshake.
+    `vocab_size` is the tokenizer's, `probe` the tokens of a plain text. All servers passed the
+    handshake.
     """
 
     endpoints: Endpoints
@@ -59,8 +59,7 @@ class ServedEngine:
     ) -> ScoredDocuments:
         """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
 
-        EngineError if servers gave no usable answer until the attempts were spent, or none that can
-        be kept.
+        EngineError if no answer was usable, or none could be kept, before attempts ran out.
         """
         start = time.perf_counter()
         self.endpoints.resume()
@@ -91,9 +90,9 @@ class ServedEngine:
         return ScoredDocuments(losses, work, top)
 
     def prove(self, server: Endpoint) -> None:
-        """Check that a server is the first one's program, and gives the probe the same losses.
+        """Check that a server runs the first one's program, with the same losses of the probe.
 
-        It raises what `shake_hands` and `require_same_teacher` do.
+        Errors are those of `shake_hands` and `require_same_teacher`.
         """
         length, rule = self.rule.teacher_seq_length, self.distributions
         now = shake_hands(self.endpoints, server, self.probe, length=length, rule=rule)
@@ -102,7 +101,7 @@ class ServedEngine:
     def _ask_all(
         self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
     ) -> list[tuple[Answer, Endpoint]]:
-        """Return what the servers give each piece, and which did, whether or not it can be kept."""
+        """Return each piece's answer and its server, whether or not it can be kept."""
         settings = self.endpoints.settings
         pool = ThreadPoolExecutor(settings.concurrency * len(self.endpoints.servers))
         given = []
@@ -119,7 +118,7 @@ class ServedEngine:
         return given
 
     def _score_line(self, line: Line, name: str) -> tuple[Answer, Endpoint]:
-        """Return what a server gives a piece; runs in a thread of its own."""
+        """Ask for one piece, in its own thread."""
         input_ids = line.input_ids.tolist()
 
         def ask_one(server: Endpoint) -> tuple[Answer, Endpoint]:
@@ -132,7 +131,7 @@ class ServedEngine:
 
 
 def _put(top: TopTokens | None, line: Line, answer: Answer) -> None:
-    """Store what a piece's answer says of its positions."""
+    """Store the likeliest tokens of a piece's answer."""
     if top is not None and answer.ids is not None and answer.log_probs is not None:
         # The state before a token expects it; the last one, what comes after the document.
         states = np.append(line.places - 1, len(line.input_ids) - 1)[: len(line.positions)]
@@ -148,10 +147,10 @@ def connect(
     known: Handshake | None = None,
     distributions: DistributionRule | None = None,
 ) -> ServedEngine:
-    """Return a dataset's teacher behind servers, once each has shown that it is the same.
+    """Return a dataset's teacher on servers, after checking that all are the same.
 
-    They are held against a `known` handshake, that of the job's start; None: the first server's.
-    Likeliest tokens are asked for as `distributions` says; None: losses only. EngineError if a
+    They are compared with a `known` handshake, from the job's start; None means the first server's.
+    `distributions` defines the likeliest tokens to request; None: losses only. EngineError if a
     server can't be reached, serves another model or version, or gives no log-probabilities of a
     prompt.
     """
@@ -175,7 +174,7 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return what the first server says and gives."""
+    """Return the first server's handshake."""
 
     def shake(server: Endpoint) -> Handshake:
         try:

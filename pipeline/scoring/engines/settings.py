@@ -1,4 +1,4 @@
-"""How each engine is run: plain values, which travel from a command's options to its workers."""
+"""Settings of each engine: plain values, passed from a command's options to its workers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -51,9 +51,9 @@ class TopSettings:
         self._check_draws()
 
     def rule(self, vocab_size: int) -> DistributionRule | None:
-        """Return what is stored of a teacher of this vocabulary, None without --top-k.
+        """Return the storage rule for a teacher of this vocabulary, None without --top-k.
 
-        ValueError if the vocabulary has fewer tokens.
+        ValueError if the vocabulary is smaller than K.
 
         Example:
             >>> TopSettings(8).rule(49152).describe()
@@ -154,10 +154,10 @@ class ServedSettings:
 
 @dataclass(frozen=True)
 class Handshake:
-    """What a job's first server says and gives; its workers hold every server against it.
+    """A job's first server, with which its workers compare every server.
 
-    The program is "vllm", or "" if it doesn't say, as is its version; losses of a plain text are in
-    nats, NaN for the first token.
+    `program` is "vllm", or "" if unknown, like `version`; `losses` of a plain text are in nats, NaN
+    for the first token.
     """
 
     program: str
@@ -165,5 +165,5 @@ class Handshake:
     losses: tuple[float, ...]
 
     def describe(self) -> str:
-        """Return program and version, as far as they are known."""
+        """Describe program and version, as far as known."""
         return f"{self.program or 'a server'} {self.version or 'of unknown version'}"

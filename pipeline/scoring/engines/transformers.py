@@ -61,7 +61,7 @@ class Scorer:
         batch_tokens: int = 0,
         distributions: DistributionRule | None = None,
     ) -> None:
-        """Take a model of `load_language_model`, on its device, which `output_layer` may refuse.
+        """Take a model of `load_language_model`, on its device; `output_layer` may refuse it.
 
         A batch has `batch_tokens` places; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is a
         batch of its own.
@@ -137,7 +137,6 @@ class Scorer:
         return lengths
 
     def _forward(self, batch: PieceBatch) -> _Found:
-        """Return what the model gives a batch, on the device."""
         input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
         hidden = output.last_hidden_state.flatten(0, 1)
@@ -174,7 +173,7 @@ class Scorer:
 
 
 class _Found(NamedTuple):
-    """What a model gives n tokens, and e documents' ends after them; tensors on its device."""
+    """A model's results for n tokens, and for e documents' ends after them, on its device."""
 
     losses: Tensor
     ids: Tensor | None = None
@@ -192,9 +191,9 @@ def load_scorer(
 ) -> Scorer:
     """Load a teacher to score with: a folder, a Hugging Face repository, or a .gguf file.
 
-    Flash attention is taken where its package and a GPU are there and the dtype ("float32",
-    "bfloat16" or "float16") is half precision; torch's own kernels elsewhere. The number of threads
-    in `settings` is this process's from now on. What `load_language_model` raises is raised here.
+    Flash attention is used if its package and a GPU are there and the dtype ("float32", "bfloat16"
+    or "float16") is half precision; torch's own kernels elsewhere. `settings.threads` sets this
+    process's threads. Errors as in `load_language_model`.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -251,8 +250,8 @@ def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) ->
 def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
     """Yield the pieces of each batch, longest first; each piece once.
 
-    A batch ends if one more piece would exceed `batch_tokens` places, padding included, or push
-    its padding above `MAX_PADDING`. Lengths are int64 [P], the places of each piece.
+    A batch ends before exceeding `batch_tokens` places, padding included, or a padding share of
+    `MAX_PADDING`. Lengths are int64 [P], the places of each piece.
 
     Example:
         >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
@@ -282,9 +281,9 @@ class PieceBatch:
         input_ids: int64 [b, l], 0 after the end.
         lengths: int64 [b].
         places: int64 [n], flat places of the tokens whose losses are taken.
-        targets: int64 [n], where those tokens are among the documents'.
-        positions: int64 [n + e], where what is expected in those tokens' place is among the
-            documents' positions, and then what is expected after the e documents that end here.
+        targets: int64 [n], indices of those tokens among the documents'.
+        positions: int64 [n + e], the documents' positions at which those tokens are expected, then
+            those after the e documents that end here.
         ends: int64 [e], flat places of those documents' last tokens.
     """
 
@@ -296,7 +295,7 @@ class PieceBatch:
     ends: NDArray[np.int64]
 
     def draw_keys(self, seed: int) -> NDArray[np.int64]:
-        """Return the keys of what comes after each place, int64 [b * l, 2]."""
+        """Return the keys of the draws after each place, int64 [b * l, 2]."""
         keys = np.zeros((*self.input_ids.shape, 2), np.int64)
         for row, length in enumerate(self.lengths.tolist()):
             keys[row, :length] = draw_keys(self.input_ids[row, :length], seed)
@@ -306,7 +305,7 @@ class PieceBatch:
 def make_batch(
     tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
 ) -> PieceBatch:
-    """Return some pieces, int64 [b] of their numbers, as the rectangle that a model reads."""
+    """Arrange pieces, int64 [b] of their numbers, as the rectangle that a model reads."""
     lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
     lengths = np.array([len(line.input_ids) for line in lines], np.int64)
     input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
