@@ -1,1 +1,4 @@
-"""Aligned batches to files and back, verified; read by file, so that reading loads no tokenizer."""
+"""Write and read datasets of aligned documents, verified.
+
+Import single files: reading needs no tokenizer.
+"""

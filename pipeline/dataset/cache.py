@@ -1,9 +1,9 @@
 """Remote shards on local disk: fetched whole, verified, shared by the processes of a host.
 
-A cached shard is named by its SHA-256, so it is either complete and right or not there. Downloads
-of one shard are serialised by a file lock; another process then finds it done. The least recently
-opened shards are removed to stay under the limit; a process that still reads one keeps it, as
-POSIX keeps an unlinked file until it is closed.
+A cached shard is named by its SHA-256, so it is either complete and right or missing. A file lock
+serialises downloads of one shard; a process that waited finds it done. The least recently opened
+shards are removed to stay under the limit; a process that still reads one keeps it, as POSIX keeps
+an unlinked file until it is closed.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A file that the manifest describes: where `fsspec` finds it, its size, 64 hex digits."""
+    """A file in the manifest: its `fsspec` URL, size and SHA-256."""
 
     url: str
     num_bytes: int
@@ -42,9 +42,9 @@ class ShardCache:
     """Whole files from anywhere that `fsspec` reads, in a folder of limited size."""
 
     def __init__(self, folder: str | Path, max_bytes: int) -> None:
-        """Use a folder on a local disk, which may hold files of earlier runs and other processes.
+        """Use a local folder, shared with earlier runs and other processes.
 
-        `max_bytes` is the limit of all files in it, downloads under way included.
+        `max_bytes` limits all files in it, including current downloads.
         """
         self.folder = Path(folder)
         self.max_bytes = max_bytes
@@ -52,10 +52,10 @@ class ShardCache:
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def open(self, file: ListedFile) -> BinaryIO:
-        """Return the file, open for reading, fetching it first if it is not cached.
+        """Open a file for reading, fetching it first if it is not cached.
 
         Raises:
-            DamagedShardError: the file is missing, or is not the manifest's.
+            DamagedShardError: the file is missing, or differs from the manifest.
             ValueError: the limit is smaller than the file.
             OSError: the disk is full, or the remote side fails.
         """
@@ -70,7 +70,7 @@ class ShardCache:
             return opened
 
     def prefetch(self, files: Iterable[ListedFile]) -> list[Future[None]]:
-        """Fetch files in the background; a failure is logged and comes again when one is opened."""
+        """Fetch files in the background; a failure is logged and repeats on opening."""
         missing = [file for file in files if not (self.folder / file.sha256).exists()]
         return [self._executor().submit(self._fetch_quietly, file) for file in missing]
 
@@ -81,7 +81,7 @@ class ShardCache:
         return self._pool[1]
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the threads behind when a worker process gets a copy."""
+        """Drop threads from a worker's copy."""
         return self.__dict__ | {"_pool": None}
 
     def _fetch_quietly(self, file: ListedFile) -> None:
@@ -109,7 +109,7 @@ class ShardCache:
                 part.unlink(missing_ok=True)
 
     def _download(self, file: ListedFile, part: Path) -> None:
-        """Write the file, twice at most: a transfer may be at fault if a hash differs."""
+        """Write the file, retrying once if its hash differs: the transfer may be at fault."""
         for _ in range(2):
             digest, num_bytes = hashlib.sha256(), 0
             try:
@@ -134,7 +134,7 @@ class ShardCache:
         )
 
     def _reserve(self, part: Path, num_bytes: int) -> bool:
-        """Make room for a download and claim it; False while other downloads hold the space."""
+        """Claim room for a download; False while other downloads hold the space."""
         with FileLock(self.folder / "cache.lock"):
             part.unlink(missing_ok=True)
             self._remove_abandoned()
@@ -153,7 +153,7 @@ class ShardCache:
             return True
 
     def _remove_abandoned(self) -> None:
-        """Remove downloads whose process is gone: nobody holds their lock."""
+        """Remove unlocked downloads, whose processes are gone."""
         for part in self.folder.glob("*.part"):
             lock = FileLock(part.with_suffix(".lock"), timeout=0)
             try:

@@ -1,4 +1,4 @@
-"""What a shard's index says of chats: where turns end, and how much is learned."""
+"""A shard index's columns for chats: ends of turns, and how much is learned."""
 
 from typing import Any
 
@@ -14,11 +14,10 @@ Cuts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def index_chats(batch: AlignedBatch, cuts: Cuts) -> tuple[Cuts, dict[str, NDArray[Any]]]:
-    """Return the cut points of chats, and the columns that an index of chats has besides.
+    """Return the cut points of chats, and the additional columns of their index.
 
-    A text may be cut between two tokens of it, but never between a text and what ends its turn, so
-    of the cuts of plain documents those stay that lie inside a text. A place where a turn of an
-    assistant ends takes the place of the cut of its 16 tokens.
+    A text may be cut between two of its tokens, but not between it and the end of its turn, so only
+    cuts inside a text remain. The end of an assistant's turn replaces the cut within its 16 tokens.
     """
     starts, first, second = cuts
     own_starts, rows = [0], list[tuple[int, int, int]]()
@@ -53,7 +52,7 @@ COUNTS = (
 
 
 def count_learned(chat: ChatParts | StoredChat) -> tuple[int, int, int]:
-    """Return how many bytes, student tokens and teacher tokens of a chat are learned."""
+    """Count learned bytes, student tokens and teacher tokens of a chat."""
     sides: tuple[RenderedSide | StoredSide, ...] = (chat.student, chat.teacher)
     learned = (chat.learned, *(side.learned for side in sides))
     num_bytes, student, teacher = (int((each[:, 1] - each[:, 0]).sum()) for each in learned)

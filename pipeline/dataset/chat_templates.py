@@ -1,4 +1,4 @@
-"""The chat templates that a dataset of chats carries with it."""
+"""The chat templates stored in a dataset of chats."""
 
 from functools import lru_cache
 from hashlib import sha256
@@ -16,9 +16,9 @@ from schemas.manifest import ChatsRecord, TemplateRecord, TokenizerRecord
 
 
 def load_speakers(dataset: Dataset) -> tuple[tuple[Speaker, Speaker], LearnRule]:
-    """Return both sides' templates of a dataset of chats, and what of a chat is learned.
+    """Load both sides' templates of a dataset of chats, and its rule of learning.
 
-    DatasetError if a copy is not the file that the manifest names; ChatError if it is no template.
+    DatasetError if a copy differs from the manifest; ChatError if it isn't a template.
     """
     manifest = dataset.manifest
     chats = manifest.chats
@@ -29,7 +29,7 @@ def load_speakers(dataset: Dataset) -> tuple[tuple[Speaker, Speaker], LearnRule]
 
 
 def rule_of(chats: ChatsRecord) -> LearnRule:
-    """Return what of a chat is learned."""
+    """Return which parts of a chat are learned."""
     return LearnRule(chats.learn, chats.learn_end)
 
 

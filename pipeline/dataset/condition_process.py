@@ -1,7 +1,7 @@
-"""Conditions decided in a process of their own, whose memory and time are limited.
+"""Evaluate conditions in a separate process with limited memory and time.
 
-A score manifest brings a condition that its author chose, and DuckDB's own limits don't hold inside
-a function: it neither counts nor interrupts what `list_sum(range(10000000000))` does.
+A score manifest brings its author's condition, and DuckDB's own limits fail inside a function: it
+neither counts nor interrupts `list_sum(range(10000000000))`.
 """
 
 import json
@@ -35,7 +35,7 @@ _lock = Lock()
 
 
 class LimitedQuery:
-    """A `ConditionQuery` that is asked in another process; see its methods."""
+    """A `ConditionQuery` in another process, with the same methods."""
 
     def __init__(self, table: pa.Table) -> None:
         """Hold the table."""
@@ -45,20 +45,20 @@ class LimitedQuery:
         self._table = sink.getvalue().to_pybytes()
 
     def require_condition(self, where: str) -> frozenset[str]:
-        """Check a condition; return the table's columns that it names."""
+        """Check a condition; return the columns that it names."""
         return self._ask("require_condition", where, frozenset[str])
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
-        """Return where in a condition names of two parts begin, in bytes, and both parts."""
+        """Return the byte positions of a condition's two-part names, with both parts."""
         return self._ask("find_paths", where, list[tuple[int, str, str]])
 
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return of which rows a checked condition is true, and of which it is null, bool [N]."""
+        """Return for which rows a checked condition is true, and for which null, bool [N]."""
         true, null = self._ask("decide", where, tuple[bytes, bytes])
         return np.frombuffer(true, np.bool_), np.frombuffer(null, np.bool_)
 
     def _ask[Value](self, method: str, where: str, kind: type[Value]) -> Value:
-        """Return a method's value, or raise WhereError: its own, or that it took too much."""
+        """Return a method's value, or raise its WhereError, or one for exceeded limits."""
         try:
             question = msgspec.json.encode([method, where, self._table])
         except UnicodeEncodeError as error:
@@ -79,7 +79,7 @@ class LimitedQuery:
 
 
 def serve(limit_bytes: int) -> None:
-    """Answer questions from standard input until it ends, the first by saying that it is there."""
+    """Answer questions from standard input until it ends, after a sign of readiness."""
     with suppress(WhereError):  # without DuckDB, each answer says so
         open_database()
     with suppress(OSError, ValueError):  # only Linux knows both
@@ -98,7 +98,7 @@ def serve(limit_bytes: int) -> None:
 
 
 def _exchange(question: bytes) -> bytes:
-    """Return the process's line for a question, none if it has died, of a limit."""
+    """Return the process's answer line, empty if a limit killed it."""
     child = _children.get(os.getpid())
     if child is None:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), str(LIMIT_BYTES)]

@@ -1,6 +1,6 @@
-"""Conditions in DuckDB's SQL over a table, checked to give the same for every document each time.
+"""Conditions in DuckDB's SQL over a table, checked to be deterministic.
 
-DuckDB and not pyarrow: pyarrow reads no expression from text, and what people know is SQL.
+DuckDB and not pyarrow, because pyarrow reads no expression from text, and people know SQL.
 """
 
 import json
@@ -37,14 +37,14 @@ _STABILITIES = ("CONSISTENT", "CONSISTENT_WITHIN_QUERY")
 
 
 class WhereError(ValueError):
-    """A condition can't be understood, or matches no document."""
+    """A condition is invalid, or matches no document."""
 
 
 class ConditionQuery:
-    """One table, asked by conditions; nothing else can be reached from them."""
+    """One table for conditions, which can reach nothing else."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Hold the table; a column of structs is named with its field only, "column".field.
+        """Hold the table; a field in a column of structs is named "column".field.
 
         Raises:
             WhereError: DuckDB isn't installed.
@@ -61,11 +61,11 @@ class ConditionQuery:
         }
 
     def require_condition(self, where: str) -> frozenset[str]:
-        """Check a condition; return the table's columns that it names.
+        """Check a condition; return the columns that it names.
 
         Raises:
-            WhereError: no condition, an unknown column, types that can't be compared, or a value
-                that isn't the same each time.
+            WhereError: an invalid condition, an unknown column, types that can't be compared, or a
+                value that isn't the same each time.
 
         Example:
             >>> ConditionQuery(pa.table({"year": [2020]})).require_condition("year > 3")
@@ -84,7 +84,7 @@ class ConditionQuery:
         return columns
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
-        """Return where in a condition names of two parts begin, in bytes, and both parts.
+        """Return the byte positions of a condition's two-part names, with both parts.
 
         Raises:
             WhereError: it can't be parsed.
@@ -105,7 +105,7 @@ class ConditionQuery:
         )
 
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return of which rows a checked condition is true, and of which it is null, bool [N] each.
+        """Return for which rows a checked condition is true, and for which null, bool [N] each.
 
         WhereError if a row's value can't be converted, or is out of range.
         """
@@ -126,7 +126,7 @@ class ConditionQuery:
         return rows
 
     def _require_stable(self, where: str) -> frozenset[str]:
-        """Check every part of a condition, macros' included; return the columns that it names."""
+        """Check every part of a condition, including macros; return the columns it names."""
         found: set[str] = set()
         waiting, seen = [(str(self._duckdb.SQLExpression(where)), self._names)], set[str]()
         while waiting:
@@ -162,7 +162,7 @@ class ConditionQuery:
                 waiting += node
 
     def _macros(self, name: str, where: str) -> Iterator[tuple[str, dict[str, str]]]:
-        """Check a function's stability; yield what it stands for if it is a macro."""
+        """Check a function's stability; yield its definition if it is a macro."""
         rows = self._ask(
             "SELECT stability, macro_definition, parameters FROM duckdb_functions() "
             "WHERE lower(function_name) = ? AND function_type IN ('scalar', 'macro')",
@@ -190,10 +190,9 @@ def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereErro
 
 @cache
 def open_database() -> tuple[Any, Any]:
-    """Return DuckDB and a database without files or settings of the user's: it takes 30 ms.
+    """Return DuckDB and a database without files or user settings, in 30 ms.
 
-    Each query has a cursor of its own, since a connection is for one thread. Without DuckDB, it
-    raises WhereError.
+    Each query has its own cursor, since a connection serves one thread. WhereError without DuckDB.
     """
     try:
         import duckdb
@@ -208,7 +207,7 @@ def open_database() -> tuple[Any, Any]:
 
 
 def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]) -> None:
-    """Check that a part of a condition is one whose meaning can be read from it."""
+    """Check that a part of a condition is of a known kind."""
     kind = part["class"]
     if kind not in _PARTS:
         raise WhereError(

@@ -1,4 +1,4 @@
-"""Which tokens go around a text: what a user names, over what a dataset's tokenizers say."""
+"""The tokens around a text: the user's, or else those of the dataset's tokenizers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def choose_conventions(
 
     Args:
         dataset: the dataset; its tokenizers are read only for tokens that are named.
-        student_bos: comes before a student's text: a token, its id, or "none"; None keeps what
-            the dataset has.
+        student_bos: comes before a student's text: a token, its id, or "none"; None keeps the
+            dataset's.
         student_eos: the same, after a document's last student token.
         teacher_context: the same, before a teacher's text.
 
@@ -58,7 +58,7 @@ def choose_conventions(
 def describe_tokenizer(
     tokenizer: Tokenizer, folder: str, *, before: str | None = None, after: str | None = None
 ) -> TokenizerRecord:
-    """Return what a manifest says of a tokenizer with a copy in a folder; see `name_tokens`."""
+    """Return the manifest's record of a tokenizer copied to a folder; see `name_tokens`."""
     return TokenizerRecord(
         source=tokenizer.source,
         file=f"{folder}/{tokenizer.file_name}",
@@ -82,9 +82,9 @@ def name_tokens(
     before: str | None = None,
     after: str | None = None,
 ) -> ConventionRecord:
-    """Return a convention with what a user names over its own: a token, its id, or "none".
+    """Override a convention with a user's tokens: a token, its id, or "none".
 
-    `before` comes before a document and its pieces. A tokenizer without it raises ValueError.
+    `before` comes before a document and its pieces. ValueError if the tokenizer lacks it.
     """
     first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
     if before is not None:
@@ -95,7 +95,7 @@ def name_tokens(
 
 
 def describe_convention(record: TokenizerRecord, tokenizer: Tokenizer) -> str:
-    """Return in words which tokens go around a text.
+    """Describe the tokens around a text.
 
     Example:
         >>> describe_convention(manifest.student, tokenizer)

@@ -1,7 +1,7 @@
-"""Scores of documents: what a teacher's stored losses say of each, and its rank among the others.
+"""Scores of documents: summaries of a teacher's stored losses, and ranks.
 
 They are read from the tables next to the sidecars. If a table is missing or of another version, the
-same numbers are made from the sidecar's losses.
+same numbers are computed from the sidecar's losses.
 """
 
 import json
@@ -50,12 +50,12 @@ _OCTAVES = 33
 
 
 class Ranks:
-    """How costly documents are among all of a dataset that were scored."""
+    """Documents' ranks by cost, among all scored documents of a dataset."""
 
     def __init__(self, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> None:
         """Count documents and bytes, by bits per byte, float32 [N], and bytes of text, int64 [N].
 
-        Those of no bits per byte are left out.
+        Documents without bits per byte are left out.
         """
         num_bytes = np.zeros(_HALVES, np.int64)
         num_documents = np.zeros((_OCTAVES, _HALVES), np.int64)
@@ -69,17 +69,17 @@ class Ranks:
         self._of_similar = (up_to - num_documents / 2) / np.maximum(1, up_to[:, -1:])
 
     def by_bytes(self, bits_per_byte: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the share of bytes in documents that are at most as costly as each of N."""
+        """Return each of N documents' share of bytes in documents that are at most as costly."""
         known = ~np.isnan(bits_per_byte)
         return np.where(known, self._of_bytes[_halves(bits_per_byte)], np.nan)
 
     def among_similar(
         self, bits_per_byte: NDArray[np.float32], num_text_bytes: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the share of documents of similar length that are cheaper than each of N.
+        """Return each of N documents' share of cheaper documents among those of similar length.
 
-        Similar are lengths in bytes of as many binary digits. Documents of the same bits per byte,
-        itself among them, count half.
+        Lengths are similar if they have equally many binary digits. Documents with the same bits
+        per byte, itself included, count half.
         """
         known = ~np.isnan(bits_per_byte)
         places = _octaves(num_text_bytes), _halves(bits_per_byte)
@@ -95,13 +95,13 @@ class ScoredDocuments:
 
     @property
     def name(self) -> str:
-        """The first digits of the teacher's fingerprint, by which conditions name it for good."""
+        """The first digits of the teacher's fingerprint: its permanent name in conditions."""
         return self.files.manifest.rule.fingerprint[:16]
 
     def digest(self, columns: Iterable[str]) -> str:
-        """Return 64 hex digits; where they are equal, so are these columns of every document.
+        """Return 64 hex digits; equal digests mean equal columns of every document.
 
-        Plans and checkpoints keep them, so that no other column may change them.
+        Plans and checkpoints keep them, so other columns must not change them.
         """
         stored = {"bits_per_byte" if name in _RANKS else name for name in columns}
         changed = {name: COLUMN_VERSIONS[name] for name in stored if COLUMN_VERSIONS[name] > 1}
@@ -113,7 +113,7 @@ class ScoredDocuments:
     def ranks(self) -> Ranks:
         """Ranks among all documents in the shards, read once.
 
-        Removed ones are among them: so a removal moves no other document's.
+        Removed ones count, so a removal changes no other document's rank.
 
         Raises:
             DatasetError: a table or an index is damaged.
@@ -130,8 +130,7 @@ class ScoredDocuments:
     ) -> dict[str, NDArray[Any]]:
         """Return some of `SCORE_COLUMNS` and `num_text_bytes` of a shard's N documents, by name.
 
-        Floats are NaN if a document has no such number; bytes are int64. An index that was read
-        anyway needs no names.
+        Missing floats are NaN; bytes are int64. A given `index` needs no names.
 
         Raises:
             DatasetError: the table, or the sidecar it is made from, is damaged.
@@ -149,14 +148,14 @@ class ScoredDocuments:
         return {name: values[name] for name in names}
 
     def read_ranks(self, names: Iterable[str]) -> None:
-        """Read the ranks if they are among some columns, before threads ask for them at once."""
+        """Read the ranks if columns need them, before threads ask for them at once."""
         if not _RANKS.isdisjoint(names):
             _ = self.ranks
 
     def lacks(self, shard_index: int, index: ShardIndex) -> NDArray[np.bool_]:
         """Return which documents of a shard were not scored, bool [N].
 
-        A document that has no bits per byte for want of text or context isn't among them.
+        Documents without bits per byte, for want of text or context, count as scored.
         """
         bits = self.read(shard_index, ["bits_per_byte"], index)["bits_per_byte"]
         missing: NDArray[np.bool_] = np.isnan(bits)
@@ -168,7 +167,7 @@ class ScoredDocuments:
     def _read_stored(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None
     ) -> Mapping[str, NDArray[Any]]:
-        """Return some columns from the shard's table, or made from its losses and its index."""
+        """Return columns from the shard's table, or made from its losses and index."""
         record = self.files.manifest.sidecars[shard_index]
         name = document_scores_name(record.file)
         at = f"{self.dataset.location}/{name}"
@@ -190,7 +189,7 @@ class ScoredDocuments:
 
 
 def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
-    """Return the scores of a dataset's documents that a user names, see `find_scores`.
+    """Return the scores of a dataset's documents by their name, see `find_scores`.
 
     Raises:
         DatasetError: none or several of that name, with those that there are; or scores of another
@@ -200,7 +199,7 @@ def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
 
 
 def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:
-    """Return the table that belongs to a sidecar, as it is stored; the index has names."""
+    """Encode the table for a sidecar; the index has names."""
     return encode_document_scores(
         summarise_losses(losses, index),
         document_id=index.document_id,
@@ -210,10 +209,10 @@ def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256:
 
 
 def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
-    """Return what a shard's losses say of each of its documents.
+    """Summarise a shard's losses by document.
 
-    Losses are added exactly: as fp16 numbers they are multiples of 2**-24, and float64 holds any
-    sum of them below 2**29 nats.
+    Sums are exact: fp16 losses are multiples of 2**-24, and float64 holds any sum of them below
+    2**29 nats.
     """
     sums = np.zeros((len(index.num_text_bytes), 6))
     _sum_losses(losses.losses.astype(np.float32), losses.starts, sums)
@@ -236,7 +235,7 @@ def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
 def _scored(
     index: ShardIndex, *, learned_only: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes and teacher tokens of each document that losses are of, int64 [N] each."""
+    """Return the bytes and teacher tokens of each document that have losses, int64 [N] each."""
     if learned_only:
         return index.chats["num_learned_bytes"], index.chats["num_learned_teacher_tokens"]
     return index.num_text_bytes, index.num_teacher_tokens
@@ -246,7 +245,7 @@ def _scored(
 def _sum_losses(
     losses: NDArray[np.float32], starts: NDArray[np.int64], sums: NDArray[np.float64]
 ) -> None:
-    """Write number and sum of each document's losses: all, later ones, the dearest window's."""
+    """Write number and sum of each document's losses: all, later ones, the costliest window's."""
     for document in range(len(sums)):
         row, oldest, window = sums[document], starts[document], 0.0
         for token in range(starts[document], starts[document + 1]):
@@ -270,11 +269,11 @@ def _sum_losses(
 
 
 def _halves(bits_per_byte: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the bits of numbers that aren't negative, in half precision; of NaN those of 0."""
+    """Return non-negative numbers' bits in half precision; NaN becomes 0."""
     halves = np.minimum(np.nan_to_num(bits_per_byte), LARGEST_LOSS).astype(np.float16)
     return halves.view(np.uint16).astype(np.int64)
 
 
 def _octaves(num_text_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many binary digits lengths have: lengths of one octave have as many."""
+    """Return lengths' numbers of binary digits, which are equal within an octave."""
     return np.frexp(num_text_bytes.astype(np.float64))[1].astype(np.int64)

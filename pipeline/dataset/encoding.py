@@ -1,7 +1,7 @@
-"""Batches of aligned documents to samples, as `schemas.document.decode_document` reads them.
+"""Encode batches of aligned documents as samples for `schemas.document.decode_document`.
 
-Arrays are narrowed and written straight into one buffer that already has the tar's layout, so that
-all that runs per document is the JSON header, two hashes and the CRC.
+Arrays are narrowed and written straight into one buffer with the tar's layout, so that only the
+JSON header, two hashes and the CRC run per document.
 """
 
 import tarfile
@@ -27,7 +27,7 @@ _DTYPE_NAMES = {1: "U8", 2: "U16", 4: "U32"}
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """One tensor of every document of a batch: `values[starts[d]:starts[d + 1]]` each, uint32."""
+    """One tensor for all documents of a batch, uint32: `values[starts[d]:starts[d + 1]]` for d."""
 
     name: str
     values: NDArray[np.uint32]
@@ -41,7 +41,7 @@ class EncodedBatch:
     """Tar members of a batch, ready to append to a shard.
 
     Attributes:
-        members: uint8, headers, payloads and padding as they are in a tar.
+        members: uint8, headers, payloads and padding as in a tar.
         payload_offset: int64 [D], position of each payload in `members`.
         payload_bytes: int64 [D], size of each payload.
         crc32: int64 [D], of each payload.
@@ -80,9 +80,9 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
 
 
 def _fields(batch: AlignedBatch) -> list[_Field]:
-    """Return the batch's tensors, by name.
+    """Return the batch's tensors.
 
-    token_bytes and byte_offsets each hold some documents only: the others' items have size 0.
+    token_bytes and byte_offsets each cover some documents only: the others' items have size 0.
     """
     fields: list[_Field] = []
 
@@ -117,7 +117,7 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
 def _chat_arrays(
     chats: Sequence[ChatParts],
 ) -> Iterator[tuple[str, int, list[NDArray[Any]]]]:
-    """Yield name, columns and each document's values of the tensors that only chats have."""
+    """Yield name, columns and each document's values of the tensors of chats."""
     if not chats:
         return
     yield "chat.learned", 2, [chat.learned for chat in chats]
@@ -132,7 +132,7 @@ def _chat_arrays(
 def _plan_samples(
     batch: AlignedBatch, fields: list[_Field], texts: list[bytes | None]
 ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each sample's header, where its fields lie in the payload, and the payload's size.
+    """Return each sample's header, its fields' positions in the payload, and the payload's size.
 
     Positions are int64 [D, len(fields)], sizes int64 [D].
     """
@@ -168,9 +168,9 @@ def _plan_samples(
 
 @lru_cache(maxsize=4096)
 def _layout(names: tuple[str, ...], columns: tuple[int, ...], sizes: tuple[int, ...]) -> Layout:
-    """Return the layout of the fields present, widest first, then by name.
+    """Lay out the fields present, widest first, then by name.
 
-    The text comes after them all: it is uint8, and its name sorts last.
+    The text comes last: it is uint8, and its name sorts last.
     """
     present = [entry for entry in zip(sizes, names, columns, strict=True) if entry[0]]
     present.sort(key=lambda entry: (-entry[0], entry[1]))
@@ -199,7 +199,7 @@ def _write_tar_headers(
 
 @lru_cache(maxsize=1)
 def _tar_header_template() -> NDArray[np.uint8]:
-    """Return a ustar header with blanks where POSIX sums the checksum field as blanks."""
+    """Return a ustar header with blanks in the checksum field, as POSIX sums it."""
     member = tarfile.TarInfo()
     member.mode = 0o644
     header = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
@@ -229,7 +229,7 @@ def _write_bytes_and_checksum(
 
 
 def _narrowest(values: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes that the largest value of each document needs: 1, 2 or 4."""
+    """Return the bytes needed for each document's largest value: 1, 2 or 4."""
     highs = np.zeros(len(starts) - 1, np.int64)
     filled = np.diff(starts) > 0
     highs[filled] = np.maximum.reduceat(values, starts[:-1][filled])
@@ -241,7 +241,7 @@ def _widths(ranges: Ranges) -> Ranges:
 
 
 def _advances(spans: Ranges, cu_tokens: NDArray[np.int64]) -> Ranges:
-    """Return each span's start less that of the one before it in its document."""
+    """Return the difference of each span's start from the previous one in its document."""
     starts = spans[:, 0]
     advances = np.empty_like(starts)
     np.subtract(starts[1:], starts[:-1], out=advances[1:])
@@ -262,8 +262,8 @@ def _write_field(
 ) -> None:
     """Write one field of each document, narrowed, at its byte position.
 
-    The three outputs are views of one buffer; positions are aligned, because headers are padded
-    to 8 bytes and wider fields come first.
+    The outputs are views of one buffer; positions are aligned, because headers are padded to 8
+    bytes and wider fields come first.
     """
     for d in range(len(positions)):
         own = values[starts[d] : starts[d + 1]]
@@ -280,6 +280,6 @@ def _write_field(
 
 @compiled
 def _copy(values: NDArray[np.uint32], out: NDArray[Any]) -> None:
-    """Copy with truncation; slices indexed from 0 let the compiler use vector instructions."""
+    """Copy with truncation; slices indexed from 0 allow vector instructions."""
     for i in range(len(out)):
         out[i] = values[i]

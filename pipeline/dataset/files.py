@@ -1,4 +1,4 @@
-"""A dataset's handle: its files, local or remote, as its manifest names them."""
+"""A dataset's files, local or remote, as its manifest names them."""
 
 import hashlib
 import os
@@ -36,11 +36,11 @@ _SHARDS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset: where it is, what it holds, and its files, checked when they are read.
+    """One dataset: its location, its manifest and its files, checked when they are read.
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.
-        fingerprints: of all its generations, later ones too, as far as they are known.
+        fingerprints: of all known generations, later ones included.
     """
 
     location: str
@@ -49,29 +49,29 @@ class Dataset:
 
     @property
     def is_local(self) -> bool:
-        """Whether the files lie on a file system of this machine."""
+        """Whether the files are on a local file system."""
         return isinstance(fsspec.core.url_to_fs(self.location)[0], LocalFileSystem)
 
     def has_generation(self, fingerprint: str) -> bool:
-        """Whether this dataset has, or had, a generation of a fingerprint."""
+        """Whether this dataset has, or had, a generation with this fingerprint."""
         return fingerprint in {*self.manifest.fingerprints.values(), *self.fingerprints}
 
     def at_generation(self, number: int) -> "Dataset":
-        """Return the newest one as it was at an earlier generation, or itself.
+        """Return the dataset at an earlier generation, or itself.
 
-        Raises DatasetError if there is none, its manifest is gone, or it lists a shard twice.
+        DatasetError if it doesn't exist, its manifest is gone, or it lists a shard twice.
         """
         manifest = read_generation(self.location, self.manifest, number)
         _require_each_once(manifest, self.location)
         return replace(self, manifest=manifest)
 
     def shard(self, shard_index: int) -> ListedFile:
-        """Return a shard's tar as the manifest describes it; a local url is a plain path."""
+        """Return a shard's tar, as in the manifest; a local url is a plain path."""
         record = self.manifest.shards[shard_index]
         return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
 
     def open_shard(self, shard_index: int) -> BinaryIO:
-        """Open a shard's tar in place, or raise DamagedShardError; what is read isn't checked."""
+        """Open a shard's tar in place, unchecked, or raise DamagedShardError."""
         name = self.manifest.shards[shard_index].file
         try:
             return self.open_file(name)
@@ -79,7 +79,7 @@ class Dataset:
             raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
 
     def open_file(self, name: str) -> BinaryIO:
-        """Open one of its files as it is stored; a job reads in its own way instead."""
+        """Open a file as it is stored; jobs override this."""
         file = fsspec.open(self._url(name), "rb").open()
         if (getattr(file, "size", None) or POINTER_BYTES) < POINTER_BYTES:
             refuse_pointer(self._url(name), file.read())
@@ -87,7 +87,7 @@ class Dataset:
         return cast(BinaryIO, file)
 
     def read_file(self, name: str) -> bytes:
-        """Return the whole of a small one."""
+        """Return the bytes of a small file."""
         return read_whole(self._url(name))
 
     def samples(
@@ -98,22 +98,22 @@ class Dataset:
         documents: Iterable[int] | None = None,
         with_removed: bool = False,
     ) -> Iterator[tuple[int, memoryview]]:
-        """Read samples of a shard, each checked against its CRC-32, less the removed ones.
+        """Read a shard's samples, each checked against its CRC-32, without removed ones.
 
-        For one pass. `pipeline.streaming` reads at random, without copies: its `SampleReader` maps
-        whole shards into memory instead.
+        For one pass. For random access without copies, `SampleReader` in `pipeline.streaming` maps
+        whole shards into memory.
 
         Args:
             shard_index: which.
             index: its index, with names.
-            documents: places in the index of those to read; None reads all, in order.
-            with_removed: read removed ones too, where what is on disk is the subject.
+            documents: their places in the index; None reads all, in order.
+            with_removed: read removed ones too, to inspect the disk.
 
         Yields:
             the sample's place in the index, and its payload.
 
         Raises:
-            DamagedShardError: the tar, or the list of what is removed, is missing or cut.
+            DamagedShardError: the tar, or the list of removed documents, is missing or cut.
             DamagedSampleError: a sample was altered.
 
         Example:
@@ -135,13 +135,13 @@ class Dataset:
         with_names: bool = False,
         metadata: Sequence[str] | None = None,
     ) -> ShardIndex:
-        """Return a shard's index, verified by its hash, with all its documents.
+        """Return a shard's index of all its documents, verified by its hash.
 
-        Keys, ids and quality are read `with_names` only. Of the metadata, None reads all fields
-        with names, and none without.
+        Keys, ids and quality are read only `with_names`. A `metadata` of None reads all fields with
+        names, and none without.
 
         Raises:
-            DamagedShardError: the index is missing or is not the manifest's.
+            DamagedShardError: the index is missing or differs from the manifest.
         """
         record = self.manifest.shards[shard_index]
         data = self.index_bytes(shard_index)
@@ -154,21 +154,21 @@ class Dataset:
         return index
 
     def read_ids(self, shard_index: int) -> pa.ChunkedArray:
-        """Return the ids of a shard's documents, in the index's order; errors as `index_bytes`."""
+        """Return the ids of a shard's documents, in order; errors as in `index_bytes`."""
         return decode_ids(self.index_bytes(shard_index))
 
     def index_bytes(self, shard_index: int) -> bytes:
-        """Return a shard's index as it is stored, or raise DamagedShardError."""
+        """Return a shard's stored index, or raise DamagedShardError."""
         record = self.manifest.shards[shard_index]
         return self._read_named(record.index_file, record.index_sha256, "index")[1]
 
     def removed_of(self, shard_index: int) -> NDArray[np.int64]:
-        """Return the places in a shard's index of removed documents, ascending, see `removed`."""
+        """Return removed documents' places in a shard's index, ascending, see `removed`."""
         return self.removed.of_shard(shard_index) if self.removed else np.empty(0, np.int64)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every document in its shards is read."""
+        """Whether no document was removed."""
         return self.manifest.removed is None
 
     @cached_property
@@ -176,7 +176,7 @@ class Dataset:
         """The removed documents; None if there are none.
 
         Raises:
-            DamagedShardError: their list is missing or is not the manifest's.
+            DamagedShardError: their list is missing or differs from the manifest.
         """
         record = self.manifest.removed
         if record is None:
@@ -190,10 +190,10 @@ class Dataset:
         return removed
 
     def removed_keys(self) -> frozenset[str]:
-        """Return the keys of removed documents, for readers that go by tars or tables.
+        """Return the keys of removed documents, for readers of tars or tables.
 
         Raises:
-            DamagedShardError: an index, or the list of what is removed, is missing or altered.
+            DamagedShardError: an index, or the list of removed documents, is missing or altered.
 
         Example:
             >>> open_dataset("aligned").removed_keys()  # doctest: +SKIP
@@ -207,7 +207,7 @@ class Dataset:
         return frozenset(keys)
 
     def _read_named(self, name: str, sha256: str, what: str) -> tuple[str, bytes]:
-        """Return where a small file of the manifest lies, and its bytes, hash compared."""
+        """Return a small file's place and its bytes, checked by hash."""
         url = self._url(name)
         try:
             data = self.read_file(name)
@@ -220,12 +220,12 @@ class Dataset:
         return url, data
 
     def find_damage(self) -> dict[int, DamagedShardError]:
-        """Compare every tar's size with the manifest; return what is wrong by shard number."""
+        """Compare every tar's size with the manifest; return errors by shard number."""
         errors = self.map_shards(self._compare)
         return {number: error for number, error in enumerate(errors) if error}
 
     def map_shards[Made](self, work: Callable[[int], Made]) -> Iterator[Made]:
-        """Yield what threads make of each shard's number, in order."""
+        """Apply a function to each shard's number, in threads; yield results in order."""
         with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
             yield from pool.map(work, range(len(self.manifest.shards)))
 
@@ -247,14 +247,14 @@ class Dataset:
 
 
 def open_dataset(path: str | os.PathLike[str], *, generation: int | None = None) -> Dataset:
-    """Return the files of a dataset.
+    """Open a dataset.
 
     Args:
         path: its folder or its manifest: a path, or a URL that `fsspec` reads.
         generation: an earlier state of the dataset, counted from 0; None: the newest.
 
     Raises:
-        DatasetError: no finished dataset, no such generation, or a shard is listed twice.
+        DatasetError: not a finished dataset, no such generation, or a shard is listed twice.
         SchemaVersionError: written by another version of the format.
 
     Example:

@@ -1,4 +1,4 @@
-"""What a dataset holds by a field of its documents' metadata, counted from the indices alone."""
+"""Count a dataset by a metadata field, from the indices alone."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Group:
-    """The documents that have one value of a field.
+    """The documents with one value of a field.
 
     Attributes:
-        value: it; None: the input said nothing. Fractions stand for those that share their first
-            digit: 0.2 for 0.2 … 0.3.
+        value: None if the input had none. Fractions are grouped by their first digit: 0.2 means 0.2
+            … 0.3.
         num_text_bytes: UTF-8 bytes of their texts.
         num_mapped: student tokens with a teacher token.
-        byte_iou_sum: sum over these of intersection over union.
+        byte_iou_sum: sum over the mapped tokens of intersection over union.
     """
 
     value: Value
@@ -51,7 +51,7 @@ _SUMS = (*_SIZES, "num_mapped", "byte_iou_sum")
 
 
 def require_field(manifest: Manifest, name: str) -> None:
-    """Raise ValueError if documents have no metadata of a name; it names those that there are."""
+    """Raise ValueError, with the known fields, if metadata lack a field."""
     if name not in [entry.name for entry in manifest.metadata]:
         known = ", ".join(f"{entry.name} ({entry.type})" for entry in manifest.metadata)
         there = f"it has {known}" if known else "none was given to align --metadata"
@@ -59,11 +59,11 @@ def require_field(manifest: Manifest, name: str) -> None:
 
 
 def count_by(dataset: Dataset, name: str) -> list[Group]:
-    """Return a dataset's documents by a field's values, those with the most tokens first.
+    """Count a dataset's documents by a field's values, most tokens first.
 
     Raises:
-        ValueError: no such field; names those that there are.
-        DamagedShardError: an index is missing or is not the manifest's.
+        ValueError: no such field; the message lists the known ones.
+        DamagedShardError: an index is missing or differs from the manifest.
     """
     require_field(dataset.manifest, name)
     sums: dict[Value, NDArray[np.float64]] = defaultdict(lambda: np.zeros(1 + len(_SUMS)))
@@ -78,12 +78,12 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
 
 
 def count_read(dataset: Dataset) -> Manifest:
-    """Return a dataset's manifest, whose shards count only documents that are read.
+    """Return a dataset's manifest whose shards count only documents that are read.
 
-    Bytes on disk and statistics stay those of all documents in the shards.
+    Bytes on disk and statistics still cover all documents in the shards.
 
     Raises:
-        DamagedShardError: an index, or the list of what is removed, is damaged.
+        DamagedShardError: an index, or the list of removed documents, is damaged.
     """
     if dataset.is_whole:
         return dataset.manifest
@@ -117,7 +117,7 @@ def _count_shard(
 
 
 def _round(value: Value) -> Value:
-    """Return a fraction's first digit, other values as they are."""
+    """Round a fraction down to its first digit; other values stay."""
     if not isinstance(value, float) or not value or isinf(value):
         return value
     step = 10.0 ** floor(log10(abs(value)))

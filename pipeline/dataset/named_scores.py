@@ -1,4 +1,4 @@
-"""The scores of documents that a condition names: `qwen.bits_per_byte < 1.5`."""
+"""Scores of documents that a condition names: `qwen.bits_per_byte < 1.5`."""
 
 import re
 from collections.abc import Iterable
@@ -20,19 +20,19 @@ _NAME = re.compile(rb'"(?:[^"]|"")*"|[^\W\d][\w$]*')
 
 @dataclass(frozen=True)
 class NamedScores:
-    """A teacher's scores, and which of their columns a condition names."""
+    """A teacher's scores, and the columns that a condition names."""
 
     scores: ScoredDocuments
     columns: tuple[str, ...]
 
     @property
     def digest(self) -> str:
-        """64 hex digits of what these columns are made from."""
+        """64 hex digits over the columns' sources."""
         return self.scores.digest(self.columns)
 
     @property
     def is_partial(self) -> bool:
-        """Whether some documents were left out when it was made."""
+        """Whether a condition left documents out of the scores."""
         return bool(self.scores.files.manifest.rule.where)
 
     def read(self, shard_index: int, index: ShardIndex) -> pa.StructArray:
@@ -42,7 +42,7 @@ class NamedScores:
         return pa.StructArray.from_arrays(columns, self.columns)
 
     def add_to(self, table: pa.Table, values: pa.StructArray | None = None) -> pa.Table:
-        """Return a table with these columns added, of no rows without values."""
+        """Add these columns to a table; without values they have no rows."""
         if values is None:
             values = pa.array([], pa.struct([(name, pa.float64()) for name in self.columns]))
         return table.append_column(self.scores.name, values)
@@ -50,7 +50,7 @@ class NamedScores:
     def require_scored(
         self, where: str, undecided: NDArray[np.int64], shard_index: int, index: ShardIndex
     ) -> None:
-        """Raise WhereError if a condition is null of a document because that wasn't scored."""
+        """Raise WhereError if a condition is null for a document that wasn't scored."""
         files = self.scores.files
         missing = undecided[self.scores.lacks(shard_index, index)[undecided]]
         if len(missing):
@@ -66,13 +66,13 @@ class NamedScores:
 def name_scores(
     where: str, paths: Iterable[tuple[int, str, str]], dataset: Dataset
 ) -> tuple[str, tuple[NamedScores, ...]]:
-    """Return a condition that names scores by their fingerprints' digits, and those scores.
+    """Replace the names of scores in a condition by fingerprints; return both.
 
-    So the condition means the same when another score of that name comes. Paths are its names of
-    two parts, see `ConditionQuery.find_paths`.
+    So the condition keeps its meaning when other scores of that name are added. `paths` are from
+    `ConditionQuery.find_paths`.
 
     Raises:
-        WhereError: it names scores that aren't there, are several, or are of another generation.
+        WhereError: the scores are missing, ambiguous, or of another generation.
     """
     taken = {entry.name.lower() for entry in dataset.manifest.metadata}
     columns: dict[str, set[str]] = {}

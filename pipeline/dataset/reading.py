@@ -1,4 +1,4 @@
-"""Read a dataset: its manifest, and samples that are checked before they are used."""
+"""Read a dataset: its manifest, and samples that are checked before use."""
 
 import os
 import zlib
@@ -18,18 +18,18 @@ from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
 
 def read_manifest(dataset: str) -> Manifest:
-    """Read a dataset's manifest; its folder or the manifest is anything that fsspec opens.
+    """Read a dataset's manifest, from anywhere that fsspec opens.
 
     Raises:
-        DatasetError: no manifest there, or not a complete one.
-        NoAnswerError: the store is silent.
+        DatasetError: the manifest is missing or incomplete.
+        NoAnswerError: the store doesn't answer.
     """
     path, data = read_manifest_bytes(dataset)
     return decode_manifest(data, at=path)
 
 
 def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
-    """Return where a dataset's manifest lies, and its bytes; arguments and errors as above."""
+    """Return a manifest's path and bytes; arguments and errors as in `read_manifest`."""
     path = f"{folder_of(dataset)}/{MANIFEST_FILE}"
     require_answer(path)
     try:
@@ -46,7 +46,7 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
 
 
 def folder_of(dataset: str) -> str:
-    """Return a dataset's folder; its manifest may be named instead. A folder may have any name.
+    """Return a dataset's folder, also from its manifest's path. A folder may have any name.
 
     Example:
         >>> folder_of("gs://bucket/aligned.json/manifest.json")
@@ -58,7 +58,7 @@ def folder_of(dataset: str) -> str:
 
 
 def nearest_dataset(missing: str) -> str:
-    """Return what to paste in place of a dataset that is missing: one near it, or the help."""
+    """Suggest a dataset near a missing one, or the help, for pasting."""
     folder = Path(missing)
     if (folder.parent / MANIFEST_FILE).is_file():
         return f"{quote(str(folder.parent))}  # a dataset"
@@ -74,10 +74,10 @@ def nearest_dataset(missing: str) -> str:
 def read_whole(url: str) -> bytes:
     """Read a small file in one request.
 
-    Asked for its size first, a store may replace the file before it is asked for the bytes.
+    If asked for its size first, a store may replace the file in between.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file is missing.
         PointerError: it is a Git LFS pointer.
     """
     filesystem, path = fsspec.core.url_to_fs(url)
@@ -87,7 +87,7 @@ def read_whole(url: str) -> bytes:
 
 
 def num_bytes_of(url: str) -> int | None:
-    """Return a file's size in bytes, None if its server doesn't say; errors as `read_whole`."""
+    """Return a file's size in bytes, None if the server hides it; errors as in `read_whole`."""
     filesystem, path = fsspec.core.url_to_fs(url)
     num_bytes: int | None = filesystem.size(path)
     if num_bytes is not None and num_bytes < POINTER_BYTES:
@@ -96,7 +96,7 @@ def num_bytes_of(url: str) -> int | None:
 
 
 def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
-    """Read a generation's manifest; DatasetError if there is none, or it is gone or another."""
+    """Read a generation's manifest; DatasetError if it is missing or has changed."""
     if number == newest.generation:
         return newest
     record = next((entry for entry in newest.generations if entry.number == number), None)
@@ -118,7 +118,7 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
 
 def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
-    """Return the generation of a dataset that has a fingerprint, None if none has."""
+    """Return the generation of a dataset with this fingerprint, or None."""
     return {own: number for number, own in manifest.fingerprints.items()}.get(fingerprint)
 
 

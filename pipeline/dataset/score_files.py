@@ -1,4 +1,4 @@
-"""Which teachers' losses lie next to a dataset, and their files."""
+"""Find teachers' losses next to a dataset, and their files."""
 
 import glob
 import mmap
@@ -32,35 +32,35 @@ NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """A score manifest, its path, and the folder where its sidecars lie: a path, or a URL."""
+    """A score manifest, its path, and its sidecars' folder: a path, or a URL."""
 
     location: str
     manifest: ScoreManifest
     path: str
 
     def sidecar(self, record: SidecarRecord) -> ListedFile:
-        """Return a sidecar as the score manifest describes it; a local url is a plain path."""
+        """Return a sidecar's file, as in the score manifest; a local url is a plain path."""
         return ListedFile(f"{self.location}/{record.file}", record.num_bytes, record.sha256)
 
 
 def find_scores(
     source: str, location: str, *, where: str = "", with_distributions: bool = False
 ) -> ScoreFiles:
-    """Return the scores that a user names.
+    """Find scores by name.
 
     Args:
-        source: path of a score manifest; or, of the scores next to a dataset's shards, what
-            `beam_jobs.score` was given as --teacher, its last part, or the beginning of the
-            fingerprint; "": the only ones there are.
+        source: path of a score manifest; or, for scores next to a dataset's shards, the --teacher
+            given to `beam_jobs.score`, its last part, or the beginning of the fingerprint; "": the
+            only ones.
         location: the dataset's folder.
-        where: of several that differ in their condition only, take those with this one, or else
+        where: of several that differ only in their condition, take those with this one, or else
             those of all documents.
-        with_distributions: leave out scores that hold none. Else, of several that differ in what
-            they hold of distributions only, those with least are taken.
+        with_distributions: leave out scores without distributions. Otherwise, of several that
+            differ only in their distributions, take those with the least.
 
     Raises:
-        DatasetError: none, or several of that name.
-        ForeignLossesError: the score manifest that is named holds no distributions.
+        DatasetError: none, or several, of that name.
+        ForeignLossesError: the named score manifest has no distributions.
     """
     if source.endswith(".json"):
         scores = _read_scores(source)
@@ -89,7 +89,7 @@ def find_scores(
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:
-    """Return one of scores that differ in their condition or in what isn't asked for, else all."""
+    """Return one of several scores that differ only in condition or unneeded parts, else all."""
     if with_distributions:
         named = [scores for scores in named if scores.manifest.rule.distributions]
     ignored: dict[str, Any] = {"where": ""}
@@ -129,7 +129,7 @@ def scores_to_paste(location: str) -> str:
 
 
 def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:
-    """Return the sidecars next to a dataset's shards that none of its score manifests lists."""
+    """Return the sidecars next to a dataset's shards that no score manifest lists."""
     listed = {record.file for each in scores for record in each.manifest.sidecars}
     return sorted({*_names(location, "*.teacher-*.safetensors")} - listed)
 
@@ -143,14 +143,14 @@ def _names(location: str, pattern: str) -> list[str]:
 
 
 def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
-    """Return the scores of a dataset's shards, each of which must have been scored.
+    """Return the scores of a dataset's shards, all of which must be scored.
 
-    Scores of a later generation hold those of an earlier one, whose shards come first, and a
-    generation that leaves documents out has the shards of the one before. Each sidecar names its
-    tar's SHA-256, which is compared when it is read.
+    Scores of a later generation contain an earlier one's, whose shards come first, and a generation
+    that removes documents keeps the shards. Each sidecar names its tar's SHA-256, which is compared
+    on reading.
 
     Raises:
-        ForeignLossesError: they are another dataset's, or a shard is missing.
+        ForeignLossesError: another dataset's scores, or a shard is missing.
     """
     manifest = dataset.manifest
     found, wanted = scores.manifest.dataset, manifest.fingerprint
@@ -182,16 +182,16 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
 
 def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return a dataset as it was when it was scored; DatasetError if that generation is gone."""
+    """Return a dataset as it was when scored; DatasetError if that generation is gone."""
     number = find_generation(dataset.manifest, scores.manifest.dataset)
     return dataset if number is None else dataset.at_generation(number)
 
 
 def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
-    """Return a sidecar's losses, mapped, or read if they are remote and there is no cache.
+    """Return a sidecar's losses, mapped, or read if they are remote without a cache.
 
     Raises:
-        DamagedShardError: it is missing, or the bytes are others.
+        DamagedShardError: it is missing, or its bytes have changed.
     """
     is_remote = "://" in claim.url
     try:
@@ -218,10 +218,10 @@ def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLos
 def read_sidecar(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardRecord, cache: ShardCache | None = None
 ) -> ShardLosses:
-    """Return the losses of a sidecar, which must be the one that its score manifest names.
+    """Return the losses of a sidecar, checked against its score manifest.
 
     Raises:
-        DamagedShardError: it is missing, or the bytes are others.
+        DamagedShardError: it is missing, or its bytes have changed.
         ForeignLossesError: they are of another teacher or another tar.
     """
     claim = scores.sidecar(record)

@@ -1,9 +1,9 @@
-"""Which documents a run reads: those that are not removed and, with `where`, those that match.
+"""Choose a run's documents: those not removed and, with `where`, those that match.
 
 `where` is a condition in DuckDB's SQL over the index's columns: a field of the metadata by its
-name, in double quotes if it contains dots, or by its last part if that is unambiguous; the
-counts; and, from teachers' stored losses, documents' scores, such as `qwen.bits_per_byte`, by the
-teacher's name. A condition that is null, as a comparison with a missing value is, is not true.
+name, in double quotes if it contains dots, or by its last part if that is unambiguous; the counts;
+and, from teachers' stored losses, documents' scores, such as `qwen.bits_per_byte`, by the teacher's
+name. A null condition, such as a comparison with a missing value, doesn't match.
 """
 
 from collections import deque
@@ -46,9 +46,9 @@ class ChosenDocuments:
     """The documents of a dataset that are read.
 
     Attributes:
-        where: a condition that was checked, "" for none; it names scores by their fingerprints.
-        columns: those that it names.
-        scores: teachers' scores that it names.
+        where: a checked condition, "" for none; it names scores by fingerprint.
+        columns: the columns that it names.
+        scores: the teachers' scores that it names.
     """
 
     dataset: Dataset
@@ -58,21 +58,21 @@ class ChosenDocuments:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is every document in the shards."""
+        """Whether it includes every document in the shards."""
         return not self.where and self.dataset.is_whole
 
     @property
     def scores_digest(self) -> str:
-        """64 hex digits of the losses that the condition's scores were made from; "" for none."""
+        """64 hex digits over the losses behind the condition's scores; "" without scores."""
         digests = "".join(named.digest for named in self.scores)
         return digests and sha256(digests.encode()).hexdigest()
 
     def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
-        """Yield what a function makes of each shard's index, and of which documents are read.
+        """Apply a function to each shard's index and choice of documents; yield the results.
 
-        Indices are read by threads, a few ahead, and the function is called there: most of the time
-        goes into decoding and splitting, which needs no interpreter, and remote ones arrive
-        together. All documents are in an index.
+        Threads read indices a few ahead and call the function: most of the time goes into decoding
+        and splitting, which releases the interpreter, and remote ones arrive together. An index has
+        all documents.
 
         Raises:
             DamagedShardError: see `read`.
@@ -102,14 +102,14 @@ class ChosenDocuments:
         with_removed: bool = False,
         with_names: bool = False,
     ) -> tuple[ShardIndex, Kept]:
-        """Return one shard's index, all documents in it, and which of them are read.
+        """Return a shard's index of all its documents, and which of them are read.
 
-        `with_removed` reads removed ones, too, so that what is stored next to a shard doesn't
-        depend on them; `with_names` ids and quality, which samples are checked by.
+        `with_removed` includes removed ones, so that files next to a shard don't depend on
+        removals; `with_names` reads ids and quality, for checking samples.
 
         Raises:
-            DamagedShardError: the index, or the list of what is removed, is damaged.
-            WhereError: a document's value can't be converted as the condition wants it.
+            DamagedShardError: the index, or the list of removed documents, is damaged.
+            WhereError: a document's value can't be converted for the condition.
         """
         fields, needs_names = self._needed
         index = self.dataset.read_index(
@@ -126,7 +126,7 @@ class ChosenDocuments:
 
     @property
     def _needed(self) -> tuple[list[str], bool]:
-        """The fields that the condition names, and whether it needs what is read with names."""
+        """The fields that the condition names, and whether it needs an index with names."""
         full = {entry.name: entry.name for entry in self.dataset.manifest.metadata}
         full |= _short_names(self.dataset.manifest)
         fields = {full[name] for name in self.columns if name in full}
@@ -150,12 +150,12 @@ class ChosenDocuments:
 
 
 def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
-    """Return what is read of a dataset by a condition; "": every document that is not removed.
+    """Choose a dataset's documents by a condition; "" takes all that are not removed.
 
     Raises:
-        WhereError: no condition, an unknown column, types that can't be compared, or a value that
-            isn't the same each time; it lists the columns that there are. Or scores that the
-            condition names are not there, are several, or are of another generation.
+        WhereError: an invalid condition, an unknown column, types that can't be compared, or a
+            value that isn't the same each time; the message lists the columns. Or its scores are
+            missing, ambiguous, or of another generation.
     """
     where = where.strip()
     if not where:
@@ -192,9 +192,9 @@ def _columns_told(manifest: Manifest) -> Iterator[None]:
 
 
 def _table(manifest: Manifest, index: ShardIndex | None = None) -> pa.Table:
-    """Return the columns that conditions know, of no rows without an index.
+    """Return the columns for conditions, without rows if there is no index.
 
-    Those that the condition doesn't name, and so weren't read, are null.
+    Columns that weren't read, since the condition doesn't name them, are null.
     """
     size = 0 if index is None else len(index)
     values: dict[str, Any] = {}
@@ -211,7 +211,7 @@ def _table(manifest: Manifest, index: ShardIndex | None = None) -> pa.Table:
 
 
 def _short_names(manifest: Manifest) -> dict[str, str]:
-    """Return the fields with dots by their last parts, where these name nothing else."""
+    """Map the last parts of dotted fields to the fields, where unambiguous."""
     names = [entry.name for entry in manifest.metadata]
     taken = {name.lower() for name in (*names, *_COUNTS, *_NAMED)}
     lasts = [name.rpartition(".")[2].lower() for name in names]

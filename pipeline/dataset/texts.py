@@ -1,4 +1,4 @@
-"""Texts of a dataset or of plain files, for commands that need some text and no alignment."""
+"""Texts of a dataset or of plain files, for commands without alignment."""
 
 import json
 import logging
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 def read_texts(sources: Iterable[str], *, text_field: str = "text") -> Iterator[SourceDocument]:
-    """Yield the texts of datasets and files, in their order.
+    """Yield the texts of datasets and files, in order.
 
     Args:
         sources: a .jsonl file, a .txt file, which is one text, or an aligned dataset, whose texts
-            are those that were kept or that its tokens spell.
+            were kept or are spelled by its tokens.
         text_field: the field of each line that holds the text.
 
     Raises:
-        ValueError: a line without a text, or a dataset of which no document has its text.
+        ValueError: a line without a text, or a dataset without any text.
     """
     for source in sources:
         if source.endswith(".txt"):

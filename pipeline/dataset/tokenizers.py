@@ -1,4 +1,4 @@
-"""The tokenizers that a dataset carries with it, and the texts that their tokens spell."""
+"""A dataset's tokenizers, and the texts that their tokens spell."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -21,7 +21,7 @@ def load_dataset_tokenizer(dataset: Dataset, side: Side) -> Tokenizer:
     """Load a dataset's own copy of a tokenizer, on the reference path, once per process.
 
     Raises:
-        ForeignTokenizerError: the copy is not the file that the manifest names.
+        ForeignTokenizerError: the copy differs from the manifest.
         TokenizerError: it is not a tokenizer.
 
     Example:
@@ -50,10 +50,10 @@ def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
 def find_text(
     document: AlignedDocument, tokenizers: Mapping[str, Callable[[], Tokenizer]]
 ) -> bytes | None:
-    """Return a document's text: as kept, or spelled by its tokens with the sample's SHA-256.
+    """Return a document's text: kept, or spelled by its tokens with the sample's SHA-256.
 
-    `tokenizers` give those that may spell it by side; a side is asked only if the text isn't found
-    before. UTF-8 bytes; None if no side spells them.
+    `tokenizers` load the tokenizers that may spell it, by side; a side is tried only if needed.
+    UTF-8 bytes; None if no side spells the text.
     """
     if document.text is not None:
         return document.text
@@ -66,7 +66,7 @@ def find_text(
 
 
 def text_in(dataset: Dataset, document: AlignedDocument) -> bytes | None:
-    """Return a document's text as `find_text` does, by the dataset's own tokenizers."""
+    """Return a document's text as in `find_text`, by the dataset's tokenizers."""
     sides: tuple[Side, Side] = ("student", "teacher")
     load: dict[str, Callable[[], Tokenizer]] = {
         side: partial(load_dataset_tokenizer, dataset, side) for side in sides

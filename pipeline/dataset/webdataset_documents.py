@@ -1,7 +1,7 @@
-"""Decoded documents as a `webdataset` pipeline, for training code that is built on one.
+"""Decoded documents as a `webdataset` pipeline, for training code that uses it.
 
-`webdataset` itself stops without a word at a tar that is cut between two members or whose header is
-damaged. This pipeline reads what the manifest promises, and raises if a shard doesn't hold it.
+`webdataset` itself stops silently at a tar that is cut between two members or has a damaged header.
+This pipeline reads what the manifest lists, and raises if a shard lacks it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,12 +16,12 @@ from schemas.document import decode_document
 def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataPipeline:
     """Return a pipeline of all documents, split by node and DataLoader worker.
 
-    Whole shards are dealt out, so that nodes and workers hold unequal numbers of documents, and
-    none if there are fewer shards; `pipeline.streaming` has neither limit.
+    Whole shards are distributed, so nodes and workers get unequal numbers of documents, or none;
+    `pipeline.streaming` has neither limit.
 
     Args:
         path: the dataset's folder or manifest: a path, or a URL that `fsspec` reads.
-        seed: shuffle the shards by it; None keeps their order.
+        seed: for shuffling shards; None keeps their order.
 
     Returns:
         a pipeline of dicts: `__key__`, `__url__` and `document`, an `AlignedDocument`. Reading

@@ -1,4 +1,4 @@
-"""Write aligned documents as WebDataset tar shards with an index, and read them back, verified."""
+"""Write aligned documents as WebDataset tar shards with an index, and verify them on reading."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +23,7 @@ END_OF_TAR = bytes(2 * TAR_BLOCK)
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """What a finished shard holds: its index, the tar's size and SHA-256, statistics."""
+    """A finished shard: its index, the tar's size and SHA-256, statistics."""
 
     index: ShardIndex
     num_bytes: int
@@ -40,9 +40,9 @@ class ShardWriter:
     def __init__(
         self, file: BinaryIO, *, keep_text: bool = False, metadata: Sequence[MetadataColumn] = ()
     ) -> None:
-        """Write to a file opened for binary writing, which stays open; only `write` is called.
+        """Write to a binary file, which stays open; only its `write` is called.
 
-        `metadata` are the columns that documents have values for.
+        `metadata` are the columns of documents' values.
         """
         self._num_bytes = 0
         self._file = file
@@ -62,13 +62,13 @@ class ShardWriter:
         return self._num_bytes
 
     def add(self, batch: AlignedBatch) -> None:
-        """Append a batch's documents, in order; what goes wrong is raised by a later call."""
+        """Append a batch's documents, in order; a later call raises its errors."""
         self._wait()
         if batch.documents:
             self._pending = self._background.submit(self._append, batch)
 
     def close(self) -> WrittenShard:
-        """Write the tar's end and return what was written; the file stays open."""
+        """Write the tar's end and return the shard; the file stays open."""
         self._wait()
         self._write(memoryview(END_OF_TAR))
         self._background.shutdown()
@@ -135,7 +135,7 @@ def _columns(
 
 
 def shard_record(written: WrittenShard, file: str, index_file: str, index: bytes) -> ShardRecord:
-    """Return the manifest's record of a shard: its tar's and index's final names, its index."""
+    """Return the manifest's record of a shard with its final names."""
     return ShardRecord(
         file=file,
         num_bytes=written.num_bytes,

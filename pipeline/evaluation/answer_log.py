@@ -1,7 +1,7 @@
-"""What a model has answered, kept line by line: a run that was killed continues from there.
+"""A model's answers, kept line by line: a killed run continues from there.
 
-lm-eval's own cache pickles, and writes in a thread of its own that a kill outruns. This one is JSON
-lines, each handed to the operating system before the next answer is made.
+lm-eval's own cache pickles, in a thread that a kill outruns. This one is JSON lines, each handed to
+the operating system before the next answer is made.
 """
 
 import json
@@ -18,12 +18,12 @@ Likelihood = tuple[float, bool]
 
 
 class AnswerLog:
-    """A model as lm-eval asks it, that is asked nothing twice; one process, as lm-eval reads it."""
+    """A model for lm-eval that is never asked twice; one process."""
 
     rank, world_size = 0, 1
 
     def __init__(self, model: LM, path: Path) -> None:
-        """Hold a model, and read what it answered before; the log is its own, in this precision."""
+        """Hold a model, and read its earlier answers; each model and precision has its own log."""
         self._model = model
         path.parent.mkdir(parents=True, exist_ok=True)
         self._answers = _read(path)
@@ -40,7 +40,7 @@ class AnswerLog:
         return [(nats, is_greedy) for nats, is_greedy in found]
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-        """Return what follows each (context, options)."""
+        """Return the continuation of each (context, options)."""
         return self._answer("generate_until", requests, self._model.generate_until)
 
     def add_partial(self, kind: str, request: Iterable[Any], answer: Any) -> None:
@@ -65,7 +65,7 @@ class AnswerLog:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the answers by key; a line that a kill left unfinished is cut off."""
+    """Return the answers by key; an unfinished last line is cut off."""
     data = path.read_bytes() if path.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):

@@ -79,7 +79,7 @@ def answer_of(text: str) -> str:
 
 
 def reference_of(answer: str) -> str:
-    """Return the right answer of an item: what is boxed in it, or all of it."""
+    """Return an item's right answer: the boxed part, or all of it."""
     return _tidy(_boxed(answer) if "boxed" in answer else answer)
 
 

@@ -62,7 +62,7 @@ class EvaluateOptions:
 
 @prints("vocag evaluate")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Yield what the command prints."""
+    """Yield the command's output."""
     options = parse_options(
         EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
     )
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
 
 
 def _quieten() -> None:
-    """Keep lm-eval's remarks on its own settings from the terminal, and its bars from a log."""
+    """Keep lm-eval's remarks off the terminal, and its bars out of logs."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():  # read when tqdm is imported, which lm-eval and transformers do
         os.environ.setdefault("TQDM_DISABLE", "1")

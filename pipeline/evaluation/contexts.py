@@ -1,7 +1,7 @@
-"""What fits into a student's context, found out before anything is asked.
+"""Find what fits into a student's context, before any question.
 
-lm-eval would cut a long prompt from the left: the worked examples would go first, then the
-question, and nobody would know.
+lm-eval would silently cut a long prompt from the left: first the worked examples, then the
+question.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ MIN_ANSWER_TOKENS = 64
 
 @dataclass(frozen=True)
 class Room:
-    """What of a task a student's context holds: places of documents that fit, in order.
+    """The part of a task that a student's context holds: places of fitting documents, in order.
 
-    Without any the task is left out. Answers have at most so many tokens, 0 if none is generated.
-    The note is for people, where something is left out or lowered.
+    Without any, the task is left out. Answers have at most `answer_tokens`, 0 if none is generated.
+    `note` tells people of omissions or lower limits.
     """
 
     documents: tuple[int, ...]
@@ -30,11 +30,11 @@ class Room:
 
 
 def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room:
-    """Return what of a task fits.
+    """Return the fitting part of a task.
 
-    Answers are asked of all items or of none, for accuracies of parts of a set don't compare; all
-    get the room that the longest prompt leaves, `max_answer_tokens` at most. Of texts, those that
-    fit are measured. The task's requests are built here.
+    Answers are asked of all items or of none, since accuracies of parts of a set don't compare; all
+    get the room left by the longest prompt, at most `max_answer_tokens`. Of texts, fitting ones are
+    measured. The task's requests are built here.
     """
     task.build_all_requests()
     instances: Sequence[Instance] = task.instances

@@ -1,6 +1,6 @@
-"""The nine sets' files: a folder of yours, or math-evaluation-harness's own at one commit.
+"""The nine sets' files: a user's folder, or math-evaluation-harness's at one commit.
 
-The harness drew its thousand items of MathQA and of TabMWP at random, so no other repository holds
+The harness drew its thousand items of MathQA and of TabMWP at random, so no other repository has
 the paper's sets.
 """
 
@@ -43,7 +43,7 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
 
     Raises:
         ValueError: no such file there, or a broken one.
-        NoAnswerError: the network is silent.
+        NoAnswerError: the network doesn't answer.
     """
     content, path = _read(name, data)
     try:
@@ -55,7 +55,7 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
 
 
 def describe_data(name: str, data: str = "") -> dict[str, Any]:
-    """Return where a set's items are from, and whether that is the harness's very file."""
+    """Return the source of a set's items, and whether it is the harness's very file."""
     content, path = _read(name, data)
     return {
         "path": path,

@@ -1,7 +1,7 @@
-"""Two students on the items that both answered: differences, item by item, with intervals.
+"""Compare two students on the items that both answered, with intervals.
 
-What makes an item hard is hard for both, and leaves with the difference: intervals of differences
-are much narrower than each student's own, which may overlap though one is better nearly everywhere.
+An item's difficulty is common to both and cancels: intervals of differences are much narrower than
+each student's own, which may overlap although one is better nearly everywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ Sample = Mapping[str, Any]
 
 
 def describe_differences(folder: Path, other: Path) -> list[str]:
-    """Return a table of one folder's values less another's; errors as `read_results`."""
+    """Return a table of one folder's values minus another's; errors as in `read_results`."""
     one, two = read_results(folder), read_results(other)
     rows = []
     for name in SETS:
@@ -65,7 +65,7 @@ def difference(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> Value:
 
 
 def _is_comparable(one: Results, other: Results, name: str, measure: str) -> bool:
-    """Return whether the same places are the same items: those of one file."""
+    """Whether equal places mean equal items: those of one file."""
     made = [results.measurements.get(name, {}).get(measure) for results in (one, other)]
     files = [measurement.data.get("sha256") for measurement in made if measurement]
     return len(files) == 2 and files[0] == files[1]

@@ -1,9 +1,9 @@
-r"""When two answers are one.
+r"""Decide whether two answers are equal.
 
 Equal are, in this order: one spelling; numbers within 1e-4; points, intervals, lists and matrices
 part by part; expressions that math-verify finds equal, or whose values are within 1e-4.
 
-math-evaluation-harness accepts the same spellings, and some wrong answers, too: it takes away
+math-evaluation-harness accepts the same spellings, and some wrong answers, too: it removes
 brackets, and single letters as units. Here an open end isn't a closed one, and (a+5)(b+2) is
 neither a+5b+2 nor (+5)(b+2).
 """
@@ -33,7 +33,7 @@ _SECONDS = 3
 
 
 def is_equal(answer: str, reference: str) -> bool:
-    r"""Return whether two answers are one.
+    r"""Whether two answers are equal.
 
     A plain number is also right as its hundredth or hundredfold, as in the harness: 25 %, 25 and
     0.25.
@@ -71,19 +71,19 @@ def _is_same(answer: str, reference: str, scales: Sequence[float] = (1,)) -> boo
 
 
 class _Parts(NamedTuple):
-    """An answer of several: its brackets, or a matrix's rows and columns; the parts' spellings."""
+    """A composite answer: its brackets, or a matrix's rows and columns; the parts' spellings."""
 
     kind: str
     parts: Sequence[str]
 
     @property
     def is_ordered(self) -> bool:
-        """Whether math-verify could know no better: a set may be written in any order."""
+        """Whether its order matters: math-verify knows that a set's doesn't."""
         return self.kind not in ("", "{}")
 
 
 def _split(text: str) -> _Parts | None:
-    """Return the parts of a point, an interval, a list or a matrix; None for anything else."""
+    """Return the parts of a point, an interval, a list or a matrix; else None."""
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[1].split(r"\\") if row.strip()]
         shape = "x".join(str(len(row)) for row in rows)
@@ -104,7 +104,7 @@ def _split(text: str) -> _Parts | None:
 
 
 def _number(text: str) -> float | None:
-    """Return a plain number, with or without a unit; None for anything else."""
+    """Return a plain number, with or without a unit; else None."""
     text = re.sub(r"(?<=\d),\s*(?=\d{3}(?!\d))", "", text)
     if found := _PLAIN.fullmatch(text):
         return float(found[1])
@@ -118,7 +118,7 @@ def _is_close(number: complex, wanted: complex) -> bool:
 
 
 def _is_expression(text: str) -> bool:
-    """Return whether a text may be mathematics: math-verify would take any number out of prose."""
+    """Whether a text may be mathematics: math-verify would take any number out of prose."""
     return bool(text) and not _WORD.search(_COMMAND.sub("", text))
 
 
@@ -133,7 +133,7 @@ def _is_same_expression(answer: str, reference: str) -> bool:
 
 
 def _value(expression: object) -> complex | None:
-    """Return an expression's value; None for what isn't a number, or takes too long."""
+    """Return an expression's value; None if it isn't a number, or takes too long."""
     if not getattr(expression, "is_number", False):  # a text, a set, an equation
         return None
     try:

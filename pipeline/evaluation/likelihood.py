@@ -1,7 +1,7 @@
-"""Measures of what a model gives the right text: they move long before an answer is right.
+"""Likelihood measures of the right text: they move long before an answer is right.
 
-Everything is by the byte, never by the token, so that students of different vocabularies compare.
-lm-eval calls the functions; the files in `tasks/` name them.
+Everything is per byte, never per token, so that students of different vocabularies compare. lm-eval
+calls the functions, which the files in `tasks/` name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ Likelihood = tuple[float, bool]
 
 
 def text_to_score(item: Item, measure: str) -> str:
-    """Return the text whose likelihood a measure is; "" if there isn't a single one.
+    """Return the text whose likelihood is measured; "" if there isn't a single one.
 
-    The space before a solution or an answer is scored with it: lm-eval puts none before the target
-    of a plain loglikelihood.
+    The space before a solution or an answer is scored with it: lm-eval adds none in a plain
+    loglikelihood.
     """
     if measure == "text":
         return f"Problem:\n{item.problem}\nSolution:\n{item.solution or item.answer}"
@@ -27,15 +27,15 @@ def text_to_score(item: Item, measure: str) -> str:
 
 
 def scored(document: Document) -> str:
-    """Return what `text_to_score` gave; lm-eval takes no field as it is."""
+    """Return the result of `text_to_score`; lm-eval can't read a plain field."""
     return str(document["scored"])
 
 
 def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
     """Return the scored text's log-likelihood (nats) with its length (bytes).
 
-    What comes before a text (BOS, or what separates documents) is its context and costs nothing;
-    its end isn't asked for. `heldout_bits_per_byte` of the trainer counts the same way.
+    The tokens before a text (BOS or a separator) cost nothing; its end isn't scored. The trainer's
+    `heldout_bits_per_byte` counts the same way.
     """
     return {"bits_per_byte": (results[0][0], len(document["scored"].encode()))}
 

@@ -19,7 +19,7 @@ from pipeline.evaluation.settings import MEASURES, Measure
 def load_documents(
     set_name: str, measure: Measure, data: str, limit: int, **_: Any
 ) -> dict[str, datasets.Dataset]:
-    """Return a set's items as lm-eval reads them; called by the YAML files' `custom_dataset`."""
+    """Return a set's items for lm-eval; called by the YAML files' `custom_dataset`."""
     evaluation_set = SETS[set_name]
     documents = [
         asdict(item)
@@ -36,7 +36,7 @@ def load_documents(
 
 
 def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
-    """Return what can be measured on a set.
+    """Return the measures that a set allows.
 
     Example:
         >>> measures_of("svamp", [Item(question="1 + 1?", problem="1 + 1?", answer="2")])
@@ -48,7 +48,7 @@ def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
 
 
 def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> ConfigurableTask:
-    """Return a task that lm-eval can run; ValueError if its set's data can't be had."""
+    """Return a task for lm-eval; ValueError if its set's data are unavailable."""
     with as_file(files("pipeline.evaluation").joinpath("tasks")) as folder:
         config: Mapping[str, Any] = load_yaml(folder / f"{measure}.yaml")
     name = f"vocag_{set_name}_{measure}"
@@ -58,7 +58,7 @@ def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> Con
 
 
 def spread[T](items: Sequence[T], limit: int) -> list[tuple[int, T]]:
-    """Return items with their places, `limit` of them spread evenly: sets are sorted by topic.
+    """Return `limit` items, evenly spread, with their places: sets are sorted by topic.
 
     Example:
         >>> spread("abcdef", 3)

@@ -1,11 +1,13 @@
-"""Which items of the nine sets are in an aligned dataset: 13 words in a row say so.
+"""Find items of the nine sets in an aligned dataset, by 13 words in a row.
 
-Of an item its problem, its options and its worked solution are looked for, and of MATH all 5,000
-items, not the 500 that are evaluated: a model trained on the others has seen similar ones.
+An item's problem, options and worked solution are searched for; of MATH all 5,000 items, not only
+the 500 evaluated: a model trained on the others has seen similar ones.
 
 Words are runs of letters and digits in lower case, so spacing, punctuation and mark-up don't hide a
 question. At least three different ones must be of letters alone: "1 2 3 4 5 6 7 8 9 10 11 12 13" is
-in a problem of MATH, and in many other texts. An item that can't be found so is counted.
+in a problem of MATH, and in many other texts. Items without such words are counted.
+
+Source: the 13-grams of GPT-3's appendix C, used by many since.
 
 Source: the 13-grams of GPT-3's appendix C, which others have taken over.
 """
@@ -35,7 +37,7 @@ _WORDS = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True)
 class Question:
-    """A set's item that was found, in which part of it, and words of that."""
+    """A set's item that was found, the matching part, and its words."""
 
     set: str
     place: int
@@ -44,10 +46,10 @@ class Question:
 
 
 class Questions:
-    """The word sequences of items, to be looked for in texts."""
+    """The word sequences of items, for finding them in texts."""
 
     def __init__(self, items: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
-        """Take (set, place, texts by part) of every item; `num_hidden` counts those without any."""
+        """Take (set, place, texts by part) of every item; `num_hidden` are unsearchable."""
         self.num_hidden = Counter[str]()
         self._found: dict[str, list[Question]] = {}
         for set_name, place, texts in items:
@@ -63,7 +65,7 @@ class Questions:
                 self.num_hidden[set_name] += 1
 
     def find(self, text: str) -> list[Question]:
-        """Return the items of which 13 words in a row are in a text, each once.
+        """Return the items that share 13 words in a row with a text, each once.
 
         Example:
             >>> words = "one two three four five six seven eight nine ten eleven twelve thirteen"
@@ -97,7 +99,7 @@ def split_words(text: str) -> list[str]:
 def check_overlap(
     dataset_path: str, sets: Sequence[str], *, data: str = "", output: Path
 ) -> Iterator[str]:
-    """List the sets' questions in a dataset, yield a table; ValueError if one can't be read."""
+    """List the sets' questions in a dataset, yield a table; ValueError if one is unreadable."""
     dataset = open_dataset(dataset_path)
     items = dict(_read_all(name, data) for name in sets)
     questions = Questions(
@@ -136,7 +138,7 @@ def check_overlap(
 
 
 def parts_of(item: Item) -> dict[str, str]:
-    """Return the texts of an item that a document may hold.
+    """Return an item's texts that a document may contain.
 
     Example:
         >>> parts_of(Item(question="", problem="2 + 2?", answer="4", options=("4", "5"), label=0))
@@ -149,7 +151,7 @@ def parts_of(item: Item) -> dict[str, str]:
 
 
 def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
-    """Return a set's items, of MATH all where its whole file is there, and their set's name."""
+    """Return a set's name and items; of MATH all, if its whole file is available."""
     if name == "math":
         try:
             return "math_full", read_items("math_full", data)

@@ -1,4 +1,4 @@
-"""`vocag overlap`: which test questions are in an aligned dataset."""
+"""`vocag overlap`: find test questions in an aligned dataset."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class OverlapOptions:
 
 @prints("vocag overlap")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return what the command prints."""
+    """Return the command's output."""
     options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
     from pipeline.evaluation.overlap import check_overlap  # help does without
 

@@ -36,7 +36,7 @@ figure svg { width: 100%; min-width: 40rem; }
 
 
 def write_report(output: Path) -> Path:
-    """Write the report of all students in a folder; return its path; errors as `read_results`."""
+    """Write the report of a folder's students; return its path; errors as in `read_results`."""
     folders = student_folders(output)
     students = [read_results(folder) for folder in folders]
     page = render_page(

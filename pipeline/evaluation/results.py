@@ -1,4 +1,4 @@
-"""What a student scored: values with 95 % confidence intervals, in files next to each other."""
+"""A student's results: values with 95 % confidence intervals, stored in files."""
 
 import json
 import math
@@ -26,9 +26,9 @@ class Value:
 class Measurement:
     """One measure on one set: shares from 0 to 1 or bits per byte, by name.
 
-    A limit of 0 asks for all of the set; answers of 0 tokens are not generated. `data` is the set's
-    file, see `describe_data`, and the settings are how the student ran, and versions of the
-    libraries that had a say.
+    A limit of 0 means the whole set; answers of 0 tokens are not generated. `data` describes the
+    set's file, see `describe_data`; the settings are how the student ran, with versions of the
+    libraries involved.
     """
 
     num_items: int
@@ -43,7 +43,7 @@ class Measurement:
 
 @dataclass
 class Results:
-    """What is known of one student, by set and measure; several commands add measurements."""
+    """One student's results, by set and measure; several commands add measurements."""
 
     student: str
     source: str
@@ -74,7 +74,7 @@ def student_folders(output: Path) -> list[Path]:
 
 
 def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
-    """Return what a student made of a set's items, none if it was not asked."""
+    """Return a student's samples of a set, empty if it was not asked."""
     path = folder / "samples" / f"{name}.{measure}.jsonl"
     if not path.exists():
         return []
@@ -82,7 +82,7 @@ def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
 
 
 def read_results(folder: Path) -> Results:
-    """Return what a folder says of its student; ValueError if a file has another form."""
+    """Return a folder's results; ValueError if a file is malformed."""
     path = folder / RESULTS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results)
@@ -91,7 +91,7 @@ def read_results(folder: Path) -> Results:
 
 
 def share(values: Sequence[float]) -> Value:
-    """Return the share of ones, with Wilson's interval: it says something of 0 of 20, too.
+    """Return the share of ones, with Wilson's interval, which is meaningful for 0 of 20, too.
 
     Example:
         >>> made = share([0.0] * 20)
@@ -106,10 +106,10 @@ def share(values: Sequence[float]) -> Value:
 
 
 def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
-    """Return the difference of two shares of the same items, each 1 or 0 by the one and the other.
+    """Return the difference of two shares of the same items, each 1 or 0.
 
-    Its interval is Agresti and Min's: half an item more in each cell of the table of both, so that
-    it says something even if the two never differed.
+    The interval is Agresti and Min's: half an item more in each cell of the joint table, so it is
+    meaningful even if the two never differed.
 
     Example:
         >>> made = share_difference([(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 16)
@@ -126,7 +126,7 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 
 
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
-    """Return the bits of all texts by their bytes, from (log-likelihood in nats, length in bytes).
+    """Return all texts' bits per byte, from (log-likelihood in nats, length in bytes).
 
     The interval is that of a ratio of two means, linearised.
 
@@ -146,7 +146,7 @@ def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
 
 
 def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Return the values of a task's samples as lm-eval gives them, by metric.
+    """Return the values of a task's samples from lm-eval, by metric.
 
     Example:
         >>> summarise([{"metrics": ["accuracy"], "accuracy": 1.0}])["accuracy"].value

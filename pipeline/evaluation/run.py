@@ -1,4 +1,4 @@
-"""One student on the chosen sets and measures, one after the other, each kept when it is done."""
+"""Run one student on the chosen sets and measures, keeping each result when done."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
 
 
 def open_results(student: Student, folder: Path, engine: Engine) -> Results:
-    """Return the folder's results, or new ones; ValueError if a student or dtype differs."""
+    """Return the folder's results, or new ones; ValueError if student or dtype differ."""
     fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
         return fresh
@@ -47,9 +47,9 @@ def open_results(student: Student, folder: Path, engine: Engine) -> Results:
 
 
 def plan(asked: Asked) -> list[tuple[str, Measure]]:
-    """Return what to measure of each set, as its items, or those within the limit, allow.
+    """Return each set's measures that its items, within the limit, allow.
 
-    ValueError if a set's data can't be had, or none allows any of the measures.
+    ValueError if a set's data are unavailable, or allow none of the measures.
     """
     steps = []
     for name in asked.tasks:
@@ -70,9 +70,9 @@ def measure_all(
     engine: Engine,
     folder: Path,
 ) -> Iterator[tuple[str, Measure, Measurement]]:
-    """Measure set by set; yield each step with what came of it.
+    """Measure set by set; yield each step with its result.
 
-    After each step the folder's results are written anew. It also holds the student's answer log.
+    After each step the folder's results are written anew; the student's answer log is there, too.
     """
     settings = asdict(engine) | {name: version(name) for name in _LIBRARIES}
     with closing(AnswerLog(model, folder / answers_name(results.sha256, engine))) as log:
@@ -85,7 +85,7 @@ def measure_all(
 
 
 def answers_name(student_sha256: str, engine: Engine) -> str:
-    """Return the file name of a student's answers: other weights or rounding, other answers."""
+    """Return a student's answer file; other weights, rounding or devices get another."""
     kind = engine.device.partition(":")[0]
     identity = json.dumps([student_sha256, engine.dtype, kind])
     return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
@@ -127,7 +127,7 @@ def _measure(
 
 
 def _sample(sample: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
-    """Return what is kept of an item: enough to read what went wrong."""
+    """Return the kept part of an item: enough to see what went wrong."""
     document = sample["doc"]
     kept = {"place": document["place"], "question": document["question"]}
     kept |= {metric: sample[metric] for metric in sample["metrics"]}

@@ -1,9 +1,9 @@
 """The paper's nine evaluation sets as one kind of item, whatever their files look like.
 
-Questions are worded as math-evaluation-harness words them, whose numbers the paper reports. A byte
-more or less in a prompt moves a small model's answer, so its oddities stay: it lists the options of
-MathQA with its commas and those of SAT without. The worked examples before a question (`shots/`)
-are its own files (commit db77bc6), which come with its licence.
+Questions have math-evaluation-harness's wording, whose numbers the paper reports. A byte in a
+prompt changes a small model's answer, so oddities stay: it lists the options of MathQA with its
+commas and those of SAT without. The worked examples (`shots/`) are the harness's files (commit
+db77bc6), with their licence.
 """
 
 import re
@@ -27,12 +27,12 @@ class Item:
     """One question with its answer.
 
     Attributes:
-        question: as a prompt asks it, options and hints included.
+        question: as in a prompt, with options and hints.
         problem: the same without them.
-        answer: the right answer in words or numbers; for MATH the solution, whose box holds it.
+        answer: the right answer in words or numbers; for MATH the solution with its boxed answer.
         solution: a worked solution, "" if the set has none.
-        options: the options' texts, none if the set lets one answer freely.
-        label: the right option's place, -1 if there are none.
+        options: the options' texts, empty for a free answer.
+        label: the right option's place, -1 without options.
     """
 
     question: str
@@ -45,9 +45,9 @@ class Item:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of the nine: its name in tables, its file, what makes an item of a line, its examples.
+    """One of the nine: its title, its file, the maker of its items, its examples.
 
-    The data are FILE.jsonl, or FILE/test.jsonl as the harness has it.
+    The data are FILE.jsonl, or FILE/test.jsonl as in the harness.
     """
 
     title: str
@@ -62,10 +62,10 @@ class EvaluationSet:
 
 
 def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
-    """Return the items of a set's lines; of MATH those of the 500, if they aren't cut out already.
+    """Return the items of a set's lines; for MATH only the 500, unless already cut out.
 
     Raises:
-        ValueError: a line that the set's file would not hold; too few lines to find MATH's 500.
+        ValueError: a malformed line; too few lines to find MATH's 500.
 
     Example:
         >>> row = {"input": " 1 and 1? ", "target": 2.0}
@@ -91,7 +91,7 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
 
 @cache
 def math_500() -> tuple[int, ...]:
-    """Return the places of the 500 in MATH's test set that OpenAI's PRM800K left for testing."""
+    """Return the places of the 500 items of MATH's test set that PRM800K kept for testing."""
     text = files("pipeline.evaluation").joinpath("math500.txt").read_text("utf-8")
     return tuple(map(int, text.split()))
 
@@ -109,7 +109,7 @@ def load_shots(name: ShotsName) -> str:
 
 
 def make_prompt(question: str, name: ShotsName) -> str:
-    r"""Return what a model is asked to continue.
+    r"""Return the prompt for a model to continue.
 
     Source: `load_prompt` and `construct_prompt` of math-evaluation-harness.
 

@@ -1,4 +1,4 @@
-"""What is asked of a student, and how it runs: options of `vocag evaluate`."""
+"""Options of `vocag evaluate`: what is measured, and how a student runs."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args

@@ -1,4 +1,4 @@
-r"""One spelling for answers that LaTeX lets one write in many: spaces, braces, brackets, units."""
+r"""One spelling for answers that LaTeX can write in many: spaces, braces, brackets, units."""
 
 import re
 
@@ -30,10 +30,10 @@ _NEEDED = re.compile(r"(?<=\d) (?=\d)|(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
 def plain_spelling(text: str) -> str:
-    r"""Return an answer without what doesn't change its value.
+    r"""Return an answer without parts that don't change its value.
 
-    Sizes of brackets, kinds of fractions and matrices, fonts of words, a unit in \text after the
-    answer, degrees, percent and dollar signs, and a name before it ("x =", "x \in") leave.
+    These are sizes of brackets, kinds of fractions and matrices, fonts of words, a unit in \text
+    after the answer, degrees, percent and dollar signs, and a name before it ("x =", "x \in").
 
     Example:
         >>> plain_spelling(r"x = \left( \dfrac12, \text{east} \right]")
@@ -53,7 +53,7 @@ def plain_spelling(text: str) -> str:
 
 
 def _close_up(text: str) -> str:
-    """Return a text with no space but between two words or two numbers."""
+    """Remove spaces except between two words or two numbers."""
     text = _SPACES.sub(" ", text)
     parts = _NEEDED.split(text)
     return " ".join(part.replace(" ", "") for part in parts)

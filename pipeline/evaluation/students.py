@@ -1,4 +1,4 @@
-"""The student that a user names: its files, its name, and the model that lm-eval asks."""
+"""A named student: its files, its name, and its model for lm-eval."""
 
 import re
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ _TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_
 
 @dataclass(frozen=True)
 class Student:
-    """A model on this machine's disk, a folder in the layout of Hugging Face or a .gguf file.
+    """A model on disk, a Hugging Face folder or a .gguf file.
 
     The digest is over weights, configuration and tokenizer.
     """
@@ -32,7 +32,7 @@ class Student:
 
 
 def find_student(source: str) -> Student:
-    """Return the student that a user names, [NAME=]SOURCE; ValueError if it isn't there."""
+    """Return the student named by [NAME=]SOURCE; ValueError if it is missing."""
     name, separator, rest = source.partition("=")
     found = find_teacher(rest if separator else source, role="student")
     files = [*found.files, *_tokenizer_files(found.path)]
@@ -41,7 +41,7 @@ def find_student(source: str) -> Student:
 
 
 def name_of(source: str) -> str:
-    """Return what a student is called if the user does not say.
+    """Return a student's default name.
 
     Example:
         >>> name_of("runs/teacher/model"), name_of("HuggingFaceTB/SmolLM2-135M@main")
@@ -54,7 +54,7 @@ def name_of(source: str) -> str:
 
 
 def open_model(student: Student, engine: Engine) -> LM:
-    """Load a student as a model of lm-eval's; ValueError if it or its tokenizer can't be."""
+    """Load a student as a model for lm-eval; ValueError if it or its tokenizer fails."""
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,
@@ -80,7 +80,7 @@ def open_model(student: Student, engine: Engine) -> LM:
 
 
 class _Loaded(HFLM):  # type: ignore[misc]
-    """lm-eval's model, whose weights are loaded as everywhere here: all of them, or none."""
+    """lm-eval's model, with weights loaded completely or not at all."""
 
     def _create_model(
         self, pretrained: str, *, dtype: str, gguf_file: str | None = None, **_: object
@@ -90,7 +90,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
 
 
 def with_device(engine: Engine) -> Engine:
-    """Return the engine with the device that it runs on: the GPU if none is named and one is there.
+    """Return the engine with its device: by default the GPU, if any.
 
     Example:
         >>> with_device(Engine(device="cpu")).device

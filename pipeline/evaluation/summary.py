@@ -1,4 +1,4 @@
-"""The table that a student's evaluation ends with."""
+"""The table at the end of a student's evaluation."""
 
 from pipeline.drawing.formatting import format_count, format_table
 from pipeline.evaluation.results import Measurement, Results, Value
@@ -20,7 +20,7 @@ COLUMNS = (
 def describe_results(results: Results) -> list[str]:
     """Return a table of values with their 95 % intervals, then the notes.
 
-    Measures that were asked of different numbers of items have lines of their own.
+    Measures on different numbers of items have separate lines.
     """
     measured = [name for name in SETS if name in results.measurements]
     columns = [
@@ -53,7 +53,7 @@ def describe_measurement(name: str, measure: str, made: Measurement) -> str:
 
 
 def format_value(value: Value | None, metric: str) -> str:
-    """Return a value with its interval, "–" if there is none.
+    """Return a value with its interval, "–" if missing.
 
     Example:
         >>> format_value(Value(0.0, 0.0, 0.161), "accuracy")
@@ -71,9 +71,9 @@ def format_value(value: Value | None, metric: str) -> str:
 
 
 def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
-    """Return a value with the ends of its interval: shares in percent, others as they are.
+    """Return a value with its interval's ends: shares in percent, others unchanged.
 
-    A `sign` of "+" shows the sign of what is positive, too; `to` goes between the ends.
+    A `sign` of "+" also shows positive signs; `to` separates the ends.
 
     Example:
         >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")
@@ -88,7 +88,7 @@ def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–")
 
 
 def describe_settings(results: Results) -> list[str]:
-    """Return how the student ran; if not always in one way, with what was measured so.
+    """Return how the student ran; if in several ways, with what each measured.
 
     Example:
         >>> describe_settings(results)
@@ -102,7 +102,7 @@ def describe_settings(results: Results) -> list[str]:
 
 
 def _notes(results: Results) -> list[str]:
-    """Return what a reader must know of the numbers."""
+    """Return notes that readers of the numbers need."""
     lines = [
         f"{SETS[name].title}, {measure}: {made.note}"
         for name, measure, made in results.all()

@@ -1,1 +1,1 @@
-"""What is in a dataset."""
+"""Show what a dataset contains."""

@@ -1,4 +1,4 @@
-"""`vocag explore`: what is in a dataset, how it is aligned, how it would be packed."""
+"""`vocag explore`: a dataset's content, alignment and packing."""
 
 import shutil
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ class InfoOptions:
     by: Annotated[str, Option("FIELD")] = ""
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print."""
+        """Yield the output."""
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.info import describe_dataset, describe_groups
 
@@ -82,7 +82,7 @@ class PreviewOptions:
                 raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page if one is wanted."""
+        """Yield the output, and write the page if requested."""
         from pipeline.dataset.files import open_dataset
         from pipeline.drawing.terminal_blocks import LEGEND, draw_document
         from pipeline.explore.preview import load_previews, render_page
@@ -121,7 +121,7 @@ class CellsOptions:
             raise ValueError(f"--largest {self.largest}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print."""
+        """Yield the output."""
         from pipeline.command_line.failures import printable
         from pipeline.dataset.files import open_dataset
         from pipeline.distributions.pair import look_at_pair
@@ -167,7 +167,7 @@ class ScoresOptions:
             raise ValueError(f"--documents {self.documents}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page if one is wanted."""
+        """Yield the output, and write the page if requested."""
         from pipeline.dataset.document_scores import SCORE_COLUMNS
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table
@@ -220,7 +220,7 @@ class PlanOptions:
                 raise ValueError(f"{option} {count}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print."""
+        """Yield the output."""
         from pipeline.explore.info import describe_plan
         from pipeline.explore.mixture import describe_mixture, plan_dataset, plan_mixture_rows
         from pipeline.packing.opening import open_run
@@ -257,7 +257,7 @@ _COMMANDS: dict[str, type[_Commands]] = {
 
 @prints("vocag explore")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return what the command prints."""
+    """Return the command's output."""
     return parse_command(
         _COMMANDS,
         argv,

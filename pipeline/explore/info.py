@@ -1,4 +1,4 @@
-"""What a dataset holds and how rows of it would be packed, as text tables."""
+"""A dataset's content, and the packing of its rows, as text tables."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,7 +46,7 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
 
 
 def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield the lines of `explore info --by NAME`; ValueError if there is no such field."""
+    """Yield the lines of `explore info --by NAME`; ValueError for an unknown field."""
     groups = count_by(dataset, name)  # those with the most tokens first
     all_tokens = sum(group.num_student_tokens for group in groups)
     heading = "documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"
@@ -70,7 +70,7 @@ def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
 
 
 def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
-    """Yield the lines of `explore plan`, of steps of so many rows."""
+    """Yield the lines of `explore plan`, with steps of `global_batch_size` rows."""
     rules, num_rows = plan.rules, len(plan)
     student, teacher = (int(side.sum()) for side in plan.row_lengths())
     student_padding, teacher_padding = plan.padding()
@@ -126,9 +126,9 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
 
 
 def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
-    """Return the statistics less the removed documents', as the indices know them.
+    """Return the statistics without removed documents, from the indices.
 
-    Their samples aren't read: they may be removed because they are damaged.
+    Their samples aren't read, since they may be damaged.
     """
     read = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
     for shard in range(len(dataset.manifest.shards)):

@@ -1,4 +1,4 @@
-"""What a mixture would read, before anyone pays for it: tokens and epochs by dataset and stage."""
+"""Preview a mixture: tokens and epochs by dataset and stage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ _BAR_COLUMNS = 24
 
 @dataclass(frozen=True)
 class PlannedMixture:
-    """A mixture and the rows that a run would read of it.
+    """A mixture and the rows that a run would read.
 
-    They are the run's, or those until a mixture without end has read each dataset of its last
-    stretch once more.
+    They are the run's; without an end, they last until each dataset of the last stretch was read
+    once more.
     """
 
     mixture: Mixture
@@ -42,7 +42,7 @@ class PlannedMixture:
 def plan_mixture_rows(
     opened: OpenedRun, rules: PackingRules, *, num_rows: int | None = None
 ) -> PlannedMixture:
-    """Return what a run of so many rows would read of a mixture; None: as many as it gives.
+    """Return the first `num_rows` rows that a run would read of a mixture; None: all.
 
     Raises:
         ValueError: datasets that don't fit together, or have too few rows.
@@ -143,7 +143,7 @@ def _stretch(planned: PlannedMixture, start: int, stop: int) -> list[str]:
 
 
 def _used_up(plan: MixturePlan, stop: int) -> Iterator[str]:
-    """Tell which datasets give their last row just before a run position."""
+    """Name the datasets whose last row comes just before a run position."""
     before, after = plan.counts_before(stop - 1), plan.counts_before(stop)
     columns: Sequence[tuple[Source, int, int]] = list(zip(plan.sources, before, after, strict=True))
     for source, earlier, count in columns:

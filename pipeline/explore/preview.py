@@ -1,8 +1,8 @@
-"""Documents with both tokenizations laid out side by side, ready to be drawn.
+"""Documents with both tokenizations side by side, ready to be drawn.
 
-A *block* is the smallest run of student and teacher tokens that belong together: where both
-tokenizations share a byte boundary, a block ends. "Probability" as two student tokens under one
-teacher token is one block.
+A *block* is the smallest run of student and teacher tokens that belong together: it ends at a byte
+boundary of both tokenizations. "Probability" as two student tokens under one teacher token is one
+block.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from schemas.errors import DatasetError
 def load_previews(
     dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
-    """Read documents, the first ones or that of an id, with `max_tokens` student tokens of each.
+    """Read documents, the first ones or that with an id, with `max_tokens` student tokens each.
 
     Raises:
         DatasetError: no such document; a sample or index is damaged.
@@ -69,7 +69,7 @@ def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:
 
 
 def _name(dataset: Dataset, side: Side, token_id: int) -> str:
-    """Return a token as people read it: its bytes, or its name if it stands for none."""
+    """Return a token for people: its bytes, or its name without any."""
     tokenizer = load_dataset_tokenizer(dataset, side)
     data = tokenizer.token_bytes(token_id)
     return show_bytes(data) if data else tokenizer.token_name(token_id)

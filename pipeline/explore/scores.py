@@ -1,4 +1,4 @@
-"""Documents by a teacher's stored losses: quantiles, and what a threshold would keep."""
+"""Quantiles of documents' stored scores, and the effects of thresholds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ _ENDS = (0.005, 0.995)
 class ScoreTable:
     """Columns of teachers' scores of the N documents that are read, int64 or float64 [N].
 
-    Each document is at a place of a shard's index. The group is the text of a metadata field, ""
-    where none was asked for; `values` are by the column's name, NaN if a document has none.
+    Each document has a place in a shard's index. `group` is the text of a metadata field, "" if not
+    requested; `values` are by the column's name, NaN if missing.
     """
 
     shard: NDArray[np.int64]
@@ -45,7 +45,7 @@ class ScoreTable:
     values: Mapping[str, NDArray[np.float64]]
 
     def groups(self) -> list[tuple[str, NDArray[np.bool_]]]:
-        """Return the groups with the most documents, each with its documents, bool [N]."""
+        """Return the largest groups, each with its documents, bool [N]."""
         names, counts = np.unique(self.group, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:MAX_GROUPS]
         return [(str(names[each]), self.group == names[each]) for each in order]
@@ -53,7 +53,7 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What `column <= value` keeps; `quantile` is a share of the documents with a score."""
+    """Effect of `column <= value`; `quantile` is a share of the documents with a score."""
 
     quantile: float
     value: float
@@ -66,7 +66,7 @@ def read_table(
 ) -> ScoreTable:
     """Read columns of teachers' scores of all documents that aren't removed.
 
-    Columns are scores and one of `SCORE_COLUMNS`, by the name to show.
+    `columns` map displayed names to scores and one of `SCORE_COLUMNS`.
 
     Raises:
         ValueError: no such field.
@@ -98,7 +98,7 @@ def read_table(
 def find_thresholds(
     values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
 ) -> list[Threshold]:
-    """Return what the values at some quantiles keep; none if no document has a value."""
+    """Return the effects of thresholds at some quantiles; empty without any value."""
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
     ordered, found = values[order], []
@@ -111,7 +111,7 @@ def find_thresholds(
 
 
 def place_of(quantile: float, count: int) -> int:
-    """Return the first place of an ordered list up to which there is such a share of it.
+    """Return the place in an ordered list at which a quantile is reached.
 
     Example:
         >>> place_of(0.5, 4), place_of(0.0, 4), place_of(0.35, 20)
@@ -141,7 +141,7 @@ def describe_scores(
 def describe_thresholds(
     table: ScoreTable, values: NDArray[np.float64], column: str, quantiles: Sequence[float]
 ) -> list[str]:
-    """Return a table of how many documents and bytes each threshold keeps."""
+    """Tabulate the documents and bytes that each threshold keeps."""
     rows = [["quantile", f"{column} <=", "documents", "", "text bytes", ""]]
     all_bytes = int(table.num_text_bytes.sum())
     for each in find_thresholds(values, table.num_text_bytes, quantiles):
@@ -159,7 +159,7 @@ def describe_thresholds(
 
 
 def describe_quantiles(dataset: Dataset) -> Iterator[str]:
-    """Yield quantiles of the stored columns of every score, as `explore info` shows them."""
+    """Yield quantiles of every score's stored columns, as `explore info` shows them."""
     rows = [["score", "column", *(f"{quantile:g}" for quantile in QUANTILES)]]
     for files in list_scores(dataset.location):
         rule, name = files.manifest.rule, files.manifest.source.rstrip("/").rpartition("/")[2]
@@ -179,23 +179,23 @@ def describe_quantiles(dataset: Dataset) -> Iterator[str]:
 
 
 def bin_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the edges of a histogram of what isn't NaN, float64 [25]."""
+    """Return the edges of a histogram, ignoring NaN, float64 [25]."""
     known = values[~np.isnan(values)]
     low, high = np.quantile(known, _ENDS) if len(known) else (0.0, 1.0)
     return np.linspace(low, max(high, low + 1e-6), _BINS + 1)
 
 
 def count_bins(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return how many values are in each bin, int64 [24]; outer ones take what is outside."""
+    """Count values per bin, int64 [24]; the outer bins include values beyond them."""
     known = values[~np.isnan(values)]
     return np.histogram(np.clip(known, edges[0], edges[-1]), edges)[0]
 
 
 def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredDocuments]:
-    """Return scores by the names that were asked for; without, all of the dataset as it is.
+    """Return scores by the given names; without names, all of the dataset's newest state.
 
     Raises:
-        DatasetError: one is not there, is ambiguous or of another generation, or there are none.
+        DatasetError: scores are missing, ambiguous or of another generation.
     """
     names = names or [
         files.manifest.rule.fingerprint[:16] for files in list_scores(dataset.location)

@@ -1,7 +1,7 @@
 """`vocag explore scores --html`: texts at chosen quantiles, and their costly spots.
 
-A spot is a run of windows of `SPOT_TOKENS` teacher tokens, each of whose bits per byte is more than
-`SPOT_FACTOR` times the document's own.
+A spot is a run of windows of `SPOT_TOKENS` teacher tokens, each with more than `SPOT_FACTOR` times
+the document's bits per byte.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,9 @@ class Spot:
 
 
 def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) -> list[Spot]:
-    """Return where a document is far costlier than on the whole, in order.
+    """Return a document's spots that are far costlier than its average, in order.
 
-    Losses are float [T], nats, NaN if a token has none; the tokens' `byte_offsets` int [T, 2].
+    Losses are float [T], nats, NaN if missing; the tokens' `byte_offsets` int [T, 2].
     """
     if len(losses) <= SPOT_TOKENS:
         return []
@@ -163,7 +163,7 @@ def _card(
 
 
 def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
-    """Return the first bytes of a text with its spots marked; no character is cut."""
+    """Return the start of a text with its spots marked; no character is cut."""
     children: list[Child] = []
     end, stop = 0, _whole(text, min(len(text), SHOWN_BYTES))
     for spot in spots:
@@ -178,7 +178,7 @@ def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
 
 
 def _whole(text: bytes, place: int) -> int:
-    """Return the start of the character that a byte belongs to."""
+    """Return the start of the character that contains a byte."""
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:  # a byte that continues one
         place -= 1
     return place

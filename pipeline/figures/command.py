@@ -54,7 +54,7 @@ class VocabularyOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the figure if one is wanted."""
+        """Yield the output, and write the figure if requested."""
         from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 
         student, _ = _split_name(self.student)
@@ -85,7 +85,7 @@ class TokensOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page if one is wanted."""
+        """Yield the output, and write the page if requested."""
         from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 
         result = tokenize_text(self.text, _load_all(self.tokenizers))
@@ -125,7 +125,7 @@ class AlignmentOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the figure if one is wanted."""
+        """Yield the output, and write the figure if requested."""
         from pipeline.dataset.texts import read_texts
         from pipeline.figures.alignment import describe_chunking, draw_chunking, measure_chunking
 
@@ -168,7 +168,7 @@ class KeptOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print, and write the page if one is wanted."""
+        """Yield the output, and write the page if requested."""
         # Only this figure needs torch and transformers.
         from pipeline.figures import kept
 
@@ -196,7 +196,7 @@ _FIGURES: dict[str, type[VocabularyOptions | TokensOptions | AlignmentOptions | 
 
 @prints("vocag figures")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return what the command prints."""
+    """Return the command's output."""
     return parse_command(
         _FIGURES,
         argv,
@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
 
 
 def _split_name(source: str) -> tuple[str, str]:
-    """Return the name and the source of `NAME=SOURCE` or `SOURCE`.
+    """Split `NAME=SOURCE` or `SOURCE` into name and source.
 
     Example:
         >>> _split_name("models/llama2/tokenizer.json")

@@ -1,4 +1,4 @@
-"""Which tokens of a text a real teacher keeps for a real student (paper, Fig. 8)."""
+"""The tokens of a text that a real teacher keeps for a real student (paper, Fig. 8)."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -29,10 +29,10 @@ _LEGEND = (
 
 @dataclass(frozen=True, eq=False)
 class KeptTokens:
-    """A text's student tokens with what decided about each.
+    """A text's student tokens and the values that decided about each.
 
     Attributes:
-        document: its T_student student tokens and its teacher tokens, as they belong together.
+        document: its T_student student tokens and its teacher tokens, aligned.
         student_losses: float64 [T_student], nats; NaN if a token has no context.
         guidance: float64 [T_student], nats, the teacher's; NaN = unmapped.
         kept: bool [T_student].
@@ -59,10 +59,10 @@ def score_text(
     keep_fraction: float = 0.4,
     aggregation: Aggregation = "max",
 ) -> KeptTokens:
-    """Score a text with both models and choose the tokens that count.
+    """Score a text with both models and choose the tokens to keep.
 
-    Each side is a model (folder or repository) and its tokenizer; the student's says what comes
-    before a text. `keep_fraction` of the mapped tokens is kept, by Φ = `aggregation`.
+    Each side is a model (folder or repository) and its tokenizer; the student's defines the context
+    of a text. `keep_fraction` of the mapped tokens is kept, by Φ = `aggregation`.
 
     Raises:
         ValueError: an empty text, one that can't be tokenized, or is longer than a context.
@@ -126,7 +126,7 @@ def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
 
 @torch.inference_mode()
 def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
-    """Return a model's losses of a text's tokens and where it has any, [1, T] each."""
+    """Return a model's losses of a text's tokens and which are defined, [1, T] each."""
     model = load_language_model(source, packed=False)
     context = tokenizer.around_text.first_token_id
     tokens = [*([] if context is None else [context]), *ids.tolist()]

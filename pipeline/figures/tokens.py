@@ -1,4 +1,4 @@
-"""One text as several tokenizers see it, and how the first maps to the others (paper, Fig. 2)."""
+"""One text in several tokenizations, and the first aligned with the others (paper, Fig. 2)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,20 +15,24 @@ from pipeline.tokenization import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """A UTF-8 text, its tokens by tokenizer, and the first one's laid out over each other one's."""
+    """A UTF-8 text, its tokens by tokenizer, and the first aligned with each other one."""
 
     text: bytes
     tokens: Mapping[str, TokenBatch]
     pairs: tuple[PreviewDocument, ...]
 
     def pieces(self, name: str) -> str:
-        """Return a tokenizer's tokens as people read them."""
+        """Return a tokenizer's tokens for people."""
         ranges = self.tokens[name].byte_offsets.tolist()
         return " | ".join(show_bytes(self.text[start:end]) or "∅" for start, end in ranges)
 
 
 def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedText:
-    """Tokenize a text, without BOS, align the first tokenizer with others; ValueError if one can't.
+    """Tokenize a text without BOS, and align the first tokenizer with others.
+
+    ValueError if a tokenizer fails.
+
+    Source: Fig. 2.
 
     Source: Fig. 2.
     """

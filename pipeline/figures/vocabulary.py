@@ -1,4 +1,4 @@
-"""How much of each teacher's vocabulary the student has (paper, Fig. 1)."""
+"""The share of each teacher's vocabulary that the student has (paper, Fig. 1)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabularyOverlap:
-    """What one teacher shares with the student, of its base vocabulary without added tokens.
+    """A teacher's overlap with the student, in its base vocabulary without added tokens.
 
-    Shares, 0 to 1: `raw` of equal token strings, `decoded` of the bytes that tokens stand for.
+    Shares, 0 to 1: `raw` of equal token strings, `decoded` of equal bytes.
     """
 
     teacher: str
@@ -28,10 +28,10 @@ class VocabularyOverlap:
 def measure_overlaps(
     student: Tokenizer, teachers: Mapping[str, Tokenizer]
 ) -> list[VocabularyOverlap]:
-    """Compare the student's vocabulary with each teacher's, both without added tokens.
+    """Compare the student's vocabulary with each teacher's, without added tokens.
 
-    First by raw token strings, as Fig. 1 has it, then by the bytes that tokens stand for, which is
-    more honest: `▁the` and `Ġthe` do not count as different.
+    First by raw token strings, as in Fig. 1, then by tokens' bytes, which is fairer: `▁the` and
+    `Ġthe` count as equal.
 
     Source: Fig. 1, |S ∩ T| / |T|.
     """

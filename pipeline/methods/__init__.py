@@ -1,9 +1,9 @@
-"""The methods of training, each described once and in one file, with its loss.
+"""The methods of training, each in one file, with its loss.
 
-A new method is a new file with its `KINDS`, named here; a user's own is the `package.module` that
-`--method` names. A new way to rank tokens is a selector of
-`pipeline.guidance.selection`, and with it a method of both trainers. No torch is imported before a
-loss is asked for, so that options and help need none.
+A new method is a new file with its `KINDS`, named here; a user's own is the `package.module` given
+to `--method`. A new way to rank tokens is a selector of `pipeline.guidance.selection`, and so a
+method of both trainers. torch is imported only when a loss is requested, so options and help don't
+need it.
 """
 
 from dataclasses import fields
@@ -22,11 +22,11 @@ METHODS = {kind.name: kind for kinds in _FAMILIES for kind in kinds}
 
 
 def kind_of(method: Method) -> MethodKind:
-    """Return what a method is.
+    """Return the kind of a method.
 
     Raises:
-        ValueError: there is none of its name, or it doesn't read an option that was given.
-        ImportError: a user's own module that can't be imported.
+        ValueError: an unknown name, or an option that the method doesn't read.
+        ImportError: a user's module can't be imported.
 
     Example:
         >>> kind_of(Method("full")).needs
@@ -47,7 +47,7 @@ def kind_of(method: Method) -> MethodKind:
 
 
 def _foreign(name: str) -> MethodKind:
-    """Return the method of a user's own module, which declares it in `KINDS` as ours do."""
+    """Return the method of a user's module, declared in its `KINDS`."""
     kinds: tuple[object, ...] = getattr(import_module(name), "KINDS", ())
     if len(kinds) != 1 or not isinstance(kinds[0], MethodKind):
         raise ValueError(f"method={name}: that module's KINDS must hold one MethodKind")

@@ -1,4 +1,4 @@
-"""Likelihoods of text, matched by the losses of both models."""
+"""Match both models' likelihoods of text, by their losses."""
 
 from __future__ import annotations
 

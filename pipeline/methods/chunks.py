@@ -1,4 +1,4 @@
-"""Equal chunks of a row in place of alignment."""
+"""Equal chunks of a row instead of alignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation by the likeliest next tokens, stored or online, of a teacher with any vocabulary."""
+"""Distil the likeliest next tokens, stored or online, of a teacher with any vocabulary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _loss(given: MicroBatchLoss) -> LossResult:
 
 
 def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
-    """Return the labels whose distribution is to be learned, bool [rows, seq_length]."""
+    """Return the labels whose distribution is learned, bool [rows, seq_length]."""
     from pipeline.guidance import select_tokens
     from pipeline.guidance.distributions import teacher_entropies
 

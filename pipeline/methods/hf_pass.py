@@ -1,4 +1,4 @@
-"""A micro-batch as models of transformers see it, and what such models say of its tokens."""
+"""A micro-batch for models of transformers, and their losses of its tokens."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,17 +22,17 @@ from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 @dataclass(frozen=True, kw_only=True)
 class StudentPass(MicroBatchLoss):
-    """A micro-batch that the student has read; the teacher reads it when a method asks.
+    """A micro-batch that the student has read; the teacher reads it on request.
 
     Attributes:
-        student: trained.
-        teacher: frozen; for rho1 the reference model; None also where rows hold its losses.
+        student: the trained model.
+        teacher: frozen; for rho1 the reference model; None also if rows hold its losses.
         hidden: of the student, [rows, seq_length, H], with a gradient.
-        vocab_size: of the tokenizer that kld's models share; their further rows are padding.
-        with_distributions: whether labels' distributions are wanted.
+        vocab_size: of the tokenizer that kld's models share; further rows are padding.
+        with_distributions: whether labels' distributions are needed.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
-        asked: the entries that such a teacher is asked for.
-        cells: what tokens stand for in distributions.
+        asked: the entries that such a teacher gives.
+        cells: cells of tokens in distributions.
         all_learn: whether nearly every label gets a gradient.
     """
 
@@ -72,7 +72,7 @@ class StudentPass(MicroBatchLoss):
 
     @property
     def known_losses(self) -> Tensor:
-        """See `MicroBatchLoss`: those that rows hold, or the teacher's own."""
+        """See `MicroBatchLoss`: the rows' losses, or the running teacher's."""
         if "teacher_losses" in self.batch:
             losses = self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
         else:
@@ -83,7 +83,7 @@ class StudentPass(MicroBatchLoss):
 
     @property
     def running_teacher(self) -> PreTrainedModel:
-        """The teacher of a method that needs the model itself."""
+        """The teacher, for a method that needs the model itself."""
         assert self.teacher is not None
         return self.teacher
 
@@ -94,12 +94,12 @@ class StudentPass(MicroBatchLoss):
 
     @torch.no_grad()
     def reference_states(self) -> Tensor:
-        """Return what a teacher of the student's vocabulary makes of the student's tokens."""
+        """Return the states of a teacher with the student's vocabulary, of the student's tokens."""
         return student_states(self.running_teacher, self.batch)
 
     @torch.no_grad()
     def reference_scores(self, *, with_entropy: bool = False) -> TokenScores:
-        """Return what a teacher of the student's vocabulary makes of the same labels."""
+        """Return the scores of a teacher with the student's vocabulary, of the same labels."""
         return score_labels(
             self.running_teacher, self.reference_states(), self.batch, with_entropy=with_entropy
         )
@@ -140,7 +140,7 @@ def score_labels(
 ) -> TokenScores:
     """Return the losses of a batch's labels from a model's states of the student's tokens.
 
-    With the log-probabilities that what is known of labels' distributions asks for.
+    Includes the log-probabilities that the known distributions need.
     """
     return linear_cross_entropy(
         hidden,

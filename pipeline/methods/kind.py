@@ -1,4 +1,4 @@
-"""What a method of training is; no torch, so that options and help need none."""
+"""The description of a method of training; no torch, so options and help don't need it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Needs = Literal["nothing", "losses", "distributions", "model"]
 
 
 class Served(NamedTuple):
-    """How a run gets what its method needs of a teacher: stored, by one that runs, or nothing.
+    """A run's source of its method's teacher data: stored, running, or nothing.
 
-    One that runs is asked for these `entries` of each distribution.
+    A running teacher gives these `entries` of each distribution.
     """
 
     by: Literal["nothing", "stored", "running"]
@@ -33,23 +33,23 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodKind:
-    """What a method is, what it needs, and its defaults; `Method` are its options.
+    """A method's identity, needs and defaults; `Method` has its options.
 
     Attributes:
         name: on the command line.
-        help: what it does.
-        loss: of a `MicroBatchLoss`, or of a `StudentPass` if it needs the model; it imports what
-            needs torch.
-        selector: what the tokens (or chunks) are ranked by where the rule decides.
-        needs: of the teacher: nothing, the losses of its own tokens, or its distributions, both of
-            which may be stored, or the model itself.
-        one_vocabulary: the teacher must have the student's.
-        every_token: every token of the text must have a loss, the first one among them.
-        all_learn: nearly every label gets a gradient, so that nothing is gained by looking for
-            those that do.
-        keep_fraction: share to keep if none is given.
-        weight: λ of the divergence, if there is one and no other is given.
-        options: fields of `Method` that are only for this method and others that name them.
+        help: its description.
+        loss: takes a `MicroBatchLoss`, or a `StudentPass` if it needs the model; imports torch
+            itself.
+        selector: ranks the tokens (or chunks) if the rule decides.
+        needs: from the teacher: nothing, the losses of its own tokens, or its distributions, both
+            of which may be stored, or the model itself.
+        one_vocabulary: whether the teacher must share the student's.
+        every_token: whether every token of the text, including the first, must have a loss.
+        all_learn: whether nearly every label gets a gradient, so that searching for those that do
+            gains nothing.
+        keep_fraction: default share to keep.
+        weight: default λ of the divergence, if there is one.
+        options: fields of `Method` that only this method, and others that name them, read.
     """
 
     name: str
@@ -65,7 +65,7 @@ class MethodKind:
     options: tuple[str, ...] = ()
 
     def rule(self, method: Method) -> SelectionRule:
-        """Return the rule by which tokens are chosen, under these options."""
+        """Return the rule for choosing tokens, under these options."""
         return method.rule(method.distill_by or self.selector, self.keep_fraction)
 
     def weight_of(self, method: Method) -> float:
@@ -73,20 +73,20 @@ class MethodKind:
         return self.weight if method.weight is None else method.weight
 
     def uses_cells(self, method: Method) -> bool:
-        """Return whether it needs what tokens of both vocabularies stand for, counted on data."""
+        """Whether it needs cells of both vocabularies, counted on data."""
         return self.needs == "distributions" and method.distill_map == "cells"
 
     def serve(self, method: Method, teaching: Teaching, data: Reading | None = None) -> Served:
-        """Return how a run by this method gets what it needs of a teacher.
+        """Return how a run by this method gets its teacher data.
 
         Args:
-            method: the options that hold.
-            teaching: who may teach.
-            data: what is read, to name its own scores in a hint; None: they can't be looked at.
+            method: the options.
+            teaching: the available teachers.
+            data: the data, whose scores a hint may name; None: unknown.
 
         Raises:
-            ValueError: what the method needs is missing, or it doesn't read what is given, or its
-                options can't learn from it.
+            ValueError: the method's needs are missing, or it doesn't read an option, or can't learn
+                from the data with its options.
         """
         stored, running = teaching.stored_losses is not None, bool(teaching.teacher)
         if stored and self.needs in ("nothing", "model"):
@@ -111,11 +111,11 @@ class MethodKind:
         return Served("running", True, method.entries_of(top_k, teaching.draws))
 
     def require_context(self, student: ConventionRecord, *, of_chats: bool = False) -> None:
-        """Check that every student token is a label if the method needs whole chunks of text.
+        """Check that every student token is a label, if the method needs whole chunks of text.
 
         Args:
-            student: what rows put around its texts.
-            of_chats: whether rows are of chats, which begin with text of their template.
+            student: the rows' tokens around its texts.
+            of_chats: whether rows hold chats, which begin with their template's text.
 
         Raises:
             ValueError: a document's first token, or a part's, has nothing before it.

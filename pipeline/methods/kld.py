@@ -1,4 +1,4 @@
-"""Distillation by distributions, of a teacher with the student's vocabulary."""
+"""Distil the distributions of a teacher with the student's vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a teacher expects in place of each label: read with the rows, or from a running teacher."""
+"""The teacher's distribution for each label: read with the rows, or from a running teacher."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from schemas.distribution_rule import EntryShape
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:
-    """Return the distributions that rows hold, or raise ValueError."""
+    """Return the rows' distributions, or raise ValueError."""
     if "next_token_ids" not in batch:
         raise ValueError(
             "rows hold no distributions: read them with StreamConfig("
@@ -34,10 +34,10 @@ def read_distributions(batch: Rows) -> LabelDistributions:
 def ask_distributions(
     states: Tensor, layer: OutputLayer, batch: Rows, tables: VocabularyMap, shape: EntryShape
 ) -> LabelDistributions:
-    """Return the distributions of a running teacher, as rows would hold them unrounded.
+    """Return a running teacher's distributions, in the form of rows but unrounded.
 
-    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. What is drawn is what
-    `vocag score` stores by its default seed.
+    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. Draws equal those
+    that `vocag score` stores with its default seed.
     """
     fields = batch.host or Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1
@@ -51,14 +51,14 @@ def ask_distributions(
 def ask_entries(
     states: Tensor, layer: OutputLayer, rows: Rows, shape: EntryShape, *, vocab_size: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
-    """Return what a running teacher says of its own tokens, as `map_batch` takes it.
+    """Return a running teacher's losses and entries for its own tokens, for `map_batch`.
 
-    States are float [rows, T, H]; rows are in this machine's memory; the teacher's tokenizer has
-    `vocab_size` tokens. What is drawn is what `vocag score` stores: its pieces of documents are the
-    rows' segments.
+    States are float [rows, T, H]; rows are in host memory; the teacher's tokenizer has `vocab_size`
+    tokens. Draws equal those that `vocag score` stores: its pieces of documents are the rows'
+    segments.
 
-    Returns losses, float32 [rows, T], nats, NaN where there is none; ids and log-probabilities
-    [rows, T, K], of the shape's columns.
+    Returns losses, float32 [rows, T], nats, NaN if undefined; ids and log-probabilities [rows, T,
+    K], of the shape's columns.
     """
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.

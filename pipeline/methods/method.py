@@ -1,4 +1,4 @@
-"""The options of the student's loss; no torch, so that options and help need none."""
+"""The options of the student's loss; no torch, so options and help don't need it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -68,7 +68,7 @@ class Method:
     reverse_kl: bool = False
 
     def __post_init__(self) -> None:
-        """Check how tokens are chosen; `pipeline.methods` knows the names."""
+        """Check the rule of choice; `pipeline.methods` knows the names."""
         self.rule("full", PAPER_RULE.keep_fraction)
         check_choice("distill_map", self.distill_map, DistillMap)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
@@ -83,9 +83,9 @@ class Method:
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
     def entries_of(self, top_k: int, draws: int | None) -> EntryShape:
-        """Return what a running teacher is asked for; None: as many draws as these learn from.
+        """Return the entries to request of a running teacher; None: the default number of draws.
 
-        ValueError if these options can't learn from those that are given.
+        ValueError if these options can't learn from the given draws.
         """
         if draws is None:
             draws = DRAWS if self._is_linear and top_k + DRAWS < MOST_ENTRIES else 0
@@ -109,6 +109,6 @@ class Method:
         return self.temperature == 1 and not self.reverse_kl
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
-        """Return the rule by which tokens are chosen; the share is a default."""
+        """Return the rule for choosing tokens; `keep_fraction` is the default share."""
         share = keep_fraction if self.keep_fraction is None else self.keep_fraction
         return SelectionRule(selector, share, self.unmapped, self.scope, self.seed)

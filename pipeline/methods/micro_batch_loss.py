@@ -1,4 +1,4 @@
-"""A micro-batch of which a method makes the loss, whatever runs the models."""
+"""A micro-batch from which a method makes the loss, whatever runs the models."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from pipeline.streaming import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchLoss(ABC):
-    """A micro-batch that the student has read; what a teacher says of it comes when it is asked.
+    """A micro-batch that the student has read; the teacher's part is computed on request.
 
-    The places are those of whole rows, also where ranks share them.
+    Places are those of whole rows, even if ranks share them.
 
     Attributes:
-        method: whose loss is made.
+        method: makes the loss.
         batch: rows of `pipeline.streaming`, on the models' device.
-        rule: which tokens count, in a scope that `group` can serve.
+        rule: the choice of tokens, in a scope that `group` can serve.
         group: the processes that choose together; scope "group" only.
-        step: of training; random choices are drawn anew for each.
+        step: of training; random choices differ between steps.
         weight: λ of a divergence.
-        widest_span: teacher tokens of the widest span, where spans and losses have been looked at
-            already: the host then doesn't wait for the device; None: both are checked.
+        widest_span: teacher tokens of the widest span, if spans and losses were checked already:
+            the host then doesn't wait for the device; None: both are checked.
     """
 
     method: Method
@@ -51,15 +51,15 @@ class MicroBatchLoss(ABC):
     @property
     @abstractmethod
     def scores(self) -> TokenScores:
-        """The labels' losses, with a gradient, and what else the method asks of the student.
+        """The labels' losses, with a gradient, and other scores of the student.
 
-        Entropies where the rule ranks by them, log-probabilities where labels have distributions.
+        Entropies if the rule ranks by them, log-probabilities if labels have distributions.
         """
 
     @property
     @abstractmethod
     def distributions(self) -> LabelDistributions | None:
-        """What the teacher expects in place of each label; None if the method does without."""
+        """The teacher's distribution for each label; None if the method needs none."""
 
     @property
     @abstractmethod
@@ -77,11 +77,11 @@ class MicroBatchLoss(ABC):
         return self.batch.teacher_has_loss
 
     def teacher_losses(self) -> Tensor | None:
-        """Return the losses of the teacher's own tokens; None if the rule does without."""
+        """Return the losses of the teacher's own tokens; None if the rule needs none."""
         return self.known_losses if self.rule.selector in RANKED_BY_TEACHER else None
 
     def select(self, teacher_losses: Tensor | None) -> Selection:
-        """Choose the labels that count, by the losses of `teacher_losses`."""
+        """Choose the labels to learn, by the losses of `teacher_losses`."""
         spans, has_loss = self.batch["teacher_spans"], self.teacher_has_loss
         guidance = mapped = None
         if teacher_losses is None:
@@ -107,11 +107,11 @@ class MicroBatchLoss(ABC):
         )
 
     def selected_loss(self, selection: Selection) -> LossResult:
-        """Return the cross entropy of the labels that count."""
+        """Return the cross entropy of the chosen labels."""
         return guided_loss(self.scores.losses, selection, expectation=self.method.expectation)
 
     def with_divergences(self, divergences: Tensor, kept: Tensor | None = None) -> LossResult:
-        """Return the cross entropy, of the kept labels if it is told which, plus divergences."""
+        """Return the cross entropy, of the `kept` labels if given, plus divergences."""
         return distillation_loss(
             self.scores.losses, divergences, loss_mask=self.loss_mask, weight=self.weight, kept=kept
         )

@@ -1,4 +1,4 @@
-"""Cross entropy of the tokens that a rule selects: the paper, and what it is compared with."""
+"""Cross entropy of the tokens that a rule selects: the paper's method, and baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation by sorted probabilities, of a teacher with any vocabulary."""
+"""Distil sorted probabilities, from a teacher with any vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An aligned dataset, or a mixture of them, as rows for training: arithmetic, no state."""
+"""Training rows of an aligned dataset, or a mixture: arithmetic, no state."""
 
 from pipeline.packing.reading import Reading
 from pipeline.packing.state import StreamMismatchError, StreamState

@@ -1,4 +1,4 @@
-"""A row or a batch of rows as named tensors over one buffer, so that processes pass one tensor."""
+"""A row or a batch of rows as named tensors over one buffer, which processes pass as one tensor."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -46,10 +46,7 @@ class Rows(Mapping[str, torch.Tensor]):
 
     @property
     def host(self) -> "Rows | None":
-        """The same rows in this machine's memory, to be read without waiting for a device.
-
-        None if they aren't known to be there.
-        """
+        """The same rows in host memory, readable without waiting for a device. None if unknown."""
         return self if self.buffer.device.type == "cpu" else self._host
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -77,7 +74,7 @@ class Rows(Mapping[str, torch.Tensor]):
     def student_is_text(self) -> torch.Tensor:
         """Places of segments that the student learns from, bool [B, seq_length].
 
-        Neither padding nor the place of a damaged sample, whose positions count like any segment's.
+        Excludes padding and damaged samples, whose positions count like any segment's.
         """
         return self._is_text("cu_seqlens", self.layout.seq_length)
 
@@ -91,7 +88,7 @@ class Rows(Mapping[str, torch.Tensor]):
         """Which teacher tokens have a loss, bool [B, teacher_seq_length].
 
         Those with a context, or a stored loss, in a segment that the student learns from. Of chats
-        those that a learned label is mapped to: nothing else that templates hold is taught.
+        only those mapped to a learned label: other text of templates isn't taught.
         """
         if "teacher_losses" in self.layout.shapes:
             known = ~self["teacher_losses"].isnan()
@@ -117,7 +114,7 @@ class Rows(Mapping[str, torch.Tensor]):
         return counts.gather(-1, _segments(self[bounds], seq_length)) > 0
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
-        """Return the rows on a device, moved as one tensor; they keep those of this machine."""
+        """Return the rows on a device, moved as one tensor, with the host's rows."""
         return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout, self.host)
 
     def pin_memory(self) -> "Rows":
@@ -137,7 +134,7 @@ def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
     """Return a batch as one contiguous tensor.
 
     Raises:
-        ValueError: rows of datasets whose fields have other shapes.
+        ValueError: rows whose fields have different shapes.
 
     Example:
         >>> batch = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))

@@ -1,4 +1,4 @@
-"""What a run reads, and how: options of `pipeline.streaming`, without torch."""
+"""Options of `pipeline.streaming`, without torch."""
 
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike, fspath
@@ -57,11 +57,11 @@ class StreamConfig:
 
     @property
     def reading(self) -> Reading:
-        """What to read, also if a path alone was given."""
+        """The data to read, also if only a path was given."""
         return self.data if isinstance(self.data, Reading) else Reading(fspath(self.data))
 
     def __post_init__(self) -> None:
-        """Check the counts, and that there are distributions to read."""
+        """Check the counts, and that required distributions exist."""
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""What to do about a damaged sample: raise, or leave it out, counted and listed."""
+"""Handle a damaged sample: raise, or leave it out, counted and listed."""
 
 import json
 import logging
@@ -19,10 +19,10 @@ class QuarantinedSample:
 
     Attributes:
         shard: the tar's name.
-        key: the sample's key, empty where not even the shard's index can be read.
+        key: the sample's key, empty if the shard's index is unreadable.
         document_id: its document.
         num_student_tokens: student tokens of the whole document.
-        reason: what is wrong.
+        reason: the damage.
     """
 
     shard: str
@@ -36,7 +36,7 @@ class DamageLog:
     """Raises for a damaged sample, or notes it once in this process and in a file."""
 
     def __init__(self, on_damage: OnDamage, file: Path) -> None:
-        """Append to `file`, one JSON line per sample and process, when `on_damage` says so."""
+        """In quarantine, append to `file` one JSON line per sample and process."""
         if on_damage not in ("raise", "quarantine"):
             raise ValueError(f'on_damage "{on_damage}" is neither "raise" nor "quarantine"')
         self.on_damage = on_damage

@@ -1,4 +1,4 @@
-"""The rows of one dataset of a run, by epoch and position: its plan, their order, its samples."""
+"""The rows of one dataset of a run, by epoch and position: plan, order, samples."""
 
 import json
 from dataclasses import replace
@@ -32,8 +32,8 @@ class DatasetRows:
         plan: its rows.
         order: the rows' order.
         num_student_tokens: of the documents in the plan.
-        damage: what was left out in this process, and the file that lists it.
-        teachers_rule: what determined the stored losses that rows hold; of no teachers if none.
+        damage: samples left out in this process, and the file that lists them.
+        teachers_rule: what determined the rows' stored losses; empty without any.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class DatasetRows:
     ) -> None:
         """Write the row at a place of an epoch into `row`, int32 [layout.num_words].
 
-        The run's layout may have room for more segments than this dataset needs. DatasetError if a
-        sample or shard is damaged and that is not to be quarantined.
+        The layout may have room for more segments than this dataset needs. DatasetError for a
+        damaged sample or shard that is not to be quarantined.
         """
         self._prefetch(epoch, epoch_position)
         row_index = self.order.row_index(epoch, epoch_position)
@@ -184,9 +184,9 @@ class DatasetRows:
         stop: int,
         first_token: int,
     ) -> None:
-        """Leave in a segment of a chat only the labels that are learned.
+        """Keep only learned labels in a segment of a chat.
 
-        It begins at `at[0]`, its text at `at[1]` with this token of the document, and ends at
+        It begins at `at[0]`, its text at `at[1]` with the document's `first_token`, and ends at
         `stop`.
         """
         learned = self._reader.learned_tokens(document_index, sample, text_only=self._text_only)
@@ -198,7 +198,7 @@ class DatasetRows:
         loss_mask[at[0] : stop] = kept
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:
-        """Fetch this group's shards and the next group's when a group is entered."""
+        """On entering a group of shards, fetch its shards and the next group's."""
         if not self._is_remote:
             return
         place, group, _ = self.order.locate(epoch, epoch_position)
@@ -227,7 +227,7 @@ def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> Sha
 
 
 def _added_tokens(rules: PackingRules, flags: int) -> tuple[int, int, int, int]:
-    """Return the ids that `fill_segment` puts around a segment that starts or ends its document."""
+    """Return the ids around a segment that starts or ends its document, for `fill_segment`."""
     ids: list[int] = []
     for convention in (rules.student, rules.teacher):
         first, after = convention.first_token_id, convention.continued_token_id

@@ -1,4 +1,4 @@
-"""Loops that write the tokens of samples into the fields of a row."""
+"""Loops that write samples' tokens into the fields of a row."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ def fill_segment(
     vocab_sizes: tuple[int, int],
     forced: bool,
 ) -> tuple[int, int]:
-    """Write a segment; return how many spans leave it against the rules, and how many ids are none.
+    """Write a segment; return how many spans wrongly leave it, and how many ids are unknown.
 
     The sample's bytes give `tokens` of its document: student start and stop, teacher start and
     stop. `added` are the ids before and after the student's tokens, and before and after the
@@ -108,7 +108,7 @@ def fill_nothing(
 def finish_row(
     row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], num_quarantined: int
 ) -> None:
-    """Write the padding after the last segment as a segment, and what does not depend on them."""
+    """Write the padding as a last segment, and the remaining fields."""
     ends = (
         starts[LABELS] - starts[INPUT_IDS],
         starts[TEACHER_POSITION_IDS] - starts[TEACHER_INPUT_IDS],
@@ -165,7 +165,7 @@ def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
 
 @compiled
 def _count_unknown(ids: NDArray[np.int32], vocab_size: int) -> int:
-    """Return how many ids are outside a vocabulary; those of 2**31 and more are negative here."""
+    """Count ids outside a vocabulary; 2**31 and above are negative here."""
     limit, count = np.uint32(vocab_size), 0
     for i in range(len(ids)):
         count += int(np.uint32(ids[i]) >= limit)
@@ -214,9 +214,8 @@ def _fill_spans(
 ) -> int:
     """Write one span per token of the segment; return how many mapped ones leave the segment.
 
-    `shift` turns a teacher token of the document into a place in the row. This is the longest part
-    of reading a row: apart from the running sum, all loops are without branches, so that they are
-    vectorised.
+    `shift` turns a teacher token of the document into a place in the row. This is the slowest part
+    of reading a row: apart from the running sum, all loops are branchless and vectorised.
     """
     student_start, student_stop, low, high = tokens
     length = student_stop - student_start

@@ -1,8 +1,8 @@
-"""One row as arrays: where each field lies in the row's buffer, and how segments fill it.
+"""One row as an array: its fields' places in the row's buffer.
 
-A row is one int32 array, so that a batch is one tensor whatever its fields are. `RowLayout` says
-where each field lies; `fill_segment` writes a segment from its sample's bytes without decoding
-anything else of the document. `Rows` describes the fields.
+A row is one int32 array, so a batch is one tensor whatever its fields are. `RowLayout` places the
+fields; `fill_segment` writes a segment from its sample's bytes without decoding the rest of the
+document. `Rows` describes the fields.
 """
 
 import math
@@ -31,10 +31,10 @@ class RowLayout:
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row.
         max_segments: the most segments in a row.
-        with_losses: whether rows hold stored losses of their teacher tokens.
-        entries: of a label's distribution; of width 0 where rows hold none.
-        sources: names of a mixture's datasets; if there are any, a row says which it is from.
-        of_chats: whether documents are chats, of which not all is learned.
+        with_losses: whether rows hold their teacher tokens' stored losses.
+        entries: of a label's distribution; of width 0 without distributions.
+        sources: names of a mixture's datasets; a row then has its dataset's place.
+        of_chats: whether documents are chats, which are learned in part.
     """
 
     seq_length: int
@@ -72,7 +72,7 @@ class RowLayout:
 
     @cached_property
     def words(self) -> dict[str, slice]:
-        """Where each field lies in the buffer."""
+        """Each field's slice of the buffer."""
         bounds = np.cumsum([0, *map(math.prod, self.shapes.values())]).tolist()
         return dict(zip(self.shapes, map(slice, bounds, bounds[1:]), strict=True))
 

@@ -1,7 +1,7 @@
-"""Batches from worker processes through shared memory that is used again and again.
+"""Batches from worker processes through reused shared memory.
 
 Torch's DataLoader passes every batch in new shared memory. Its pages are faulted in twice, by
-worker and reader, which costs several times what reading the rows does. Here workers write into a
+worker and reader, which costs several times as much as reading the rows. Here workers write into a
 ring of slots made once, and pass the slot's number; the reader copies the slot.
 """
 
@@ -41,8 +41,8 @@ def load_batches(
         micro_batch_size: rows per batch.
         replica: this data-parallel replica's number.
         num_replicas: may differ from the run's earlier part.
-        consumed_samples: from `restore` of the rows.
-        num_samples: of the whole run; None: all that there are.
+        consumed_samples: from the rows' `restore`.
+        num_samples: of the whole run; None: all.
         num_workers: processes that read ahead; 0 reads in this one.
         pin_memory: whether batches lie in page-locked memory.
 
@@ -88,7 +88,7 @@ class RowLoader:
             yield Rows(buffer, self.rows.layout)
 
     def _from_workers(self) -> Iterator[Rows]:
-        """Start the workers at once, so that they read before the first batch is asked for."""
+        """Start the workers at once, so that they read before the first request."""
         # A slot is filled anew only after the reader asked for the batch that follows: DataLoader
         # keeps this many batches under way, and hands out the next one before it returns a batch.
         num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
@@ -123,11 +123,11 @@ class RowLoader:
 
 
 def _leave_trainer(_worker: int) -> None:
-    """Let a worker outlive a signal to the trainer's process group, and the trainer's peers go.
+    """Protect a worker from signals to the trainer's process group; close the trainer's sockets.
 
-    torchrun sends SIGTERM to whole groups; a trainer that finishes its step and saves still needs
-    its readers. It ends them itself, and they end within seconds of a trainer that was killed. Its
-    connections, of which a fork holds copies, must not seem alive until then.
+    torchrun sends SIGTERM to whole groups, but a trainer that finishes its step and saves still
+    needs its readers. It ends them itself, and they end within seconds of a trainer that was
+    killed. Until then, a fork's copies of its connections must not keep these alive.
     """
     os.setpgid(0, 0)
     with open(os.devnull) as nothing, suppress(FileNotFoundError):  # a system without /dev/fd

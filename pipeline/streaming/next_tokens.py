@@ -1,4 +1,4 @@
-"""What stored teachers say in a row: losses, and next tokens over the student's vocabulary."""
+"""Stored teachers' answers in a row: losses, and next tokens in the student's vocabulary."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from pipeline.streaming.vocabularies import pair_tables
 
 
 class RowAnswers:
-    """Writes what stored teachers say of a row, int32 [layout.num_words], segment by segment."""
+    """Writes stored teachers' answers into a row, int32 [layout.num_words], by segment."""
 
     def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
         """Forget the row before; nothing of this one is written yet."""
@@ -22,14 +22,14 @@ class RowAnswers:
     def segment(
         self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
     ) -> None:
-        """Read what is stored of a segment.
+        """Read a segment's stored answers.
 
-        It holds these teacher tokens of its document at these places of the row, a context token's
-        included. What is expected after a segment that ends its document is stored, too.
+        It has these teacher tokens of its document at these places of the row, including a context
+        token's. The expectation after a segment that ends its document is stored, too.
         """
 
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """Write what needs the row's other fields, which are written now."""
+        """Write fields that depend on the row's other fields, which are now complete."""
 
 
 class TeacherLosses(RowAnswers):
@@ -52,14 +52,14 @@ class TeacherLosses(RowAnswers):
 
 
 class NextTokens(RowAnswers):
-    """What teachers expect at a row's places, and what that means for its labels.
+    """Teachers' expectations at a row's places, mapped to its labels.
 
-    Each teacher of a mean is mapped alone, by its own losses: all that they say is in the row, each
-    as heavy as its share, first the exact entries of all, then what is drawn.
+    Each teacher of a mean is mapped alone, by its own losses: the row has all their entries,
+    weighted by the teachers' shares, first all exact entries, then the draws.
     """
 
     def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
-        """Make or take the tables of a dataset's tokenizers, see `pair_tables`."""
+        """Make or reuse the tables of a dataset's tokenizers, see `pair_tables`."""
         self._map = pair_tables(dataset, rules)
         self._parts = [_Expected(each, rules) for each in teachers.apart]
         self._shares = teachers.rule.weights or (1.0,)
@@ -107,7 +107,7 @@ class NextTokens(RowAnswers):
 
 
 class _Expected:
-    """What one teacher has stored of a row: losses of its tokens, and entries at its places."""
+    """One teacher's stored losses of a row's tokens, and entries at its places."""
 
     def __init__(self, teacher: StoredTeachers, rules: PackingRules) -> None:
         shape = teacher.rule.shape

@@ -1,13 +1,12 @@
 """Training rows for two models at once, as a map-style torch Dataset.
 
-A run reads a mixture of datasets; one dataset is a mixture of one. `MixturePlan.locate(i)` says
-which dataset gives row i of the run, and which row over that one's epochs it is; `divmod` by the
-dataset's rows per epoch gives epoch and position, and `RowOrder` the row of its plan: pure
-arithmetic, so that a run resumes exactly from the number of samples it has consumed, with any
-number of replicas and DataLoader workers.
+A run reads a mixture of datasets, or one. `MixturePlan.locate(i)` finds the dataset of row i of the
+run, and the row's number over that dataset's epochs; `divmod` by its rows per epoch gives epoch and
+position, and `RowOrder` the row of its plan. This is pure arithmetic, so a run resumes exactly from
+its number of consumed samples, with any number of replicas and DataLoader workers.
 
-A row holds segments of documents side by side: `Rows` says what its fields mean, and
-docs/concepts/rows.md shows one of them, place by place.
+A row holds segments of documents side by side: `Rows` documents its fields, and
+docs/concepts/rows.md shows one row, place by place.
 """
 
 from collections.abc import Sequence
@@ -40,12 +39,12 @@ class AlignedRows(TorchDataset[Rows]):
     """The rows of a run by number, over all its epochs.
 
     Attributes:
-        config: what it was opened with.
-        opened: what it reads.
+        config: its options.
+        opened: its data.
         datasets: each one's rows, in the mixture's order.
-        plan: which of them gives which row.
-        rules: what a row is, of any of the datasets.
-        layout: the fields of a row; of a mixture's, `source` is among them.
+        plan: the dataset of each row.
+        rules: the shape of a row, equal for all datasets.
+        layout: the fields of a row; a mixture's include `source`.
     """
 
     def __init__(
@@ -55,20 +54,20 @@ class AlignedRows(TorchDataset[Rows]):
         *,
         opened: OpenedRun | None = None,
     ) -> None:
-        """Open a dataset or all of a mixture, load or make their plans, and check that they fit.
+        """Open a dataset or a mixture, load or make the plans, and check that they fit.
 
         Args:
-            config: what is read, and how.
+            config: the options.
             saved: the state of a resumed run, None for a new one: data that have grown since are
-                opened as they were. `restore` then sets the run's position.
-            opened: the data, if it is open already, by the seed and the epochs of `config`.
+                opened in their earlier state. `restore` then sets the run's position.
+            opened: the data, if already open, with the seed and epochs of `config`.
 
         Raises:
             DatasetError: damage that is not to be quarantined, or parts that share documents.
-            ForeignLossesError: stored losses that are incomplete, don't belong to these rows, or
-                are of several teachers.
+            ForeignLossesError: stored losses are incomplete, don't belong to these rows, or have
+                several teachers.
             WhereError: a condition matches no document.
-            ValueError: impossible configuration. And what `open_run` raises.
+            ValueError: impossible configuration. Also the errors of `open_run`.
 
         Example:
             >>> rows = AlignedRows(StreamConfig("aligned", seq_length=8))  # doctest: +SKIP
@@ -106,7 +105,7 @@ class AlignedRows(TorchDataset[Rows]):
         self._num_rows = _whole_batches(num_rows, config.global_batch_size)
 
     def __len__(self) -> int:
-        """Return the rows of the run, whole global batches; 2**62 or so if it has no end."""
+        """Return the rows of the run, whole global batches; about 2**62 if it is endless."""
         return self._num_rows
 
     def __getitem__(self, run_position: int) -> Rows:
@@ -125,7 +124,7 @@ class AlignedRows(TorchDataset[Rows]):
         return Rows(buffer, self.layout)
 
     def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
-        """Write a batch into memory that exists: int32 [len(run_positions), layout.num_words]."""
+        """Write a batch into given memory: int32 [len(run_positions), layout.num_words]."""
         for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
             source, epoch, epoch_position = self.locate(run_position)
             self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
@@ -134,27 +133,27 @@ class AlignedRows(TorchDataset[Rows]):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset whose tokenizers are those of all."""
+        """The dataset whose tokenizers all share."""
         return self.opened.dataset
 
     @property
     def manifest(self) -> Manifest:
-        """Of `dataset`, with the tokens around a text that the run names."""
+        """The manifest of `dataset`, with the run's tokens around a text."""
         return self.opened.manifest
 
     @property
     def samples_per_epoch(self) -> int:
-        """Rows of an epoch: of a dataset whole global batches, of a mixture each dataset once."""
+        """Rows of an epoch: whole global batches of a dataset; each dataset of a mixture once."""
         return sum(source.num_rows for source in self.plan.sources)
 
     @property
     def teachers_rule(self) -> TeachersRule:
-        """What determined the stored losses that rows hold; of no teachers if they hold none."""
+        """What determined the rows' stored losses; empty without any."""
         return self.datasets[0].teachers_rule
 
     @property
     def cells_digest(self) -> str:
-        """64 hex digits of the cells of both vocabularies, "" if the run's method needs none."""
+        """64 hex digits of both vocabularies' cells, "" if the method needs none."""
         if not self.config.with_cells:
             return ""
         cells = vocabulary_map(self).cells
@@ -162,7 +161,7 @@ class AlignedRows(TorchDataset[Rows]):
         return cells_digest(cells)
 
     def state(self, consumed_samples: int) -> StreamState:
-        """Return what a checkpoint keeps of the data."""
+        """Return the data's part of a checkpoint."""
         return StreamState(
             fingerprint=self.opened.fingerprint,
             seq_length=self.rules.seq_length,
@@ -179,10 +178,10 @@ class AlignedRows(TorchDataset[Rows]):
         )
 
     def restore(self, saved: StreamState) -> int:
-        """Return the samples that a checkpoint's run has consumed.
+        """Return the number of samples that a checkpoint's run has consumed.
 
         Raises:
-            StreamMismatchError: other data, plan, order or batch size than the checkpoint's.
+            StreamMismatchError: data, plan, order or batch size differ from the checkpoint's.
 
         Example:
             >>> rows.restore(rows.state(96))
@@ -196,15 +195,16 @@ class AlignedRows(TorchDataset[Rows]):
         return saved.consumed_samples
 
     def leave_out(self, run_position: int, segment: int, what: str) -> None:
-        """List the document of a segment that can't be learned from; the caller masks its tokens.
+        """List a segment's document as unusable; the caller masks its tokens.
 
         Args:
             run_position: the row's.
             segment: its place in the row.
-            what: is wrong, such as a teacher's loss.
+            what: the faulty part, such as a teacher's loss.
 
         Raises:
-            NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
+            NonFiniteLossError: damage is not to be quarantined; the message names document, shard
+                and step.
 
         Example:
             >>> rows.leave_out(96, 0, "the teacher's loss at place 7 of the row is NaN")
@@ -214,7 +214,7 @@ class AlignedRows(TorchDataset[Rows]):
         self.datasets[source].leave_out(epoch, epoch_position, segment, what, step=step)
 
     def locate(self, run_position: int) -> tuple[int, int, int]:
-        """Return the number of a row's dataset, that one's epoch, and the place in the epoch.
+        """Return the number of a row's dataset, its epoch, and the place in the epoch.
 
         Raises:
             IndexError: past the run's end.
@@ -229,7 +229,7 @@ class AlignedRows(TorchDataset[Rows]):
 
 
 def _whole_batches(num_rows: int, global_batch_size: int) -> int:
-    """Return the rows that fill whole global batches; ValueError if not even one is filled."""
+    """Return the rows that fill whole global batches; ValueError if none is filled."""
     samples = num_rows // global_batch_size * global_batch_size
     if not samples:
         raise ValueError(

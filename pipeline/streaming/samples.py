@@ -1,4 +1,4 @@
-"""Samples by number, at random, from local or cached shards, each verified when it is read."""
+"""Samples by number, in any order, from local or cached shards, verified on reading."""
 
 import json
 import mmap
@@ -27,7 +27,7 @@ _REMEDY = "restore the shard or run vocag align again"
 
 
 class SampleReader:
-    """Reads samples by number; holds open shards. Copies for other processes open their own."""
+    """Reads samples by number; keeps shards open. Copies for other processes open their own."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SampleReader:
     ) -> None:
         """Read the samples of `table` through `cache`, or in place if a dataset is local.
 
-        Every sample of an `unusable` shard, by its number, raises that error.
+        Samples of an `unusable` shard, by its number, raise its error.
         """
         self._dataset = dataset
         self._table = table
@@ -49,16 +49,16 @@ class SampleReader:
         self._known: OrderedDict[int, SampleTensors] = OrderedDict()
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave memory maps behind when a worker process gets a copy."""
+        """Drop memory maps from a worker's copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
     def locate(self, document_index: int, *, keep: bool) -> tuple[NDArray[np.uint8], SampleTensors]:
-        """Return a sample's bytes, verified, and where its tensors lie.
+        """Return a sample's verified bytes, and the places of its tensors.
 
-        `keep` remembers it as verified: worth it if a document is read in many segments.
+        `keep` remembers it as verified, for a document that is read in many segments.
 
         Raises:
-            DamagedShardError: its shard is missing or has another size or hash.
+            DamagedShardError: its shard is missing or has the wrong size or hash.
             DamagedSampleError: its CRC-32 differs from the index's, or its header is unusable.
             SchemaVersionError: written by another version of the format.
         """
@@ -91,8 +91,8 @@ class SampleReader:
     ) -> NDArray[np.int64]:
         """Return a chat's student tokens that are labels, as ranges int64 [L, 2].
 
-        Of text only: those that cover a byte that is learned. DamagedSampleError if the sample has
-        none of a chat's tensors.
+        With `text_only`, only those that cover a learned byte. DamagedSampleError if the sample
+        lacks a chat's tensors.
         """
         try:
             header, body = read_header(sample.data)
@@ -115,7 +115,7 @@ class SampleReader:
         return DamagedSampleError(f"{self._where(document_index)}: {what}; {_REMEDY}")
 
     def describe(self, document_index: int, error: ValueError) -> QuarantinedSample:
-        """Return what a list of unusable samples says about one."""
+        """Return a sample's entry in the list of unusable ones."""
         num_student_tokens = int(self._table.num_student_tokens[document_index])
         return QuarantinedSample(*self._names(document_index), num_student_tokens, str(error))
 
@@ -157,7 +157,7 @@ class SampleReader:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def _read_header(self, document_index: int, sample: NDArray[np.uint8]) -> SampleTensors:
-        """Return where the tensors lie; checks all that the row's kernels rely on."""
+        """Return the places of the tensors, after checking all that the kernels rely on."""
         header, body = read_header(sample.data)
         version = header["__metadata__"]["schema_version"]
         if version != SAMPLE_VERSION:
@@ -173,7 +173,7 @@ class SampleReader:
         return student_ids, teacher_ids, advance, width
 
     def _names(self, document_index: int) -> tuple[str, str, str]:
-        """Return a document's shard, key and id for messages; the latter empty without an index."""
+        """Return a document's shard, key and id for messages; key and id are "" without index."""
         shard_index = self._shard_of(document_index)
         record = self._dataset.manifest.shards[shard_index]
         try:

@@ -1,4 +1,4 @@
-"""How two vocabularies meet in a run's data: tables of both, and cells counted on the data."""
+"""Tables of a run's two vocabularies, and cells counted on its data."""
 
 import logging
 from dataclasses import replace
@@ -22,22 +22,22 @@ _counted: dict[object, VocabularyMap] = {}
 
 
 class OpenedRows(Protocol):
-    """As much of `AlignedRows` as says which data a run reads."""
+    """The part of `AlignedRows` that identifies a run's data."""
 
     @property
     def opened(self) -> OpenedRun:
-        """What is read."""
+        """The run's data."""
 
     @property
     def rules(self) -> PackingRules:
-        """What a row is."""
+        """The shape of a row."""
 
 
 def vocabulary_map(rows: OpenedRows) -> VocabularyMap:
-    """Return what a run's two vocabularies mean to each other, made once in a process.
+    """Return the map between a run's two vocabularies, made once per process.
 
-    Its cells are counted on a fixed part of the documents that the run reads, so they are the same
-    on every rank, and when the run goes on.
+    Its cells are counted on a fixed part of the run's documents, so they are equal on every rank
+    and after a restart.
 
     Raises:
         ValueError: a tokenizer whose tokens don't spell their text.
@@ -63,7 +63,7 @@ def vocabulary_map(rows: OpenedRows) -> VocabularyMap:
 
 
 def pair_tables(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
-    """Return the tables of a dataset's tokenizers, without cells; ValueError as above."""
+    """Return a dataset's tokenizer tables, without cells; ValueError as in `vocabulary_map`."""
     key = _key(dataset, rules)
     if key not in _tables:
         from pipeline.dataset.tokenizers import load_dataset_tokenizer  # rows alone need none

@@ -1,1 +1,1 @@
-"""Another tokenizer for a model that exists, and how well one model drafts for another."""
+"""Give an existing model a new tokenizer; measure how well one model drafts for another."""

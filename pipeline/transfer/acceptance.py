@@ -1,21 +1,21 @@
 """How many tokens of a draft model a target model accepts in speculative decoding.
 
-The draft proposes some tokens, the target reads them in one pass, keeps those before the first one
-that it would not have written, and adds one of its own. What comes out is the target's own
-continuation, so it is written first, and rounds are counted along it.
+The draft proposes some tokens; the target reads them in one pass, keeps those before the first that
+it would not have written, and adds one of its own. The output is the target's own continuation, so
+it is written first, and rounds are counted along it.
 
 With one vocabulary the draft reads that continuation in a single pass. A greedy round accepts
-tokens as long as they are the draft's likeliest, too. A sampled one (Leviathan et al. 2023,
-arXiv 2211.17192) emits token x by accepting the draft's with probability min(p(x), q(x)) / p(x),
-given that x is emitted, so that accepting is decided along the target's sample: the same rounds in
-distribution. Expectations are computed, nothing is drawn but the target's sample.
+tokens while they are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv
+2211.17192) that emits token x has accepted the draft's with probability min(p(x), q(x)) / p(x), so
+acceptance can be computed along the target's sample: the rounds have the same distribution. Only
+the target's sample is drawn; the rest are expectations.
 
-With two vocabularies, as in universal assisted decoding, the draft reads the text so far in its own
-tokens, writes some, and their bytes are tokenized again by the target's tokenizer: accepted as long
-as they are the tokens of the target's continuation. Sampled, that is the chance that two samples
-match, Σ p·q, and below that of speculative sampling, Σ min(p, q): it is called matched.
+With two vocabularies, as in universal assisted decoding, the draft reads the text in its own
+tokens, writes some, and their bytes are tokenized by the target's tokenizer: accepted while they
+equal the target's continuation. Sampled, this is called matched: the chance that two samples match,
+Σ p·q, is below that of speculative sampling, Σ min(p, q).
 
-`judge_servers` says what vLLM and llama.cpp would check when they start.
+`judge_servers` predicts the checks of vLLM and llama.cpp at their start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,9 +38,9 @@ _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of proposals, in the target's tokens; add it up.
+    """Results of proposals, in the target's tokens; values can be added.
 
-    Rounds are passes of the target, expected ones where sampled.
+    Rounds are passes of the target, expected ones if sampled.
     """
 
     rounds: float = 0.0
@@ -52,12 +52,12 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Share of the proposed tokens that was accepted; 0 if none was proposed."""
+        """Accepted share of the proposed tokens; 0 without proposals."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
     @property
     def length(self) -> float:
-        """Tokens that come out of a round, the target's own among them; 1 gains nothing."""
+        """Tokens per round, including the target's own; 1 gains nothing."""
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
 
@@ -74,7 +74,7 @@ class Side:
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     def encode(self, text: bytes) -> list[int] | None:
-        """Return a text's tokens behind the context token; None if it can't be tokenized."""
+        """Return a text's tokens after the context token; None if it can't be tokenized."""
         batch = self.tokenizer.tokenize_batch([text])
         if batch.failures:
             return None
@@ -86,7 +86,7 @@ class Side:
 
     @torch.inference_mode()
     def write(self, ids: Sequence[int], num_tokens: int, *, sampled: bool) -> list[int]:
-        """Return a continuation of at most so many tokens, at temperature 1 where sampled."""
+        """Return a continuation of at most `num_tokens`, at temperature 1 if sampled."""
         end = self.tokenizer.eos_token_id
         how = GenerationConfig(
             max_new_tokens=num_tokens,
@@ -104,7 +104,7 @@ class Side:
 
     @torch.inference_mode()
     def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:
-        """Return the log-probabilities of the last tokens' places, float32 [num_tokens, V]."""
+        """Return the log-probabilities at the last places, float32 [num_tokens, V]."""
         given = torch.tensor([list(ids)], device=self.model.device)
         logits = cast(Any, self.model)(input_ids=given, use_cache=False).logits[0]
         predicted: Tensor = logits[-num_tokens - 1 : -1].float().log_softmax(-1)
@@ -120,7 +120,7 @@ def measure_acceptance(
     num_tokens: int = 64,
     num_proposed: int = 5,
 ) -> Iterator[Acceptance]:
-    """Yield what becomes of a draft's proposals after each prompt, in UTF-8.
+    """Yield the results of a draft's proposals after each prompt, in UTF-8.
 
     The target writes `num_tokens`, for which the draft proposes `num_proposed` in a round. Both are
     sampled at temperature 1 if `sampled`; else they take the likeliest tokens.
@@ -144,7 +144,7 @@ def measure_acceptance(
 def _chances(
     target: Side, draft: Side, ids: list[int], written: list[int], *, sampled: bool
 ) -> list[float]:
-    """Return for each written token the chance that it was accepted, given that it was written."""
+    """Return each written token's chance that it was accepted, given that it was written."""
     expected = draft.predict(ids + written, len(written))
     tokens = torch.tensor(written, device=expected.device)
     if not sampled:
@@ -199,7 +199,7 @@ def _count_texts(
 def _propose(
     target: Side, draft: Side, text: bytes, num_proposed: int, *, sampled: bool
 ) -> list[int]:
-    """Return the draft's continuation of a text in the target's tokens; none amid a character."""
+    """Return the draft's continuation in the target's tokens; empty within a character."""
     ids = draft.encode(text)
     if ids is None:
         return []
@@ -213,7 +213,10 @@ def _propose(
 
 
 def judge_servers(target: Side, draft: Side) -> Iterator[str]:
-    """Yield in words which servers take a draft, and why others don't.
+    """Say which servers take a draft, and why others don't.
+
+    Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
+    `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
 
     Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
     `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
@@ -240,7 +243,7 @@ def _around_text(tokenizer: Tokenizer) -> list[int | None]:
 
 
 def _first_difference(target: Tokenizer, draft: Tokenizer, num_rows: int) -> str | None:
-    """Return the first token that differs from the fifth on, None if tokenizers are alike."""
+    """Return the first differing token from the fifth on, None if the tokenizers match."""
     if tokenize_alike(target, draft):
         return None
     files = [(one.file.definition, one.file_bytes, one.source) for one in (target, draft)]

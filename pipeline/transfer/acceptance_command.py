@@ -54,7 +54,7 @@ class AcceptanceOptions:
 
 @prints("vocag acceptance")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return what the command prints."""
+    """Return the command's output."""
     return _measure(parse_options(AcceptanceOptions, argv, prog="vocag acceptance", epilog=_EPILOG))
 
 

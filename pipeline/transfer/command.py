@@ -1,4 +1,4 @@
-"""`vocag transfer`: another tokenizer for a model."""
+"""`vocag transfer`: a new tokenizer for a model."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ the teacher:
 
 @prints("vocag transfer")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return what the command prints."""
+    """Return the command's output."""
     options = parse_options(TransferOptions, argv, prog="vocag transfer", epilog=_EPILOG)
     from pipeline.transfer.run import transfer_model  # help does without
 

@@ -1,4 +1,4 @@
-"""Bits per byte of short texts by a model's own logits, whatever it does to them."""
+"""Bits per byte of short texts, by a model's own logits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from pipeline.tokenization import Tokenizer
 
 
 def context_of(tokenizer: Tokenizer) -> int:
-    """Return what rows put before a text, else what ends one; ValueError if there is neither."""
+    """Return the rows' token before a text, else BOS or EOS; ValueError without any."""
     around = tokenizer.around_text
     candidates = (around.first_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     found = next((token for token in candidates if token is not None), None)
@@ -33,10 +33,10 @@ def text_logits(
     context: int,
     seq_length: int | None = None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield a text's number, ids of its tokens, int64 [n], and the logits before each, [n, V].
+    """Yield a text's number, its token ids, int64 [n], and the logits before each, [n, V].
 
     `seq_length` tokens of a UTF-8 text are read together, each time after `context`; None: all, and
-    the text must be short enough for the model's positions.
+    the text must fit the model's positions.
 
     Raises:
         ValueError: a text that can't be tokenized.
@@ -63,7 +63,7 @@ def code_lengths(
     context: int,
     seq_length: int | None = None,
 ) -> list[float]:
-    """Return how long each UTF-8 text is in a model's code, in nats: the losses of its own tokens.
+    """Return each UTF-8 text's code length by a model, in nats: the losses of its tokens.
 
     Arguments and errors are those of `text_logits`.
     """
@@ -77,8 +77,8 @@ def code_lengths(
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
     """Return a model's mean code length of some texts, in bits per byte.
 
-    Comparable between any tokenizers: the losses of the texts' own tokens by the texts' bytes. Each
-    text must be short enough for the model's positions.
+    Comparable between any tokenizers: the tokens' losses divided by the texts' bytes. Each text
+    must fit the model's positions.
 
     Raises:
         ValueError: a text that can't be tokenized, or there are no bytes.

@@ -1,4 +1,4 @@
-"""A model's layers that have a row a token, made for another vocabulary; and fewer layers."""
+"""Change a model's vocabulary, in all layers with a row per token, or keep fewer layers."""
 
 import copy
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ _NUM_TOKENS = 16
 
 
 class UntransferableError(ValueError):
-    """A model that can't be given another vocabulary."""
+    """A model can't be given another vocabulary."""
 
 
 def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
-    """Return rows of a new vocabulary, each the weighted mean of those that it comes from.
+    """Return rows of a new vocabulary, each the weighted mean of its origins.
 
     Rows are float [V_old, …], such as embeddings or an output layer's bias; those beyond the old
-    tokenizer's vocabulary are padding, which no token comes from. Of `num_rows`, those beyond the
-    new tokens are padding and get the mean; new tokens beyond them get none.
+    tokenizer's vocabulary are padding, which no token comes from. Rows from the new vocabulary's
+    size to `num_rows` are padding and get the mean; tokens beyond `num_rows` get none.
 
     Example:
         >>> origins = Origins(np.array([2], np.uint8), np.array([0, 0]), np.array([1, 2]),
@@ -55,10 +55,10 @@ def transfer_vocabulary(
     *,
     num_rows: int | None = None,
 ) -> None:
-    """Give a causal language model another vocabulary, in place: embeddings, output layer and bias.
+    """Give a causal language model a new vocabulary, in place: embeddings, output layer and bias.
 
-    It has `num_rows` rows then, as `transfer_rows` makes them; None: as many as new tokens. If
-    something else in the model has a row a token, UntransferableError is raised.
+    It then has `num_rows` rows, made by `transfer_rows`; None: one per new token.
+    UntransferableError if another part of the model has a row per token.
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
@@ -78,11 +78,11 @@ def transfer_vocabulary(
 
 
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Return a copy of a model with some of its layers, by number, in that order: pruned in depth.
+    """Return a copy of a model with some of its layers, by number, in order: pruned in depth.
 
     Raises:
-        UntransferableError: layers that the model lacks, a model whose layers have other names, or
-            one whose layers depend on their numbers in a way that isn't known here.
+        UntransferableError: missing layers, layers with unknown names, or layers that depend on
+            their numbers in an unknown way.
     """
     count = cast(Any, model.config).num_hidden_layers
     if not layers or not all(0 <= layer < count for layer in layers):
@@ -128,10 +128,10 @@ def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
 
 
 def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) -> list[Any]:
-    """Return what a list of a configuration says of the layers left, by their new numbers.
+    """Return a configuration list for the remaining layers, by their new numbers.
 
     It names layers (Llama 4's `moe_layers`, Qwen3-MoE's `mlp_only_layers`), has an entry for each
-    (SmolLM3's `no_rope_layers`), or is about something else.
+    (SmolLM3's `no_rope_layers`), or isn't about layers.
     """
     numbers = all(type(value) is int and 0 <= value < count for value in values)
     if "layer" in name and numbers and values == sorted({*values}):
@@ -141,9 +141,9 @@ def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) 
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[int]) -> list[Tensor]:
-    """Return the logits of 16 tokens by a pruned model, and by those layers where they were.
+    """Return the logits of 16 tokens by a pruned model, and by the same layers in place.
 
-    Windows are narrower meanwhile: which layers have one would not show in 16 tokens.
+    Windows are narrowed meanwhile, since 16 tokens would not show them.
     """
 
     def pass_on(_: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:

@@ -32,7 +32,7 @@ class TokenPairs:
     weights: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     def joined(self, other: "TokenPairs") -> "TokenPairs":
-        """Return the pairs of both, each once."""
+        """Merge the pairs of both."""
         return _each_once(
             np.concatenate((self.new_ids, other.new_ids)),
             np.concatenate((self.old_ids, other.old_ids)),
@@ -41,7 +41,7 @@ class TokenPairs:
 
 
 def count_pairs(batches: Iterable[AlignedBatch]) -> TokenPairs:
-    """Count which old tokens cover each new one.
+    """Count the old tokens that cover each new one.
 
     Batches are `align_batch(documents, new_tokenizer, old_tokenizer)`.
     """
@@ -84,14 +84,14 @@ _BEFORE = b"\n"
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """From which old rows each new row is made.
+    """The old rows from which each new row is made.
 
     Attributes:
         rules: uint8 [V_new], places in `RULES`.
         new_ids: int64 [P]; tokens of rule "mean" have no pair.
         old_ids: int64 [P].
-        shares: float64 [P], of each new token 1 in all.
-        num_old: old tokens that have a row; further rows are padding.
+        shares: float64 [P], summing to 1 for each new token.
+        num_old: old tokens with a row; further rows are padding.
     """
 
     rules: NDArray[np.uint8]
@@ -101,17 +101,17 @@ class Origins:
     num_old: int
 
     def counts(self) -> dict[str, int]:
-        """Return how many tokens each rule made."""
+        """Return the number of tokens made by each rule."""
         return dict(zip(RULES, np.bincount(self.rules, minlength=5).tolist(), strict=True))
 
 
 def find_origins(
     new: Tokenizer, old: Tokenizer, pairs: TokenPairs, *, num_rows: int | None = None
 ) -> Origins:
-    """Return where each row of a new vocabulary comes from; `pairs` cover the same text.
+    """Find the origin of each row of a new vocabulary; `pairs` cover the same text.
 
     The model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
-    Pairs of other tokenizers raise ValueError.
+    ValueError for other tokenizers' pairs.
     """
     num_old = min(old.vocab_size, num_rows or old.vocab_size)
     for side, ids, count in (
@@ -157,7 +157,7 @@ def find_origins(
 
 
 def _special_tokens(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
-    """Return the old token of each control token: of its name, else of its role."""
+    """Return each control token's old token: by name, else by role."""
     roles = _roles(old)
     for role, other in _INSTEAD.items():
         if role not in roles and other in roles:
@@ -190,9 +190,9 @@ def _same_bytes(new: Tokenizer, ids: Mapping[bytes, int]) -> dict[int, Sequence[
 
 
 def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """Return the token that spells some bytes; of several the one that texts hold.
+    """Map bytes to their token; of several to the one that occurs in texts.
 
-    Llama 2 spells "A" by two: `<0x41>`, which no text of its own holds, and `A`.
+    Llama 2 spells "A" by two: `<0x41>`, which no text contains, and `A`.
     """
     found: dict[bytes, int] = {}
     several = set()
@@ -224,9 +224,9 @@ def _segmented(
 
 
 def _amid_text(tokenizer: Tokenizer, contents: Sequence[bytes]) -> list[list[int] | None]:
-    """Return the tokens of some bytes as they are amid a text; None where these don't spell them.
+    """Return the tokens of some bytes within a text; None if these don't spell them.
 
-    Such as bytes that aren't characters, or a token that also covers what comes before.
+    For example for bytes that aren't characters, or a token that also covers preceding text.
     """
     batch = tokenizer.tokenize_batch([_BEFORE + content for content in contents])
     found: list[list[int] | None] = []

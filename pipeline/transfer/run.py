@@ -29,12 +29,11 @@ _MAX_PROVEN = 200
 
 
 def transfer_model(options: TransferOptions) -> Iterator[str]:
-    """Write the model with its new tokenizer; yield what to print, before each step what it is.
+    """Write the model with its new tokenizer; yield a line before each step.
 
     Raises:
-        UntransferableError: a model of which more than embeddings and output layer has a row a
-            token.
-        TokenizerError: a tokenizer that can't be loaded, or not be exported to transformers.
+        UntransferableError: a further part of the model has a row per token.
+        TokenizerError: a tokenizer that can't be loaded or exported.
         ValueError: no text.
     """
     yield f"reading {options.model} and the tokenizer {options.tokenizer}"
@@ -94,7 +93,7 @@ def _describe(output: str, size: int, num_rows: int, origins: Origins) -> Iterat
 
 
 def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
-    """Return the beginning of a UTF-8 text, whole characters of at most so many bytes."""
+    """Cut a UTF-8 text to whole characters of at most `num_bytes`."""
     return text[:num_bytes].decode(errors="ignore").encode()
 
 

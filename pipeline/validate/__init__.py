@@ -1,1 +1,1 @@
-"""Is every byte of a dataset what it says it is?"""
+"""Check every byte of a dataset."""

@@ -1,7 +1,7 @@
 """Rules about tokens, each checked over a whole batch of documents at once.
 
 Every function yields (document, message) pairs, at most one per document: its first offence and
-how many there are.
+their number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class CutPoints(NamedTuple):
 
 
 def stack_documents(documents: Sequence[AlignedDocument]) -> AlignedBatch:
-    """Return decoded documents as one batch, with their kept texts."""
+    """Join decoded documents into a batch, with their kept texts."""
     return AlignedBatch(
         documents=[SourceDocument(d.document_id, d.text or b"") for d in documents],
         student=_stack_tokens([document.student for document in documents]),
@@ -49,7 +49,7 @@ def stack_cuts(index: ShardIndex, rows: Sequence[int]) -> CutPoints:
 
 
 def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
-    """Find ids that the vocabulary does not have."""
+    """Find ids outside the vocabulary."""
     for d, i, more in _first_per_document(tokens.input_ids >= vocab_size, tokens.cu_tokens):
         token_id = tokens.input_ids[tokens.cu_tokens[d] + i]
         yield d, f"token {i} has id {token_id}, the vocabulary {vocab_size}{more}"
@@ -58,9 +58,9 @@ def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
 def find_unsound_offsets(
     tokens: TokenBatch, num_text_bytes: NDArray[np.int64], must_tile: NDArray[np.bool_]
 ) -> Problems:
-    """Find offsets that decrease, or don't cover the text's bytes, int64 [D], although they must.
+    """Find offsets that decrease, or fail to cover the text's bytes, int64 [D].
 
-    `must_tile`, bool [D], are documents that store bytes per token instead of offsets.
+    `must_tile`, bool [D], marks documents that must cover them, because they store bytes per token.
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
     starts, ends = offsets[:, 0], offsets[:, 1]
@@ -79,7 +79,7 @@ def find_unsound_offsets(
 
 
 def find_wrong_spans(batch: AlignedBatch) -> Problems:
-    """Find teacher_spans that an alignment of the stored offsets does not give."""
+    """Find teacher_spans that differ from an alignment of the stored offsets."""
     recomputed = align_tokens(batch.student, batch.teacher)
     cu_tokens = batch.student.cu_tokens
     wrong = (batch.teacher_spans != recomputed).any(axis=1)
@@ -112,7 +112,7 @@ def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
 
 
 def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
-    """Find documents whose stored tokens are not those of a fresh tokenization."""
+    """Find documents whose stored tokens differ from a fresh tokenization."""
     arrays = ("cu_tokens", "input_ids", "byte_offsets")
     same = all(np.array_equal(getattr(tokens, name), getattr(fresh, name)) for name in arrays)
     if same and not fresh.failures:
@@ -135,9 +135,9 @@ def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
 def find_foreign_content(
     tokens: TokenBatch, texts: Sequence[bytes], tokenizer: Tokenizer
 ) -> Problems:
-    """Find documents with a token whose bytes do not hold what it stands for.
+    """Find documents with a token whose range doesn't contain its bytes.
 
-    Holds stored offsets against the text itself: a fresh tokenization may be wrong in the same way.
+    Compares stored offsets with the text: a fresh tokenization may repeat an error.
     """
     for d, text in enumerate(texts):
         own = slice(tokens.cu_tokens[d], tokens.cu_tokens[d + 1])

@@ -1,4 +1,4 @@
-"""Rules that only chats must keep: origins, what is learned, and both renderings."""
+"""Rules for chats only: origins, learned ranges, and both renderings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ RENDERED_AGAIN = 32
 
 
 def find_wrong_parts(document: AlignedDocument) -> Iterator[str]:
-    """Yield what contradicts itself in a chat: learned ranges, tokens, pieces."""
+    """Yield contradictions in a chat's learned ranges, tokens and pieces."""
     chat, text = document.chat, document.text
     if chat is None:
         yield "it has no tensors of a chat"
@@ -56,7 +56,7 @@ def find_wrong_parts(document: AlignedDocument) -> Iterator[str]:
 
 
 def find_other_rendering(document: AlignedDocument, speakers: Speakers) -> str | None:
-    """Return what the copied templates render otherwise than is stored, None for nothing."""
+    """Describe how a new rendering by the copied templates differs, None if equal."""
     chat, text = document.chat, document.text
     assert chat is not None
     assert text is not None
@@ -75,7 +75,7 @@ def find_other_rendering(document: AlignedDocument, speakers: Speakers) -> str |
 
 
 def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int]:
-    """Return what the index must say of a chat."""
+    """Return the index's expected counts for a chat."""
     assert document.chat is not None
     assert document.text is not None
     num_bytes, student, teacher = count_learned(document.chat)
@@ -89,7 +89,7 @@ def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int
 
 
 def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes]:
-    """Return what was tokenized of chats and texts."""
+    """Return the tokenized texts of chats and texts."""
     found = []
     for document in documents:
         text = document.text or b""
@@ -99,7 +99,7 @@ def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes
 
 
 def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side: str) -> TokenBatch:
-    """Return fresh tokens of renderings with the documents' bytes that they cover as offsets."""
+    """Return a rendering's tokens with the document's bytes that they cover as offsets."""
     places = [
         _NOWHERE if d.chat is None else places_of(getattr(d.chat, side), d.chat.messages)
         for d in documents
@@ -122,7 +122,7 @@ def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side:
 def places_of(
     side: StoredSide, messages: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ranges of the document in a rendering, their places there, and their texts' ends.
+    """Return the document's ranges in a rendering, their places there, and their texts' ends.
 
     The last piece has no range.
     """

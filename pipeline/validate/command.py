@@ -1,4 +1,4 @@
-"""`vocag validate DATASET`: is every byte of this dataset what it says it is?"""
+"""`vocag validate DATASET`: check every byte of a dataset."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def render_text(report: "ValidationReport") -> Iterator[str]:
-    """Yield the lines of the report for people: findings by check and shard, then a summary."""
+    """Yield the report's lines for people: findings by check and shard, then a summary."""
     for (check, shard), group in groupby(report.findings, key=lambda f: (f.check, f.shard)):
         findings = list(group)
         for finding in findings[:SHOWN_PER_CHECK]:
@@ -130,7 +130,7 @@ def _validate(options: ValidateOptions) -> "ValidationReport":
 
 
 def _num_bytes(dataset: str) -> int | None:
-    """Return how much there is to read; a damaged manifest is reported later, not here."""
+    """Return the bytes to read; None for a damaged manifest, which is reported later."""
     from pipeline.dataset.reading import read_manifest
 
     try:

@@ -1,4 +1,4 @@
-"""Check a whole dataset: the manifest, every shard, and what only shows across shards."""
+"""Check a whole dataset: the manifest, every shard, and consistency across shards."""
 
 import json
 import os
@@ -35,10 +35,10 @@ FLOAT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What validation found, ordered by check, shard and key; notes say what could not be checked.
+    """Findings, ordered by check, shard and key; notes say what could not be checked.
 
-    The fingerprint is computed from the manifest's content, "" if it can't be read. Totals are the
-    manifest's: shards, documents, tokens, bytes on disk, and how many documents are removed.
+    The fingerprint is computed from the manifest, "" if unreadable. Totals are the manifest's:
+    shards, documents, tokens, bytes on disk, and removed documents.
     """
 
     dataset: str
@@ -49,7 +49,7 @@ class ValidationReport:
     elapsed_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; `clean` says whether there are no findings."""
+        """Return plain values; `clean` means that there are no findings."""
         return {"clean": not self.findings, **asdict(self)}
 
 
@@ -64,13 +64,13 @@ def validate_dataset(
     """Check every rule of the format on every byte of a dataset, folder or manifest.
 
     Each file is read once. Memory: 16 bytes per document, and one shard's index and one window of
-    samples per process. With tokenizers, the dataset's own tokenize kept text again; a teacher,
-    which needs the extra hf, scores some documents again. `advance` is told how many bytes of tars
-    were read since its last call.
+    samples per process. With tokenizers, kept text is tokenized again by the dataset's own; a
+    teacher, which needs the extra hf, scores some documents again. `advance` gets the bytes of tars
+    read since its last call.
 
     Raises:
-        DatasetError: there is no manifest, or it is another version's.
-        TokenizerError: a tokenizer's copy is none.
+        DatasetError: the manifest is missing, or of another version.
+        TokenizerError: a tokenizer's copy isn't a tokenizer.
         OSError: the manifest or a tokenizer can't be read.
     """
     start = time.perf_counter()
@@ -104,7 +104,7 @@ def validate_dataset(
 
 
 def _decode(data: bytes, path: str, findings: Findings) -> Manifest | None:
-    """Return the manifest, even one whose totals or fingerprint are wrong; None if unreadable."""
+    """Return the manifest, even with wrong totals or fingerprint; None if unreadable."""
     try:
         manifest = decode_manifest(data, at=path)
     except SchemaVersionError:
@@ -199,7 +199,7 @@ def _check_removed(dataset: Dataset, findings: Findings) -> None:
 
 
 def _can_tokenize(dataset: Dataset, findings: Findings) -> bool:
-    """Return whether kept text can be tokenized again; compare what is said of the tokenizers."""
+    """Whether kept text can be tokenized again; also checks the tokenizers' records."""
     manifest = dataset.manifest
     copies = (manifest.student.file, manifest.teacher.file)
     damaged = [f for f in findings.found if f.message.startswith(copies)]
@@ -245,7 +245,7 @@ def _check_shards(
 
 
 def _end_with_command() -> None:
-    """In a worker: end when the command does, even killed: the pool would wait for ever."""
+    """In a worker: end with the command, even a killed one, for which the pool would wait."""
     command = parent_process()
     assert command is not None
 

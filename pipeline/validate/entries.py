@@ -1,4 +1,4 @@
-"""Check stored distributions: is each what a teacher can give, and what it gives again?"""
+"""Check stored distributions: are they possible, and reproducible?"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from schemas.sidecar import ShardLosses
 def contradicting_entries(
     losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
-    """Return what is wrong with a sidecar's entries, each on its own or by its rule."""
+    """Return the faults of a sidecar's entries, alone or by its rule."""
     entries = losses.entries
     if (entries and entries.rule) != rule:
         return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
@@ -32,10 +32,10 @@ def contradicting_places(
     *,
     of_ends: bool = True,
 ) -> list[str]:
-    """Return whether a position lacks entries, or has some although nothing comes before it.
+    """Report positions that lack entries, or have some without context.
 
-    `has_loss`, bool [M]: tokens with something before them that are scored; `starts`, int64
-    [D + 1]: of documents, whose ends have entries if those are stored, too.
+    `has_loss`, bool [M]: scored tokens with a context; `starts`, int64 [D + 1]: of documents, whose
+    ends have entries if `of_ends`.
     """
     expected = np.full(len(entries.counts), of_ends)  # what follows a document always has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -55,12 +55,12 @@ def contradicting_places(
 def compare_entries(
     again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
 ) -> str:
-    """Return which entries differ by more than rounding and other batches explain, "" for none.
+    """Describe entries that differ beyond rounding and batching, "" if none does.
 
-    An entry agrees if the token has nearly the same log-probability again. One that isn't among
-    the others' is as likely as their last one, or not needed to reach the mass that is stored. The
-    tolerance is in nats, beyond the rounding of both. Where entropies decide which positions have
-    entries, as many may be decided otherwise as draws may be others.
+    An entry agrees if its token has nearly the same log-probability again. One that the other side
+    lacks must be about as likely as that side's last one, or unneeded for its stored mass. The
+    tolerance is in nats, beyond the rounding of both. If entropies decide which positions have
+    entries, as many of these decisions may differ as draws may.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
     num_lone, num_positions = 0, 0
@@ -91,11 +91,11 @@ def compare_entries(
 def compare_draws(
     again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
 ) -> str:
-    """Return whether more draws are others than other batches explain, "" if not.
+    """Describe whether more draws differ than batching explains, "" if not.
 
-    Where log-probabilities are off by the tolerance, in nats, so are those of both choices that a
-    draw makes, of a block and of a token, and of the two that compete in each: of so many draws
-    another one may win. Another seed or teacher changes nearly all.
+    If log-probabilities are off by the tolerance, in nats, so are those of both choices of a draw,
+    of a block and of a token, and of the two competitors in each: some draws then have other
+    winners. Another seed or teacher changes nearly all.
     """
     pairs = [
         [_next_tokens_of(entries, document)[2] for entries in (again, stored)]
@@ -130,7 +130,7 @@ def _differences(
     other: tuple[NDArray[np.int32], NDArray[np.float32]],
     rule: DistributionRule,
 ) -> NDArray[np.float32]:
-    """Return by how much each entry is off in the other's eyes, beyond rounding, float32 [P, K]."""
+    """Return each entry's error by the other's values, beyond rounding, float32 [P, K]."""
     (ids, log_probs), (other_ids, others) = one, other
     found = np.full(ids.shape, np.float32(np.nan))
     for place in range(ids.shape[1]):

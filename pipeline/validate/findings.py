@@ -1,4 +1,4 @@
-"""What validation looks for, and how it says what it found."""
+"""Rules that validation checks, and the form of its findings."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ CHECKS = {
 class Finding:
     """One rule of `CHECKS` broken in one place: what was found, and what was expected.
 
-    The shard is "" for what belongs to none, the key "" for a whole file.
+    `shard` is "" if none is concerned, `key` "" for a whole file.
     """
 
     check: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 class Findings:
-    """What checks have found so far, and what they could not check, of a shard or all ("")."""
+    """Findings so far, and what could not be checked, of a shard or all ("")."""
 
     def __init__(self, shard: str = "") -> None:
         """Begin without findings."""
@@ -60,6 +60,6 @@ class Findings:
         self.notes.append(text)
 
     def take_over(self, other: "Findings") -> None:
-        """Add what other checks found, each under the shard that it names."""
+        """Add other findings, each under its own shard."""
         self.found += other.found
         self.notes += other.notes

@@ -59,11 +59,10 @@ def check_samples(
     tokenizers: Mapping[Side, Tokenizer] | None = None,
     speakers: Speakers | None = None,
 ) -> AlignmentStatistics:
-    """Check every rule that the content of a shard's samples must keep.
+    """Check all rules about the content of a shard's samples.
 
-    With tokenizers kept text is tokenized again, with speakers, which chats have, some chats are
-    rendered again. The statistics that are returned are those of the
-    samples whose offsets and spans are sound.
+    With tokenizers, kept text is tokenized again; with chats' speakers, some chats are rendered
+    again. The returned statistics cover samples with sound offsets and spans.
     """
     decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
     entries = [entry for entry in decoded if _agrees(entry, index, manifest, findings)]
@@ -102,7 +101,7 @@ def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded |
 def _check_chats(
     entries: Sequence[_Decoded], speakers: Speakers | None, index: ShardIndex, findings: Findings
 ) -> list[_Decoded]:
-    """Check what only chats have; return those whose parts are sound."""
+    """Check rules for chats; return those whose parts are sound."""
     sound = []
     for entry in entries:
         messages, key = [*find_wrong_parts(entry.document)], index.key[entry.place]
@@ -125,7 +124,7 @@ def _check_chats(
 
 
 def _agrees(entry: _Decoded, index: ShardIndex, manifest: Manifest, findings: Findings) -> bool:
-    """Report a sample that is not the index's; return whether its lengths are."""
+    """Report a sample that contradicts the index; return whether its lengths agree."""
     document, place, key = entry.document, entry.place, index.key[entry.place]
     if document.document_id != index.document_id[place]:
         found, claim = document.document_id, index.document_id[place]
@@ -213,7 +212,7 @@ def _check_tokenization(
 def _check_quality(
     entries: Sequence[_Decoded], quality: DocumentQuality, index: ShardIndex, findings: Findings
 ) -> None:
-    """Compare what the index says of each document's alignment."""
+    """Compare the index's record of each document's alignment."""
     for d, entry in enumerate(entries):
         key, place = index.key[entry.place], entry.place
         found, claim = int(quality.num_mapped[d]), int(index.num_mapped[place])

@@ -1,4 +1,4 @@
-"""Check the teachers' losses next to a dataset: is each what its score manifest says it is?"""
+"""Check the teachers' losses next to a dataset against their score manifests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
     With a teacher's folder, repository or .gguf file, a random sample is scored again.
 
     Raises:
-        DatasetError: `teacher` is given and none of the scores are its.
+        DatasetError: `teacher` is given and has no scores here.
     """
     findings = Findings()
     try:
@@ -113,7 +113,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
 def _contradictions(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, rule: ContextRule
 ) -> list[str]:
-    """Return everything about a sidecar that is not as manifest, index and rule say."""
+    """Return a sidecar's contradictions to manifest, index and rule."""
     data = read_whole(f"{scores.location}/{record.file}")
     losses = decode_sidecar(data, at=record.file)
     found = contradicting_entries(losses, scores.manifest.rule.distributions, at=record.file)
@@ -154,7 +154,7 @@ def _contradictions(
 def _table_contradictions(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, missing: list[str]
 ) -> list[str]:
-    """Return whether the table of documents' scores is not what the losses give; note its lack."""
+    """Return whether the table of documents' scores contradicts the losses; note a missing one."""
     name = document_scores_name(record.file)
     try:
         data = read_whole(f"{scores.location}/{name}")
@@ -226,7 +226,7 @@ def _score_again(
 
 
 def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tuple[str, str]:
-    """Score some documents of a random shard again; return which, and what differs."""
+    """Score some documents of a random shard again; return which, and the differences."""
     number = random.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
     record = scores.manifest.sidecars[number]
     data = read_whole(f"{scores.location}/{record.file}")
@@ -252,7 +252,7 @@ def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tup
 def _compare_losses(
     again: NDArray[np.float32], stored: ShardLosses, dtype: str, sampled: str
 ) -> str:
-    """Return which losses differ by more than rounding and other batches explain."""
+    """Describe losses that differ beyond rounding and batching."""
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
     if stored.learned is not None:

@@ -27,7 +27,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, eq=False)
 class ShardResult:
-    """What a shard's checks gave: `keys` are bytes [N], 16 for each key of the index."""
+    """Results of a shard's checks: `keys` are bytes [N], 16 for each key of the index."""
 
     findings: Findings
     keys: NDArray[np.bytes_]
@@ -43,7 +43,7 @@ def check_shard(
 ) -> ShardResult:
     """Check a shard against the manifest and against itself, reading every byte once.
 
-    Of the dataset's manifest the list of shards is not used. See `validate_dataset`.
+    The manifest's list of shards is not used. See `validate_dataset`.
     """
     manifest = dataset.manifest
     findings = Findings(shard_record.file)
@@ -80,7 +80,7 @@ def check_shard(
 
 
 def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
-    """Return the templates of a dataset of chats; None of texts, or if a copy can't be used."""
+    """Return a dataset's chat templates; None for texts, or unusable copies."""
     if dataset.manifest.chats is None:
         return None
     from pipeline.dataset.chat_templates import load_speakers
@@ -93,7 +93,7 @@ def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
 
 
 def describe(error: OSError) -> str:
-    """Return what went wrong, in words."""
+    """Describe the error in words."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     return error.strerror or str(error) or type(error).__name__
@@ -102,7 +102,7 @@ def describe(error: OSError) -> str:
 def check_digest(
     name: str, digest: FileDigest, num_bytes: int | None, sha256_hex: str, findings: Findings
 ) -> None:
-    """Report a file that does not have the size or hash that the manifest says."""
+    """Report a file whose size or hash differs from the manifest."""
     if num_bytes is not None and digest.num_bytes != num_bytes:
         text = f"{name} has {digest.num_bytes} bytes, the manifest says {num_bytes}"
         findings.add("files", text)
@@ -143,7 +143,7 @@ def _read_index(
 
 
 def _key_bytes(keys: Sequence[str]) -> NDArray[np.bytes_]:
-    """Return the keys' bytes; a damaged key, reported elsewhere, gets bytes of its own."""
+    """Return the keys' bytes; a damaged key, reported elsewhere, gets unique bytes."""
     return np.array(
         [
             bytes.fromhex(key) if _KEY.fullmatch(key) else sha256(key.encode()).digest()[:16]

@@ -1,4 +1,4 @@
-"""Read a shard once, from first to last byte: hash it, and check every tar member on the way.
+"""Read a shard once, from first to last byte: hash it, and check every tar member.
 
 Nothing here seeks, so remote shards stream; memory holds one window of members at a time.
 """
@@ -24,21 +24,21 @@ WINDOW_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """A payload, whose tar member is sound and whose CRC-32 is the index's, by its place there."""
+    """A payload from a sound tar member, with the index's CRC-32, by its place there."""
 
     place: int
     payload: bytes
 
 
 class FileDigest(NamedTuple):
-    """What was read of a file: its size, and 64 hex digits."""
+    """Size and SHA-256 of a file's bytes that were read."""
 
     num_bytes: int
     sha256: str
 
 
 class TarReader:
-    """One pass over a shard's tar; its digest is known once `windows` is exhausted."""
+    """One pass over a shard's tar; its digest is complete once `windows` is exhausted."""
 
     digest: FileDigest
 
@@ -49,9 +49,9 @@ class TarReader:
         findings: Findings,
         advance: Callable[[int], object],
     ) -> None:
-        """Read an open tar, whose samples lie where `index` says.
+        """Read an open tar, whose samples' places are in `index`.
 
-        `findings` takes what is found, `advance` the number of bytes of each read.
+        `findings` collects findings, `advance` gets the number of bytes of each read.
         """
         self._file = file
         self._advance = advance
@@ -175,7 +175,7 @@ def _split(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple
 
 
 def _header_problem(header: bytes, name: str, size: int) -> str:
-    """Return what is wrong with a member's header, "" if it is the one that the format asks for."""
+    """Describe how a member's header differs from the format's, "" if it doesn't."""
     expected = tarfile.TarInfo(name)
     expected.size = size
     if header == expected.tobuf(tarfile.USTAR_FORMAT):
