@@ -1,0 +1,1 @@
+"""A student's losses and divergences per token, without logits of the whole vocabulary (torch)."""
