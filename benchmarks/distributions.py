@@ -26,10 +26,10 @@ from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.prefixes import find_prefixes
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.distributions.walk import AMID, LabelStarts, RowFields, find_starts
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import LabelDistributions, distilled_loss
-from pipeline.guidance.output_layer import OutputLayer
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.divergences import LabelDistributions, distilled_loss
+from pipeline.losses.logits import OutputLayer
 from pipeline.methods.hf_pass import student_states
 from pipeline.methods.label_distributions import ask_entries
 from pipeline.models.hf_models import hidden_states, load_language_model

@@ -56,7 +56,12 @@ class Bench:
 
     def tests(self) -> None:
         """Run the tests of kernels that are marked gpu, or their stand-ins."""
-        folders = ("pipeline/models", "pipeline/guidance", "megatron_plugin/test_attention.py")
+        folders = (
+            "pipeline/models",
+            "pipeline/guidance",
+            "pipeline/losses",
+            "megatron_plugin/test_attention.py",
+        )
         self._pytest("tests", *folders)
 
     def parity(self) -> None:

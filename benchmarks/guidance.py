@@ -26,9 +26,9 @@ from measure import Report
 from torch import Tensor
 
 from pipeline.guidance import aggregate_teacher_losses, guided_loss, select_tokens
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import LabelDistributions, distilled_loss
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.divergences import LabelDistributions, distilled_loss
 from schemas.distribution_rule import EntryShape
 from tests.support.largest_tensor import LargestTensor
 

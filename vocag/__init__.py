@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.guidance import aggregate_teacher_losses as aggregate_teacher_losses
     from pipeline.guidance import guided_loss as guided_loss
     from pipeline.guidance import select_tokens as select_tokens
-    from pipeline.guidance.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from pipeline.losses.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from pipeline.methods.kind import MethodKind as MethodKind
     from pipeline.methods.method import Method as Method
     from pipeline.models.hf_models import hidden_states as hidden_states
@@ -53,7 +53,7 @@ _MODULES = {
     "pipeline.dataset.files": "open_dataset",
     "pipeline.dataset.webdataset_documents": "decoded_documents",
     "pipeline.guidance": "aggregate_teacher_losses guided_loss select_tokens",
-    "pipeline.guidance.cross_entropy": "linear_cross_entropy",
+    "pipeline.losses.cross_entropy": "linear_cross_entropy",
     "pipeline.models.hf_models": "hidden_states load_language_model",
     "pipeline.models.output_layer": "output_layer",
     "pipeline.models.packed_attention": "packed_arguments",

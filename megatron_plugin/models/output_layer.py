@@ -14,11 +14,11 @@ from megatron_plugin.upstream import (
     gather_from_sequence_parallel_region,
     parallel_state,
 )
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer, VocabularyShare
-from pipeline.guidance.tail import TailDraws
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import TokenScores, linear_cross_entropy
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.logits import OutputLayer, VocabularyShare
+from pipeline.losses.tail import TailDraws
 
 
 def score_labels(

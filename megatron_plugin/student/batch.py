@@ -11,8 +11,8 @@ from torch import Tensor
 from megatron_plugin.bridge import TeacherRows
 from megatron_plugin.models.attention import RowSegments, row_segments
 from megatron_plugin.models.places import RowShare
-from pipeline.guidance.aggregation import check_spans
-from pipeline.guidance.distributions import LabelDistributions
+from pipeline.losses.divergences import LabelDistributions
+from pipeline.losses.spans import check_spans
 from pipeline.streaming import Rows
 
 

@@ -15,9 +15,9 @@ from megatron_plugin.models.output_layer import score_labels
 from megatron_plugin.models.places import gather_places, own_share
 from megatron_plugin.student.batch import MicroBatch
 from megatron_plugin.upstream import parallel_state
-from pipeline.guidance import LossResult
-from pipeline.guidance.cross_entropy import TokenScores
-from pipeline.guidance.distributions import LabelDistributions
+from pipeline.losses.cross_entropy import TokenScores
+from pipeline.losses.divergences import LabelDistributions
+from pipeline.losses.loss_result import LossResult
 from pipeline.methods.kind import MethodKind
 from pipeline.methods.method import Method
 from pipeline.methods.micro_batch_loss import MicroBatchLoss

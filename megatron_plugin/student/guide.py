@@ -22,8 +22,8 @@ from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import training
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.distributions import LabelDistributions
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.divergences import LabelDistributions
 from pipeline.methods.label_distributions import read_distributions
 from schemas.distribution_rule import NO_ENTRIES, EntryShape
 

@@ -28,8 +28,8 @@ from megatron_plugin.upstream import (
     forward_backward_pipelining_without_interleaving,
     parallel_state,
 )
-from pipeline.guidance import has_context
-from pipeline.guidance.tail import TailDraws, row_draw_keys
+from pipeline.losses.spans import has_context
+from pipeline.losses.tail import TailDraws, row_draw_keys
 from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 

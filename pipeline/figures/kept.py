@@ -15,7 +15,7 @@ from pipeline.drawing.formatting import format_count, format_share
 from pipeline.drawing.page_blocks import Mark, render_preview
 from pipeline.drawing.web_page import tag
 from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_losses, select_tokens
-from pipeline.guidance.cross_entropy import score_tokens
+from pipeline.losses.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import Tokenizer

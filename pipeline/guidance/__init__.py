@@ -1,9 +1,11 @@
 """Which student tokens count, by the losses of a teacher (Eq. 2 to 4)."""
 
-from pipeline.guidance.aggregation import aggregate_teacher_losses, has_context
-from pipeline.guidance.checks import NonFiniteLossError
-from pipeline.guidance.loss import LossResult, guided_loss, mapped_tokens, metric_values
+from pipeline.guidance.aggregation import aggregate_teacher_losses
+from pipeline.guidance.loss import guided_loss, mapped_tokens
 from pipeline.guidance.selection import Selection, select_tokens
+from pipeline.losses.loss_checks import NonFiniteLossError
+from pipeline.losses.loss_result import LossResult, metric_values
+from pipeline.losses.spans import has_context
 from pipeline.selection_rule import PAPER_RULE, Aggregation, Expectation, SelectionRule
 
 __all__ = [

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.guidance.checks import check_finite, check_same_shape
 from pipeline.guidance.selection import Selection, select_tokens
+from pipeline.losses.loss_checks import check_finite, check_same_shape
 from pipeline.selection_rule import PAPER_RULE, SelectionRule
 
 

@@ -19,35 +19,15 @@ Shapes: rows of `seq_length` student labels and `teacher_seq_length` teacher tok
 tensors are [rows, seq_length], aligned with the labels.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from pipeline.guidance.aggregation import check_spans, span_sums
-from pipeline.guidance.checks import check_same_shape
-from pipeline.guidance.output_layer import widen
 from pipeline.guidance.selection import Selection
+from pipeline.losses.logits import widen
+from pipeline.losses.loss_checks import check_same_shape
+from pipeline.losses.loss_result import LossResult
+from pipeline.losses.spans import check_spans, span_sums
 from pipeline.selection_rule import Expectation, check_choice
-
-
-class LossResult(NamedTuple):
-    """A loss as a sum and a count, so that it adds up over microbatches and ranks.
-
-    A tuple, because what wraps modules looks for tensors in tuples.
-
-    Attributes:
-        loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
-            `loss_sum / num_tokens`.
-        num_tokens: int64 scalar, what to divide by; 0 when nothing was kept (then `loss_sum` is 0
-            and so is its gradient).
-        metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
-            and ranks, then divide: `metric_values`.
-    """
-
-    loss_sum: Tensor
-    num_tokens: Tensor
-    metrics: dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -102,17 +82,6 @@ def guided_loss(
     # `where`, not a product: a masked NaN times 0 would still be NaN.
     loss_sum = torch.where(selection.kept, widen(student_losses), 0.0).sum()
     return LossResult(loss_sum, counted.sum(), _metrics(student_losses.detach(), selection))
-
-
-def metric_values(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """Divide summed metrics; NaN if nothing was counted.
-
-    Example:
-        >>> metric_values({"kept_fraction": torch.tensor([50.0, 100.0])})
-        {'kept_fraction': 0.5}
-    """
-    stacked = torch.stack(list(metrics.values())).cpu()
-    return dict(zip(metrics, (stacked[:, 0] / stacked[:, 1]).tolist(), strict=True))
 
 
 def _metrics(losses: Tensor, selection: Selection) -> dict[str, Tensor]:

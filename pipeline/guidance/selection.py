@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.guidance.checks import check_finite, check_same_shape, count_broken, refuse_broken
 from pipeline.guidance.top_fraction import keep_top_fraction
+from pipeline.losses.loss_checks import check_finite, check_same_shape, count_broken, refuse_broken
 from pipeline.selection_rule import PAPER_RULE, RANKED_BY_ENTROPY, RANKED_BY_TEACHER, SelectionRule
 
 _FIXED_POINT = 2.0**24

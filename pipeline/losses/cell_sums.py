@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.guidance.output_layer import (
+from pipeline.losses.logits import (
     VocabularyShare,
     logit_slopes,
     matmul_wide,

@@ -1,4 +1,4 @@
-"""Chosen tokens of the vocabulary, met by a walk in chunks (`pipeline.guidance.cross_entropy`)."""
+"""Chosen tokens of the vocabulary, met by a walk in chunks (`pipeline.losses.cross_entropy`)."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipeline.guidance.checks import refuse_any
+from pipeline.losses.loss_checks import refuse_any
 
 
 def chosen_entries(

@@ -30,10 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.guidance.cells import Cells, CellSums, PlacedCells
-from pipeline.guidance.checks import refuse_any
-from pipeline.guidance.chosen_entries import check_entries, chosen_entries
-from pipeline.guidance.output_layer import (
+from pipeline.losses.cell_sums import Cells, CellSums, PlacedCells
+from pipeline.losses.chosen_entries import check_entries, chosen_entries
+from pipeline.losses.logits import (
     MIN_EXPONENT,
     OutputLayer,
     VocabularyShare,
@@ -48,6 +47,7 @@ from pipeline.guidance.output_layer import (
     widen,
     widen_once,
 )
+from pipeline.losses.loss_checks import refuse_any
 
 # Scale and cap of `OutputLayer`.
 _Change = tuple[float, float | None]

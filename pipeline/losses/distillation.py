@@ -14,9 +14,9 @@ Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (a
 import torch
 from torch import Tensor
 
-from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.loss import LossResult
-from pipeline.guidance.output_layer import widen
+from pipeline.losses.logits import widen
+from pipeline.losses.loss_checks import check_finite, check_same_shape
+from pipeline.losses.loss_result import LossResult
 
 
 def distillation_loss(
@@ -66,7 +66,7 @@ def kld_losses(
     Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...],
     nats, infinite where the teacher excludes (logit -inf) a token that the student does not. The
     gradient reaches the student only. Tokens are independent, so
-    `pipeline.guidance.cross_entropy.map_token_chunks` bounds the memory.
+    `pipeline.losses.cross_entropy.map_token_chunks` bounds the memory.
 
     Both models must share the tokenizer: column v means the same token in both. Columns from
     `vocab_size` on, the tokenizer's (`manifest.student.vocab_size`), are padding, of which related
@@ -109,7 +109,7 @@ def uld_losses(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...], in
     0..2. The gradient reaches the student only. Tokens are independent: sort large vocabularies
-    through `pipeline.guidance.cross_entropy.map_token_chunks`.
+    through `pipeline.losses.cross_entropy.map_token_chunks`.
 
     Example:
         >>> uld_losses(torch.zeros(1, 2), torch.zeros(1, 4))

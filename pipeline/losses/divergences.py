@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.cross_entropy import TokenScores
-from pipeline.guidance.loss import LossResult
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import TokenScores
+from pipeline.losses.loss_checks import check_finite, check_same_shape
+from pipeline.losses.loss_result import LossResult
 from schemas.distribution_rule import EntryShape
 
 MIN_RESIDUAL = 2.0**-20

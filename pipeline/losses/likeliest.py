@@ -1,6 +1,6 @@
 """The likeliest next tokens, found in the walk over the vocabulary that also gives the losses.
 
-As in `pipeline.guidance.cross_entropy` the vocabulary comes in chunks, and no more than one chunk
+As in `pipeline.losses.cross_entropy` the vocabulary comes in chunks, and no more than one chunk
 of logits is held. A token's likeliest so far are compared with a chunk only where the chunk holds a
 larger logit, so that most chunks cost little.
 
@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pipeline.guidance.cross_entropy import wide_products
-from pipeline.guidance.output_layer import (
+from pipeline.losses.cross_entropy import wide_products
+from pipeline.losses.logits import (
     MIN_EXPONENT,
     OutputLayer,
     VocabularyShare,
@@ -26,7 +26,7 @@ from pipeline.guidance.output_layer import (
     widen,
     widen_once,
 )
-from pipeline.guidance.tail import TailDraws
+from pipeline.losses.tail import TailDraws
 
 _TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.guidance.aggregation import check_spans, span_sums
-from pipeline.guidance.checks import check_finite, check_same_shape
-from pipeline.guidance.output_layer import widen
+from pipeline.losses.logits import widen
+from pipeline.losses.loss_checks import check_finite, check_same_shape
+from pipeline.losses.spans import check_spans, span_sums
 
 TEMPERATURE = 100.0
 """Of the paper: likelihoods of chunks of several tokens would all be 0 without it."""

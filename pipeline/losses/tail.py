@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pipeline.guidance.output_layer import (
+from pipeline.losses.logits import (
     OutputLayer,
     VocabularyShare,
     matmul_wide,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
 def _loss(given: MicroBatchLoss) -> LossResult:
-    from pipeline.guidance.likelihood_matching import likelihood_divergences
+    from pipeline.losses.likelihood_matching import likelihood_divergences
 
     batch, teacher_losses = given.batch, given.teacher_losses()
     assert teacher_losses is not None

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
 def _loss(given: MicroBatchLoss) -> LossResult:
-    from pipeline.guidance.baselines.selection import row_chunk_ids, select_chunks
+    from pipeline.guidance.baselines import row_chunk_ids, select_chunks
 
     num_chunks, batch = given.method.num_chunks, given.batch
     # Place t predicts token t + 1, so it belongs to that token's chunk.

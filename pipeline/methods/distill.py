@@ -10,13 +10,13 @@ from pipeline.selection_rule import RANKED_BY_TEACHER
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.guidance import LossResult
-    from pipeline.guidance.distributions import LabelDistributions
+    from pipeline.losses.divergences import LabelDistributions
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 
 def _loss(given: MicroBatchLoss) -> LossResult:
-    from pipeline.guidance.distributions import distilled_loss
+    from pipeline.losses.divergences import distilled_loss
 
     method, known = given.method, given.distributions
     assert known is not None
@@ -35,7 +35,7 @@ def _loss(given: MicroBatchLoss) -> LossResult:
 def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
     """Return the labels whose distribution is learned, bool [rows, seq_length]."""
     from pipeline.guidance import select_tokens
-    from pipeline.guidance.distributions import teacher_entropies
+    from pipeline.losses.divergences import teacher_entropies
 
     if given.rule.selector in RANKED_BY_TEACHER:
         kept = given.select(given.teacher_losses()).kept

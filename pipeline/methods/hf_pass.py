@@ -8,10 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.checks import check_finite
-from pipeline.guidance.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
-from pipeline.guidance.distributions import LabelDistributions
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
+from pipeline.losses.divergences import LabelDistributions
+from pipeline.losses.loss_checks import check_finite
 from pipeline.methods.label_distributions import ask_distributions, read_distributions
 from pipeline.methods.micro_batch_loss import MicroBatchLoss
 from pipeline.models.hf_models import hidden_states

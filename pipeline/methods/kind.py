@@ -14,7 +14,7 @@ from pipeline.selection_rule import PAPER_RULE, SelectionRule, Selector
 from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 if TYPE_CHECKING:
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from schemas.manifest import ConventionRecord
 
 Needs = Literal["nothing", "losses", "distributions", "model"]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.hf_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
-    from pipeline.guidance.baselines.distillation import kld_losses
-    from pipeline.guidance.cross_entropy import map_token_chunks
+    from pipeline.losses.cross_entropy import map_token_chunks
+    from pipeline.losses.distillation import kld_losses
     from pipeline.models.output_layer import output_layer
 
     counted = given.batch["loss_mask"].bool()

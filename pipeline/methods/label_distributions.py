@@ -8,10 +8,10 @@ from torch.nn.functional import pad
 
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.distributions import LabelDistributions
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.tail import TailDraws, row_draw_keys
+from pipeline.losses.divergences import LabelDistributions
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.logits import OutputLayer
+from pipeline.losses.tail import TailDraws, row_draw_keys
 from pipeline.streaming import Rows
 from pipeline.streaming.layout import DISTRIBUTION_FIELDS
 from schemas.distribution_rule import EntryShape

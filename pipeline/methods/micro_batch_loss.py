@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.guidance import (
-    LossResult,
     Selection,
     SelectionRule,
     aggregate_teacher_losses,
@@ -15,9 +14,10 @@ from pipeline.guidance import (
     mapped_tokens,
     select_tokens,
 )
-from pipeline.guidance.baselines.distillation import distillation_loss
-from pipeline.guidance.cross_entropy import TokenScores
-from pipeline.guidance.distributions import LabelDistributions
+from pipeline.losses.cross_entropy import TokenScores
+from pipeline.losses.distillation import distillation_loss
+from pipeline.losses.divergences import LabelDistributions
+from pipeline.losses.loss_result import LossResult
 from pipeline.methods.method import Method
 from pipeline.selection_rule import RANKED_BY_TEACHER
 from pipeline.streaming import Rows

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.hf_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
-    from pipeline.guidance.baselines.selection import select_by_reference
+    from pipeline.guidance.baselines import select_by_reference
 
     selection = select_by_reference(
         given.scores.losses,
@@ -25,7 +25,7 @@ def _loss(given: StudentPass) -> LossResult:
 
 
 def _self_reference_loss(given: StudentPass) -> LossResult:
-    from pipeline.guidance.baselines.selection import select_by_self_reference
+    from pipeline.guidance.baselines import select_by_self_reference
 
     reference = given.reference_scores(with_entropy=True)
     assert reference.entropies is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.methods.kind import MethodKind
 
 if TYPE_CHECKING:
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 

@@ -9,13 +9,13 @@ from pipeline.methods.kind import MethodKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.guidance import LossResult
+    from pipeline.losses.loss_result import LossResult
     from pipeline.methods.hf_pass import StudentPass
 
 
 def _loss(given: StudentPass) -> LossResult:
-    from pipeline.guidance.baselines.distillation import truncated_pairs, uld_losses
-    from pipeline.guidance.cross_entropy import map_token_chunks
+    from pipeline.losses.cross_entropy import map_token_chunks
+    from pipeline.losses.distillation import truncated_pairs, uld_losses
     from pipeline.models.output_layer import output_layer
 
     batch = given.batch

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from pipeline.guidance.cross_entropy import linear_cross_entropy, wide_products
-from pipeline.guidance.output_layer import OutputLayer
+from pipeline.losses.cross_entropy import linear_cross_entropy, wide_products
+from pipeline.losses.logits import OutputLayer
 from pipeline.models.weights import foreign_code
 
 logger = logging.getLogger(__name__)

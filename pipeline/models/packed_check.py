@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
-from pipeline.guidance.cross_entropy import linear_cross_entropy
+from pipeline.losses.cross_entropy import linear_cross_entropy
 from pipeline.models.output_layer import output_layer
 from pipeline.models.packed_attention import PACKED_ATTENTION, packed_arguments, register
 from pipeline.models.weights import foreign_code

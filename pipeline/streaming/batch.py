@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from pipeline.guidance.aggregation import has_context
+from pipeline.losses.spans import has_context
 from pipeline.streaming.layout import FLOAT_FIELDS, RowLayout
 
 

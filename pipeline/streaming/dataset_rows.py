@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
-from pipeline.guidance import NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.packing.kernels import ENDS, FORCED, STARTS
 from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.order import RowOrder, order_rows

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.selection import Kept
-from pipeline.guidance.checks import put_off
+from pipeline.losses.loss_checks import put_off
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.packing.opening import open_run
 from pipeline.streaming import AlignedRows, StreamConfig

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance import LossResult
-from pipeline.guidance.aggregation import check_spans
-from pipeline.guidance.cells import Cells
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.loss_result import LossResult
+from pipeline.losses.spans import check_spans
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import StudentPass, student_states
 from pipeline.methods.method import Method

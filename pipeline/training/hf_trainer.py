@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
-from pipeline.guidance import LossResult, metric_values
+from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.methods.method import Method
 from pipeline.models.exported_tokenizer import ExportedTokenizer

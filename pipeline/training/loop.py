@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from pipeline.command_line.folder_lock import hold_folder
-from pipeline.guidance import LossResult, metric_values
-from pipeline.guidance.checks import put_off
+from pipeline.losses.loss_checks import put_off
+from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.models.running_teacher import require_model_room
 from pipeline.streaming import AlignedRows, Rows, load_batches

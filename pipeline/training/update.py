@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from pipeline.guidance import NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError
 
 logger = logging.getLogger(__name__)
 

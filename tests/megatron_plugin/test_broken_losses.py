@@ -10,7 +10,8 @@ pytest.importorskip("megatron.core")
 from megatron_plugin.models.places import WHOLE_ROWS
 from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide
-from pipeline.guidance import NonFiniteLossError, aggregate_teacher_losses
+from pipeline.guidance import aggregate_teacher_losses
+from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from tests.support.datasets import build_dataset
 from tests.support.streaming_data import read_quarantine

@@ -17,7 +17,7 @@ from megatron_plugin.student.forward_step import StepRules, _token_scores, train
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.teacher.model import _values_ahead
 from megatron_plugin.upstream import AttnMaskType, TransformerConfig, parallel_state
-from pipeline.guidance.tail import TailDraws, row_draw_keys
+from pipeline.losses.tail import TailDraws, row_draw_keys
 from pipeline.methods import kind_of
 from pipeline.methods.method import Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches

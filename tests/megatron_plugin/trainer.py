@@ -25,7 +25,7 @@ from megatron_plugin import bridge, pretrain_gpt
 from megatron_plugin.models.weight_rules import whole_model_names
 from megatron_plugin.student import forward_step
 from megatron_plugin.teacher.model import Teacher
-from pipeline.guidance import output_layer
+from pipeline.losses import logits
 from tests.megatron_plugin.host_waits import HostWaits
 
 
@@ -119,7 +119,7 @@ def main():
         dump_steps(Path(os.environ["VOCAG_TEST_DUMP"]))
         dump_validation(Path(os.environ["VOCAG_TEST_DUMP"]))
     if "VOCAG_TEST_WAITS" in os.environ:
-        output_layer._CPU_CHUNK_ELEMENTS = 1
+        logits._CPU_CHUNK_ELEMENTS = 1
         print_waits(training, "train_step")
         print_waits(Teacher, "score")
     if "VOCAG_TEST_CUT_BRIDGE" in os.environ:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from beam_jobs.score.command import main
-from pipeline.guidance.cross_entropy import score_tokens
+from pipeline.losses.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.packing.reading import Reading

@@ -28,10 +28,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from pipeline.guidance import NonFiniteLossError
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.tail import TailDraws, draw_keys
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.loss_checks import NonFiniteLossError
+from pipeline.losses.tail import TailDraws, draw_keys
 from pipeline.models.devices import find_device
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer

@@ -16,7 +16,7 @@ from beam_jobs.score.command import main
 from beam_jobs.score.summary import estimate_disk
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
-from pipeline.guidance.tail import draw_keys
+from pipeline.losses.tail import draw_keys
 from pipeline.scoring.engines.settings import TopSettings
 from pipeline.scoring.entries import fill_entries
 from pipeline.scoring.teaching import Teaching

@@ -22,9 +22,9 @@ from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.pair import look_at_pair
 from pipeline.distributions.sample import sample_documents
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import LabelDistributions, distilled_loss
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.divergences import LabelDistributions, distilled_loss
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map

@@ -19,9 +19,9 @@ from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.cells import count_cells
 from pipeline.distributions.sample import sample_documents
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import LabelDistributions, distilled_loss
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.divergences import LabelDistributions, distilled_loss
 from pipeline.methods.label_distributions import read_distributions
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig

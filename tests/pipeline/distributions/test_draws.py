@@ -8,12 +8,12 @@ from pipeline.distributions.kernels import Entries
 from pipeline.distributions.mapping import give_masses, map_batch
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.distributions.walk import RowFields
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import LabelDistributions, distilled_loss
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.tail import TailDraws, draw_keys
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.divergences import LabelDistributions, distilled_loss
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.logits import OutputLayer
+from pipeline.losses.tail import TailDraws, draw_keys
 from schemas.distribution_rule import EntryShape
 from tests.pipeline.distributions.test_mapping import ENDED, one_row
 from tests.support.mapped_distributions import ByteTokenizer, naive_boundary, naive_inside

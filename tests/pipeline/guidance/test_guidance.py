@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from pipeline.guidance import (
     PAPER_RULE,
-    NonFiniteLossError,
     SelectionRule,
     aggregate_teacher_losses,
     guided_loss,
-    metric_values,
     select_tokens,
 )
 from pipeline.guidance.loss import mapped_tokens
 from pipeline.guidance.top_fraction import keep_top_fraction
+from pipeline.losses.loss_checks import NonFiniteLossError
+from pipeline.losses.loss_result import metric_values
 from tests.support import reference_guidance as reference
 
 nan = math.nan

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.guidance import output_layer
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.output_layer import OutputLayer
+from pipeline.losses import logits
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.logits import OutputLayer
 
 
 @settings(deadline=None, max_examples=60)
@@ -27,8 +27,8 @@ def test_a_cell_has_the_probability_of_its_tokens(seed, numbers, padding, cap, c
     labels, entry_ids = torch.randint(11, (7,)), torch.randint(-1, 11, (7, 5))
     layer = OutputLayer(weight, scale=0.5, cap=cap)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_layer, "_MIN_CHUNK_ROWS", 1)
-        patch.setattr(output_layer, "_CPU_CHUNK_ELEMENTS", 7 * chunk)
+        patch.setattr(logits, "_MIN_CHUNK_ROWS", 1)
+        patch.setattr(logits, "_CPU_CHUNK_ELEMENTS", 7 * chunk)
         scores = linear_cross_entropy(
             hidden, layer, labels, vocab_size=11, entry_ids=entry_ids, cells=cells
         )

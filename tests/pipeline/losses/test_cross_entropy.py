@@ -3,12 +3,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pipeline.guidance import cross_entropy
-from pipeline.guidance.chosen_entries import ComparedEntries
-from pipeline.guidance.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.tail import TailDraws, draw_keys
+from pipeline.losses import cross_entropy
+from pipeline.losses.chosen_entries import ComparedEntries
+from pipeline.losses.cross_entropy import linear_cross_entropy, map_token_chunks, score_tokens
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.logits import OutputLayer
+from pipeline.losses.tail import TailDraws, draw_keys
 from tests.support import reference_guidance as reference
 from tests.support.largest_tensor import LargestTensor
 
@@ -18,7 +18,7 @@ SEVERAL_CHUNKS = 12 * 130  # 12 tokens by 130 rows: five full chunks and one sho
 
 def hold_at_once(monkeypatch, elements):
     for device in ("CPU", "ACCELERATOR"):
-        monkeypatch.setattr(f"pipeline.guidance.output_layer._{device}_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(f"pipeline.losses.logits._{device}_CHUNK_ELEMENTS", elements)
 
 
 @pytest.fixture(autouse=True)

@@ -9,16 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.guidance import NonFiniteLossError, metric_values
-from pipeline.guidance.cells import Cells
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.distributions import (
+from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.divergences import (
     MIN_RESIDUAL,
     LabelDistributions,
     distilled_loss,
     distribution_divergences,
     teacher_entropies,
 )
+from pipeline.losses.loss_checks import NonFiniteLossError
+from pipeline.losses.loss_result import metric_values
 from schemas.distribution_rule import EntryShape
 from schemas.distributions import least_entropies
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.guidance import cross_entropy
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
+from pipeline.losses import cross_entropy
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.logits import OutputLayer
 from tests.support.largest_tensor import LargestTensor
 
 TOKENS, VOCAB, HIDDEN = 40, 1000, 16
@@ -31,7 +31,7 @@ def slow(logits: torch.Tensor, top_k: int, vocab_size: int) -> tuple[Any, Any]:
 
 @pytest.fixture(params=[1, 7, 128, 333, VOCAB], name="chunk")
 def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.guidance.likeliest.rows_at_once", lambda *_: request.param)
+    monkeypatch.setattr("pipeline.losses.likeliest.rows_at_once", lambda *_: request.param)
     monkeypatch.setattr(cross_entropy, "rows_at_once", lambda *_: request.param)
 
 

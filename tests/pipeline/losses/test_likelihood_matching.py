@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.guidance import NonFiniteLossError
-from pipeline.guidance.likelihood_matching import TEMPERATURE, likelihood_divergences
+from pipeline.losses.likelihood_matching import TEMPERATURE, likelihood_divergences
+from pipeline.losses.loss_checks import NonFiniteLossError
 
 Cuts = list[int]
 

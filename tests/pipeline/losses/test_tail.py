@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.guidance.likeliest import score_with_likeliest
-from pipeline.guidance.output_layer import OutputLayer
-from pipeline.guidance.tail import TailDraws, draw_keys
+from pipeline.losses.likeliest import score_with_likeliest
+from pipeline.losses.logits import OutputLayer
+from pipeline.losses.tail import TailDraws, draw_keys
 from tests.support.largest_tensor import LargestTensor
 
 PLACES, VOCAB, HIDDEN, TOP, DRAWS = 6000, 700, 8, 5, 3
@@ -89,7 +89,7 @@ def test_chunks_and_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     labels = torch.randint(5 * VOCAB, (300,))
     whole = draw(hidden, layer, labels)[1]
     for rows in (1, 256, 777, 3000):
-        monkeypatch.setattr("pipeline.guidance.likeliest.rows_at_once", lambda *_, n=rows: n)
+        monkeypatch.setattr("pipeline.losses.likeliest.rows_at_once", lambda *_, n=rows: n)
         assert (draw(hidden, layer, labels)[1] == whole).all()
     order = torch.randperm(300)
     for some in (*order.split(37), order[:1]):

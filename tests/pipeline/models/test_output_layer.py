@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from megatron_plugin.models.shape import FAMILIES
-from pipeline.guidance.cross_entropy import linear_cross_entropy
-from pipeline.guidance.output_layer import OutputLayer
+from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.logits import OutputLayer
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError, output_layer, require_own_losses
 from pipeline.models.weights import ForeignCodeError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.guidance.cross_entropy import score_tokens
+from pipeline.losses.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.tokenization import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from pipeline.guidance import NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.models.probe import UntrainedTeacherError
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule

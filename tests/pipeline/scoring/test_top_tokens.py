@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.guidance import NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import DocumentTokens

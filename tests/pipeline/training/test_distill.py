@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.guidance import LossResult, metric_values
-from pipeline.guidance.distributions import distribution_divergences, teacher_entropies
+from pipeline.losses.divergences import distribution_divergences, teacher_entropies
+from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.methods import kind_of
 from pipeline.methods.label_distributions import ask_distributions, read_distributions
 from pipeline.methods.method import Method

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
-from pipeline.guidance import LossResult, NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError
+from pipeline.losses.loss_result import LossResult
 from pipeline.methods import METHODS
 from pipeline.methods.hf_pass import compute_teacher_losses
 from pipeline.methods.method import Method

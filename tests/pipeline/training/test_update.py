@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.guidance import NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.methods.method import Method
 from pipeline.training import loop
 from pipeline.training.command import main

@@ -1,0 +1,36 @@
+"""A loss that adds up over microbatches and ranks, and its metrics."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LossResult(NamedTuple):
+    """A loss as a sum and a count, so that it adds up over microbatches and ranks.
+
+    A tuple, because what wraps modules looks for tensors in tuples.
+
+    Attributes:
+        loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
+            `loss_sum / num_tokens`.
+        num_tokens: int64 scalar, what to divide by; 0 when nothing was kept (then `loss_sum` is 0
+            and so is its gradient).
+        metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
+            and ranks, then divide: `metric_values`.
+    """
+
+    loss_sum: Tensor
+    num_tokens: Tensor
+    metrics: dict[str, Tensor]
+
+
+def metric_values(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """Divide summed metrics; NaN if nothing was counted.
+
+    Example:
+        >>> metric_values({"kept_fraction": torch.tensor([50.0, 100.0])})
+        {'kept_fraction': 0.5}
+    """
+    stacked = torch.stack(list(metrics.values())).cpu()
+    return dict(zip(metrics, (stacked[:, 0] / stacked[:, 1]).tolist(), strict=True))
