@@ -27,7 +27,7 @@ PAPER_METHOD = Method()
 
 
 class ArgumentError(ValueError):
-    """Arguments that can't work together; the message says what to change."""
+    """Arguments that can't work together; the message has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TeacherOptions:
 
     @property
     def ranks_of_replica(self) -> int:
-        """Ranks that hold one copy of the teacher together."""
+        """Ranks that share one copy of the teacher."""
         return prod(self._parallel_sizes.values())
 
     @property
@@ -125,23 +125,23 @@ class VocagOptions:
 
     @property
     def chosen_method(self) -> Method:
-        """How the loss is made, with the name that holds."""
+        """The options of the loss, with the method's default name filled in."""
         name = self.method or ("full" if self.teaching == NOBODY else "teacher")
         return replace(self.method_options, name=name)
 
     @property
     def kind(self) -> MethodKind:
-        """What the method is, as in `vocag train`."""
+        """The method's kind, as in `vocag train`."""
         return kind_of(self.chosen_method)
 
     @property
     def served(self) -> Served:
-        """How the run gets what the method needs of a teacher."""
+        """How the run gets what its method needs of a teacher."""
         return self.kind.serve(self.chosen_method, self.teaching)
 
     @property
     def guidance(self) -> dict[str, Any]:
-        """What must be the same for a run to continue."""
+        """Settings that must stay the same for a run to continue."""
         method, kind = self.chosen_method, self.kind
         own = {name: getattr(method, name) for name in kind.options and ("name", *kind.options)}
         own.pop("distill_by", None)  # which the rule's selector says
@@ -155,7 +155,7 @@ class VocagOptions:
         return both | own | asdict(kind.rule(method))
 
     def __post_init__(self) -> None:
-        """Check what concerns more than the teacher alone; find the user's home."""
+        """Check options that concern more than the teacher; expand the user's home."""
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
         if not self.teaching.teacher:
             self._require_no_teacher_options()
@@ -178,7 +178,7 @@ class VocagOptions:
             raise hinted(error, "leave out --vocag-teacher")
 
     def _require_no_teacher_options(self) -> None:
-        """Refuse what only a running teacher reads: it would be left out without a word."""
+        """Refuse options of a running teacher without one: they would have no effect."""
         given = asdict(self.teacher).items() - asdict(NO_TEACHER).items()
         unread = {f"teacher_{name}": value for name, value in given}
         if self.allow_untrained_teacher:
@@ -206,9 +206,9 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
 def read_options(argv: Sequence[str]) -> VocagOptions | None:
     """Read the options from a command line that also holds Megatron's own arguments.
 
-    This happens before Megatron looks at its arguments, because the number of teacher ranks decides
-    what `RANK` and `WORLD_SIZE` mean to it. None if help is asked for; ArgumentError for impossible
-    options; argparse's own errors exit.
+    This happens before Megatron reads its arguments, because the number of teacher ranks decides
+    the meaning of `RANK` and `WORLD_SIZE`. None for --help; ArgumentError for impossible options;
+    argparse's own errors exit.
     """
     if "--help" in argv or "-h" in argv:
         return None

@@ -49,7 +49,7 @@ class TeacherRows:
 
     Attributes:
         input_ids: int32 [rows, teacher_seq_length].
-        cu_seqlens: int32 [rows, bounds], filled up with teacher_seq_length.
+        cu_seqlens: int32 [rows, bounds], padded with teacher_seq_length.
     """
 
     input_ids: Tensor
@@ -60,7 +60,7 @@ class TeacherRows:
         return len(self.input_ids)
 
     def share(self, part: int, num_parts: int) -> TeacherRows:
-        """Return one of equal parts, of consecutive rows."""
+        """Return one of `num_parts` equal parts, of consecutive rows."""
         size = len(self) // num_parts
         rows = slice(part * size, (part + 1) * size)
         return TeacherRows(self.input_ids[rows], self.cu_seqlens[rows])
@@ -68,7 +68,7 @@ class TeacherRows:
 
 @dataclass(frozen=True)
 class TeacherAnswer:
-    """What a teacher says of some rows, as one tensor.
+    """A teacher's answer for some rows, as one tensor.
 
     Attributes:
         values: float32 [rows, teacher_seq_length, 1 + 2 K].
@@ -78,12 +78,12 @@ class TeacherAnswer:
 
     @property
     def losses(self) -> Tensor:
-        """Of each token, float32 [rows, teacher_seq_length], nats; NaN: without context."""
+        """Each token's loss, float32 [rows, teacher_seq_length], nats; NaN without context."""
         return self.values[..., 0]
 
     @property
     def next_ids(self) -> Tensor:
-        """What is expected after each token, float32 [rows, teacher_seq_length, K], whole numbers.
+        """Next tokens after each token, float32 [rows, teacher_seq_length, K], whole numbers.
 
         Draws are the last, after a free place, -1, for the text's own token. Vocabularies are far
         below 2^24, up to which every number is exact.
@@ -92,13 +92,13 @@ class TeacherAnswer:
 
     @property
     def next_log_probs(self) -> Tensor:
-        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats; drawn: -inf."""
+        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats; draws: -inf."""
         return self.values[..., 1 + self.values.shape[-1] // 2 :]
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which replica serves which: all replicas of a side have equally many partners."""
+    """Which replicas serve which: all replicas of a side have equally many partners."""
 
     num_students: int
     num_teachers: int
@@ -127,12 +127,12 @@ class Pairing:
 class _Link:
     """A connection of two leaders, one of each world, for point-to-point messages.
 
-    Every pair that talks has its own: one group would connect all leaders with each other, which
-    takes seconds to minutes from hundreds of them on (see docs/guides/megatron.md).
+    Every pair has its own: one group would connect all leaders with each other, which takes seconds
+    to minutes from hundreds of them (see docs/guides/megatron.md).
     """
 
     def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:
-        """Connect replicas of both worlds, this process being one end; wait for the other."""
+        """Connect a student and a teacher replica, this process being one end."""
         rank = _ENDS.index(end)
         own = dist.PrefixStore(f"bridge/{student}-{teacher}", store)
         self._group = dist.ProcessGroupGloo(own, rank, len(_ENDS), START_TIMEOUT)
@@ -149,9 +149,9 @@ class _Link:
 
 
 class StudentBridge:
-    """The student's end: asks ahead, takes replies in the order of the requests.
+    """The student's end: requests ahead, takes replies in order.
 
-    A teacher that is gone or silent for too long raises `BridgeError`.
+    `BridgeError` if a teacher is gone or silent for too long.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class StudentBridge:
         timeout: timedelta,
         width: int = 0,
     ) -> None:
-        """Connect; returns when every teacher replica that serves this one has."""
+        """Wait until every teacher replica that serves this one has connected."""
         self._timeout = timeout
         self._num_values = 1 + 2 * width
         self._replica = replica
@@ -180,7 +180,7 @@ class StudentBridge:
         return _peer("the teacher", f"student replica {self._replica} {what} {names};")
 
     def request(self, rows: TeacherRows) -> Callable[[], TeacherAnswer]:
-        """Ask what the teacher says; return at once what waits for it."""
+        """Send a request; return a function that waits for the answer."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
         replies = []
         for part, link in enumerate(self._links):
@@ -213,11 +213,11 @@ class StudentBridge:
 class TeacherBridge:
     """The teacher's end: takes one request of each student replica at a time.
 
-    A student that is gone raises `BridgeError`.
+    `BridgeError` if a student is gone.
     """
 
     def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
-        """Connect; returns when every student replica that this one serves has."""
+        """Wait until every student replica that this one serves has connected."""
         self._links: dict[int, _Link] = {}
         for student in pairing.students_of(replica):
             what = f"teacher replica {replica} waited for student replica {student} to connect;"
@@ -227,7 +227,7 @@ class TeacherBridge:
         self._asking: list[int] = []
 
     def receive(self) -> list[TeacherRows]:
-        """Return the next request of every student replica; none when all have closed."""
+        """Return the next request of every student replica; empty when all have closed."""
         requests, self._asking = [], []
         for student, link in list(self._links.items()):
             with _peer("the student", f"the teacher waited for student replica {student};"):
@@ -244,7 +244,7 @@ class TeacherBridge:
         return requests
 
     def reply(self, replies: Sequence[Tensor]) -> None:
-        """Answer the requests that `receive` gave, in their order, each with its rows' values."""
+        """Answer the requests of `receive`, in order, each with its rows' values."""
         for student, values in zip(self._asking, replies, strict=True):
             message = values.contiguous().cpu()
             with _peer("the student", f"the teacher answered student replica {student};"):
@@ -255,8 +255,8 @@ class TeacherBridge:
 def _peer(name: str, what: str) -> Iterator[None]:
     """Turn gloo's errors into ours, after torchrun has had time to report the cause.
 
-    When a process dies, its peers see broken connections at once, torchrun only at its next look.
-    A peer that ended first would be reported as the first failure, and hide the cause.
+    When a process dies, its peers see broken connections at once, torchrun only at its next look. A
+    peer that ended first would be reported as the first failure, and hide the cause.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What can't work is refused before anything is loaded, with the remedy."""
+"""Refuse impossible settings, with the remedy, before anything is loaded."""
 
 from argparse import ArgumentParser, Namespace
 from math import prod
@@ -57,7 +57,7 @@ _LISTED_SPLITS = 4
 
 
 def require_student(args: Namespace, options: VocagOptions) -> None:
-    """Check Megatron's arguments against what the plugin can do; ArgumentErrors name the remedy."""
+    """Check Megatron's arguments against the plugin's limits; ArgumentErrors name the remedy."""
     if not args.calculate_per_token_loss:
         error = ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
@@ -75,7 +75,7 @@ def require_student(args: Namespace, options: VocagOptions) -> None:
 
 
 def _require_defaults(args: Namespace) -> None:
-    """Refuse what Megatron takes and nothing here reads."""
+    """Refuse arguments of Megatron that nothing here reads."""
     parser = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
     options = {action.dest: action.option_strings[0] for action in parser._actions}
     (data,) = (group for group in parser._action_groups if group.title == _DATA_GROUP)
@@ -99,8 +99,8 @@ def _require_defaults(args: Namespace) -> None:
 def _require_resumable(args: Namespace) -> None:
     """Refuse checkpoints that Megatron can't load again.
 
-    Without both libraries, 0.19 asks an optimizer for its step while loading, before it has one:
-    a bare AssertionError.
+    Without both libraries, 0.19 asks an optimizer for its step while loading, before it has one: a
+    bare AssertionError.
     """
     saves = args.save and not args.no_save_optim
     loads = args.load and not (args.no_load_optim or args.finetune)
@@ -118,7 +118,7 @@ def _require_resumable(args: Namespace) -> None:
 def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
     """Check that a checkpoint can continue in these tensor- and pipeline-parallel sizes.
 
-    ArgumentError if its optimizer is stored by those that saved it.
+    ArgumentError if its optimizer's state depends on the sizes that saved it.
     """
     if (
         checkpoint is None
@@ -142,9 +142,9 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
-    """Check that a run that continues is as long as it was, or that its length may change.
+    """Check that a resumed run keeps its length, or may change it.
 
-    Otherwise Megatron would refuse it, by numbers that nobody gave.
+    Otherwise Megatron would refuse it, naming numbers that nobody gave.
     """
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
     if checkpoint is None or args.no_load_optim or may_change:
@@ -159,7 +159,7 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
-    """Return the micro-batches of a step, or of a validation step, on each student replica."""
+    """Return the micro-batches per step, or validation step, of each student replica."""
     rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
     step: int = getattr(args, f"{prefix}global_batch_size")
     return step // rows
@@ -190,10 +190,10 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
 def require_split(
     args: Namespace, options: VocagOptions, manifest: Manifest, *, num_ranks: int
 ) -> None:
-    """Check that the two worlds can share a step's rows; otherwise say which splits can.
+    """Check that the two worlds can share a step's rows.
 
-    Megatron's arguments are parsed only, and the teacher has a world of its own. ArgumentError
-    names other splits, the fastest first, and other batch sizes.
+    Megatron's arguments are only parsed yet, and the teacher has its own world. ArgumentError names
+    other splits, the fastest first, and other batch sizes.
     """
     teacher, rows, micro = options.teacher, args.global_batch_size, args.micro_batch_size
     kinds = ("tensor_model", "pipeline_model", "context")
@@ -223,7 +223,7 @@ def require_split(
 
 
 def _refused(refusal: str, option: str, fitting: list[int]) -> ArgumentError:
-    """Return the error of a step whose rows can't be shared, with a number near it that can."""
+    """Return the error for a step whose rows can't be shared, with a nearby number that can."""
     error = ArgumentError(refusal)
     return hinted(error, f"{option} {fitting[0]}") if fitting else error
 
@@ -236,7 +236,7 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
     """Raise ValueError unless a student has a row for every token of the run's data.
 
-    The name is a pretrained student's; None: its size is an argument. Padding rows aren't counted.
+    `name` is a pretrained student's; None: its size is an argument. Padding rows don't count.
     """
     try:
         require_room(opened, name or "the student", side="student", vocab_size=vocab_size)

@@ -1,8 +1,8 @@
 """Export a trained student as a Hugging Face folder, to evaluate and to serve.
 
-Reads a checkpoint of `megatron_plugin.pretrain_gpt`, whatever parallelism saved it, on one CPU
-process. The tokenizer comes along from the dataset that the student was trained on, complete for
-`AutoTokenizer` and proven to give the dataset's ids.
+Reads a checkpoint of `megatron_plugin.pretrain_gpt`, saved with any parallelism, in one CPU
+process. The tokenizer comes from the student's training dataset, complete for `AutoTokenizer` and
+proven to give the dataset's ids.
 """
 
 import json
@@ -31,14 +31,14 @@ def export_student(
     """Write a checkpoint's student in Hugging Face's format, and return its shape.
 
     The checkpoint is a run's `--save` folder (its newest iteration) or one iteration's folder; the
-    output must not hold a model yet. Tensors keep the checkpoint's dtype if none is given. The
-    student's tokenizer comes from the run's dataset, proven on its texts.
+    output must not hold a model yet. Tensors keep the checkpoint's dtype unless one is given. The
+    tokenizer comes from the run's dataset, proven on its texts.
 
     Raises:
         WeightsError: no checkpoint of this trainer.
         FileExistsError: the folder holds a model.
-        DatasetError: the run's dataset isn't there any more.
-        TokenizerError: transformers would split the dataset's texts otherwise.
+        DatasetError: the run's dataset is gone.
+        TokenizerError: transformers would split the dataset's texts differently.
     """
     if (output / "config.json").exists():
         error = FileExistsError(f"{output} holds a model already: name another folder or remove it")

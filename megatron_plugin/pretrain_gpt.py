@@ -61,9 +61,9 @@ def main() -> None:
 def enter() -> StudentRun:
     """Join this rank's world; call it before Megatron parses its arguments.
 
-    Teacher ranks serve the student, then exit here. For student ranks `sys.argv` gets the arguments
-    that follow from the student's config and from what is installed, before the user's own.
-    ArgumentError for impossible options; DatasetError if --vocag-data isn't a finished dataset.
+    Teacher ranks serve the student, then exit here. For student ranks `sys.argv` gets arguments
+    from the student's config and for missing packages, before the user's own. ArgumentError for
+    impossible options; DatasetError if --vocag-data isn't a finished dataset.
     """
     skip_missing_makefile()
     forget_engine_attention()

@@ -1,6 +1,6 @@
-"""Which numbers of ranks for student and teacher work together, and which are fastest.
+"""Which numbers of student and teacher ranks work together, and which are fastest.
 
-All of it is arithmetic that takes both models to be equally efficient.
+The arithmetic assumes both models to be equally efficient.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from megatron_plugin.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step's rows are divided into: micro-batches of either model's copies.
+    """A step's rows and their division: micro-batches of either model's copies.
 
-    `ranks_of_student` and `ranks_of_teacher` hold one copy together; messages call the step `what`.
+    `ranks_of_student` and `ranks_of_teacher` share one copy; messages call the step `what`.
     """
 
     rows: int
@@ -26,9 +26,9 @@ class Batch:
     what: str = "a training step"
 
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
-        """Return why so many ranks of either can't share the rows evenly; None: they can.
+        """Return why these ranks can't share the rows evenly; None if they can.
 
-        They are multiples of a copy's; without teacher ranks the teacher is colocated.
+        Ranks are multiples of a copy's; without teacher ranks the teacher is colocated.
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         together = students * self.micro_batch_size
@@ -53,7 +53,7 @@ class Batch:
         return None
 
     def fitting_rows(self, student_ranks: int, teacher_ranks: int) -> list[int]:
-        """Return the numbers of rows next to this one's that the split can share, if any can.
+        """Return the nearest numbers of rows that the split can share, if any.
 
         Example:
             >>> Batch(1024, 8).fitting_rows(10, 20)
@@ -77,30 +77,30 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """Some ranks for the student, some for the teacher: a share of a colocated job's speed."""
+    """Ranks for the student and the teacher, with their speed as a share of a colocated job's."""
 
     student_ranks: int
     teacher_ranks: int
     share: float
 
     def __str__(self) -> str:
-        """Return how messages and docs write it."""
+        """Return the notation of messages and docs."""
         return f"{self.student_ranks} + {self.teacher_ranks} ({self.share:.2f})"
 
 
 def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
     """Return the teacher ranks per student rank at which neither waits.
 
-    The student computes forward and backward, six operations per weight, the teacher forward alone,
-    two, on `teacher_tokens` per student token.
+    The student's forward and backward passes take six operations per weight, the teacher's forward
+    pass two, on `teacher_tokens` per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
-    """Return the splits of at most so many ranks that can share a batch, the fastest first.
+    """Return the splits of at most `num_ranks` that can share a batch, the fastest first.
 
-    The ratio is that of teacher ranks per student rank at which neither waits.
+    `ratio` is the teacher ranks per student rank at which neither waits.
 
     Example:
         >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]

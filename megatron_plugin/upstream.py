@@ -1,8 +1,8 @@
-"""Every name of Megatron that this plugin touches; its other modules import them from here.
+"""Every name of Megatron that this plugin uses; its other modules import them from here.
 
-Megatron-Core promises little: the names below have moved, changed their parameters or been
-deprecated between releases. docs/guides/megatron.md says how to try another one.
-Two more are attributes that we replace: `training.get_forward_backward_func` and
+Megatron-Core guarantees little: the names below have moved, changed their parameters or been
+deprecated between releases. docs/guides/megatron.md explains how to try another one. Two more are
+attributes that we replace: `training.get_forward_backward_func` and
 `dataset_utils.compile_helpers`.
 """
 

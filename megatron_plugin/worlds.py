@@ -1,7 +1,7 @@
 """Two worlds in one torchrun job: the first ranks are the student's, the last the teacher's.
 
-Each world initialises torch.distributed for itself, over its own prefix of torchrun's store, so
-that Megatron's barriers and size checks see only its own ranks.
+Each world initialises torch.distributed over its own prefix of torchrun's store, so Megatron's
+barriers and size checks see only its own ranks.
 """
 
 import os
@@ -18,10 +18,10 @@ from pipeline.command_line.failures import hinted
 
 @dataclass(frozen=True)
 class World:
-    """The world that this process belongs to: `size` of the job's ranks.
+    """The world of this process: `size` of the job's ranks.
 
-    Its `store` is for its `init_process_group`, None: torch's default. Both worlds see the
-    bridge's, None if the teacher has no world of its own.
+    `store` is for its `init_process_group`, None: torch's default. Both worlds see the bridge's,
+    None if the teacher has no world of its own.
     """
 
     role: Role
@@ -35,8 +35,8 @@ class World:
 def enter_world(num_teacher_ranks: int) -> World:
     """Join the student's or the teacher's world, by this process's rank in the job.
 
-    `RANK` and `WORLD_SIZE` change to this world's, because Megatron reads them; call this before it
-    does. Without teacher ranks nothing changes. ArgumentError if none is left for the student.
+    Sets `RANK` and `WORLD_SIZE` to this world's, so call it before Megatron reads them. Without
+    teacher ranks nothing changes. ArgumentError if none is left for the student.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,7 +1,6 @@
 """vocag's library: tokenize, align, pack, stream, guide, validate.
 
-Before anything here imports numba, a place for compiled kernels is found, where neither the
-package's folder nor the home can be written.
+Before anything here imports numba, a writable folder for compiled kernels is found.
 """
 
 import os
@@ -12,11 +11,11 @@ PACKAGE = Path(__file__).parent
 
 
 def provide_kernel_cache() -> None:
-    """Name a folder for numba's cache if it would find none, and refuse to be imported.
+    """Give numba a folder for its cache if it would find none, and then fail to import.
 
     numba writes next to the source, else below the user's cache folder, else gives up. A temporary
-    folder costs a few seconds of compiling after each restart of the machine. numba runs what it
-    finds there, so it must be ours alone.
+    folder costs seconds of compiling after each restart of the machine. numba runs what it finds
+    there, so it must be ours alone.
     """
     if "NUMBA_CACHE_DIR" in os.environ or any(map(_can_write, (PACKAGE / "__pycache__", _home()))):
         return
@@ -37,7 +36,7 @@ def _home() -> Path:
 
 
 def _can_write(folder: Path) -> bool:
-    """Return whether a folder can be written to, or made."""
+    """Whether a folder can be written to, or made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK)

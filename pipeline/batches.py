@@ -1,7 +1,7 @@
 """Documents in batches: flat arrays over many documents, so that no step loops in Python.
 
-A batch of D documents keeps the tokens of all of them in one array; `cu_tokens` [D + 1] says where
-each document starts: document d owns `cu_tokens[d]:cu_tokens[d + 1]`.
+A batch of D documents keeps all tokens in one array; document d owns `cu_tokens[d]:cu_tokens[d +
+1]`, with `cu_tokens` [D + 1].
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,7 @@ class SourceDocument:
     Attributes:
         document_id: unique in the dataset.
         text: its UTF-8 bytes.
-        metadata: what the input said of it, a value for each column that the shard has; None
-            where it said nothing.
+        metadata: a value for each column that the shard has; None if missing in the input.
     """
 
     document_id: str
@@ -44,7 +43,7 @@ class TokenBatch:
         byte_offsets: int32 [N, 2], half-open byte ranges within each token's own document.
         cu_tokens: int64 [D + 1].
         tiles: bool [D], whether a document's tokens cover its text without gap or overlap;
-            alignment takes it at its word, so whoever changes offsets says it anew.
+            alignment trusts it, so code that changes offsets must update it.
         failures: why a document could not be tokenized, by its place in the batch; such a
             document has no tokens.
     """
@@ -63,13 +62,13 @@ class TokenBatch:
 
 @dataclass(frozen=True, eq=False)
 class RenderedSide:
-    """What a chat's document holds of one side's rendering, as its sample stores it.
+    """One side's rendering of a chat, as its sample stores it.
 
     Attributes:
         own_text: the template's own bytes, one text after another.
-        pieces: int64 [P, 3], bytes of own text, then the range of the document behind them.
-        learned: int64 [L, 2], ranges of tokens: of the student's those that are labels, of the
-            teacher's those that cover a learned byte.
+        pieces: int64 [P, 3], bytes of own text, then the document's range after them.
+        learned: int64 [L, 2], ranges of tokens: the student's labels, or the teacher's that cover a
+            learned byte.
     """
 
     own_text: bytes
@@ -79,17 +78,17 @@ class RenderedSide:
 
 @dataclass(frozen=True, eq=False)
 class ChatParts:
-    """What a document has besides texts and tokens if it is a chat.
+    """Additional parts of a document that is a chat.
 
     Attributes:
-        messages: JSON of what its messages hold besides their texts.
+        messages: JSON of its messages, without their texts.
         learned: int64 [R, 2], ranges of the document's bytes that are learned.
-        student: its rendering.
+        student: the student's rendering.
         teacher: the teacher's.
         turns: int64 [C, 2], student and teacher token before which a turn ends.
-        num_control_strings: strings of control tokens that its texts hold.
+        num_control_strings: strings of control tokens in its texts.
         num_seams: learned student tokens that cover bytes of a text and of the template.
-        num_lone_seams: of these, those with which no teacher token shares both.
+        num_lone_seams: those of them for which no teacher token shares both.
     """
 
     messages: bytes
@@ -113,8 +112,8 @@ class AlignedBatch:
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents of the input batch that could not be aligned, with the reason.
-        chats: of chats, each one's parts; of texts, none.
-        refused: chats that a template refuses, or whose texts can't be found in what it renders.
+        chats: each chat's parts; empty for texts.
+        refused: chats that a template refuses, or whose texts can't be found in its rendering.
     """
 
     documents: Sequence[SourceDocument]
@@ -127,7 +126,7 @@ class AlignedBatch:
 
 
 def join_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Return the documents of all batches as one."""
+    """Join batches into one."""
     if len(batches) == 1:
         return batches[0]
     firsts = np.cumsum([0, *(batch.num_documents for batch in batches)]).tolist()
@@ -150,7 +149,7 @@ def join_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
 def splice_documents(
     batch: TokenBatch, documents: NDArray[np.int64], other: TokenBatch
 ) -> TokenBatch:
-    """Return the batch with some documents' tokens replaced by another batch's."""
+    """Replace some documents' tokens by another batch's."""
     place = {int(document): row for row, document in enumerate(documents)}
     parts: list[tuple[TokenBatch, int]] = [
         (other, place[d]) if d in place else (batch, d) for d in range(batch.num_documents)
@@ -169,7 +168,7 @@ def splice_documents(
 
 
 def without_failures(batch: TokenBatch) -> TokenBatch:
-    """Return the batch with no tokens for the documents that failed."""
+    """Drop the tokens of failed documents."""
     counts = np.diff(batch.cu_tokens)
     kept = np.ones(batch.num_documents, bool)
     kept[list(batch.failures)] = False

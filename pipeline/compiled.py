@@ -1,4 +1,4 @@
-"""Loops over tokens compiled with numba, and kept on disk for the next process."""
+"""Loops over tokens compiled with numba, and cached on disk."""
 
 import logging
 from collections.abc import Callable
@@ -12,11 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function for the types that it is first called with; it runs without the GIL.
+    """Compile a function for the types of its first call; it runs without the GIL.
 
-    The machine code is kept next to the source, or in the user's cache folder. What can't be read
-    there is compiled anew, and a folder that can't be written costs each process the seconds of
-    compiling: neither ends a command, as numba's own `cache=True` does.
+    The machine code is kept next to the source, or in the user's cache folder. Unreadable code is
+    compiled again, and an unwritable folder costs each process seconds of compiling; with numba's
+    own `cache=True` both would end a command.
     """
     return _kept(function, njit(nogil=True)(function))
 
@@ -24,8 +24,8 @@ def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function that makes no array, nor calls one that does; else as `compiled`.
 
-    numba then counts no references to arrays. Where a row calls small functions for each of its
-    tokens, counting took four tenths of the time. One that makes an array isn't compiled.
+    numba then skips reference counts of arrays, which took four tenths of the time where a row
+    calls small functions for each token. A function that makes an array isn't compiled.
     """
     # An option that numba documents with `register_jitable`, and its types lack.
     decorator: Any = njit(nogil=True, _nrt=False)  # type: ignore[call-overload]
@@ -43,7 +43,6 @@ class _Cache(FunctionCache):
     """numba's cache on disk, whose failures are misses."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function, None if there is none that can be read."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # unpickling altered bytes may raise anything
@@ -53,7 +52,6 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled function if that works."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except Exception as error:  # a full disk, or an index that was damaged meanwhile

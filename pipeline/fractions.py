@@ -1,4 +1,4 @@
-"""How many of some candidates a fraction keeps: one rule for training and for what predicts it."""
+"""How many candidates a fraction keeps: one rule for training and for its predictions."""
 
 from fractions import Fraction
 from typing import Any, cast
@@ -8,7 +8,7 @@ def floor_of_fraction[Count](counts: Count, fraction: float) -> Count:
     """Return `floor(fraction * counts)` of an int, or a tensor or array of int64.
 
     The fraction, in 0..1, is read as the nearest quotient of integers up to 10**8: 0.29 of 100 is
-    29 and not the 28 that binary floating point gives.
+    29, not the 28 of binary floating point.
 
     Example:
         >>> floor_of_fraction(100, 0.29), floor_of_fraction(4, 0.4)

@@ -1,4 +1,6 @@
-"""What the options of guidance are, and the rule that tokens are chosen by; no torch.
+"""The options of guidance, and the rule for choosing tokens; no torch.
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 """
@@ -66,12 +68,12 @@ class SelectionRule:
 
     @property
     def ranks_by_entropy(self) -> bool:
-        """Whether the entropy of each of the student's predictions is needed."""
+        """Whether the entropy of the student's predictions is needed."""
         return self.selector == "student_entropy"
 
 
 def check_choice(name: str, value: str, choices: object) -> None:
-    """Raise ValueError, which lists the choices, for a value that its Literal type lacks."""
+    """Raise ValueError, listing the choices, for a value outside a Literal type."""
     if value not in get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 

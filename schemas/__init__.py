@@ -1,1 +1,1 @@
-"""The contract between vocag's parts: what an aligned dataset is on disk, byte by byte."""
+"""The contract between vocag's parts: an aligned dataset on disk, byte by byte."""

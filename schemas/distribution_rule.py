@@ -1,4 +1,4 @@
-"""What of a teacher's distributions is stored; no numpy, which options and help do without."""
+"""The stored part of a teacher's distributions; no numpy, which options and help avoid."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -13,12 +13,12 @@ _BYTES = {"uint8": 1, "float16": 2}
 
 @dataclass(frozen=True)
 class EntryShape:
-    """How many next tokens a place has room for, in columns.
+    """A place's room for next tokens, in columns.
 
     Attributes:
         exact: the first columns, for tokens with a probability of their own: a teacher's likeliest
             and the text's own next token, of each teacher in a mean.
-        drawn: the last ones, for draws of all others, which share what those leave of 1.
+        drawn: the last ones, for draws of all others, which share the remaining mass.
     """
 
     exact: int
@@ -35,18 +35,18 @@ NO_ENTRIES = EntryShape(0)
 
 @dataclass(frozen=True)
 class DistributionRule:
-    """What of a teacher's distributions is stored.
+    """The stored part of a teacher's distributions.
 
     Attributes:
-        top_k: entries of a position at most.
-        top_mass: fewer where the likeliest hold this mass.
+        top_k: most entries of a position.
+        top_mass: fewer if the likeliest hold this mass.
         vocab_size: of the dataset's teacher tokenizer; tokens beyond it have no entries.
-        log_probs: how log-probabilities are stored; "uint8" code c is -20 (c / 255)² nats.
-        draws: tokens drawn at each position from what is neither among its entries nor the text's
-            own next token; rules without draws name neither this nor the seed.
+        log_probs: storage of log-probabilities; "uint8" code c is -20 (c / 255)² nats.
+        draws: tokens drawn at each position, except its entries and the text's own next token;
+            rules without draws omit this and the seed.
         draws_seed: of the draws.
-        entropy_above: nats; a position whose `least_entropies` isn't above it has no entries. 0
-            isn't named.
+        entropy_above: nats; a position whose `least_entropies` isn't above it has no entries. 0 is
+            omitted.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
@@ -59,7 +59,7 @@ class DistributionRule:
 
     @property
     def shape(self) -> EntryShape:
-        """Of a position once the text's own next token is added.
+        """A position's room, including the text's own next token.
 
         Example:
             >>> DistributionRule(8, 1.0, 49152, "uint8", draws=4).shape
@@ -68,7 +68,7 @@ class DistributionRule:
         return EntryShape(self.top_k + 1, self.draws)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without those of draws and entropies if they don't matter."""
+        """Return plain values, without unused ones of draws and entropies."""
         without: tuple[str, ...] = () if self.draws else ("draws", "draws_seed")
         if not self.entropy_above:
             without += ("entropy_above",)

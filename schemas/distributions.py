@@ -1,8 +1,7 @@
 """A teacher's distributions with its losses: the likeliest next tokens of each position, packed.
 
-A document of T tokens has T + 1 *positions*. Position l is what follows its first l tokens, so it
-goes with the loss of token l; position T is what follows the whole document. A document without
-tokens has none.
+A document of T tokens has T + 1 *positions*. Position l follows its first l tokens, so it goes with
+the loss of token l; position T follows the whole document. A document without tokens has none.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ _BLOCK = 1 << 16  # ids packed at once; a multiple of 8, so that blocks end with
 
 @dataclass(frozen=True)
 class EntriesRecord:
-    """What a sidecar's entries add up to; the mass is that which their stored values hold."""
+    """Totals of a sidecar's entries; the mass is that of their stored values."""
 
     num_positions: Count
     num_entries: Count
@@ -49,7 +48,7 @@ class ShardEntries:
         log_probs: uint8 or float16 [E], as the rule says; falling within a position.
         position_starts: int64 [D + 1]; document d owns positions as it owns entries.
         draw_ids: uint8 [ceil(N * draws * id_bits / 8)], packed like ids; each of the N positions
-            that have entries has as many draws as the rule says.
+            with entries has the rule's number of draws.
     """
 
     rule: DistributionRule
@@ -62,12 +61,12 @@ class ShardEntries:
 
     @cached_property
     def first_draws(self) -> NDArray[np.int64]:
-        """Document d's draws come behind so many of other documents', int64 [D + 1]."""
+        """Number of draws before document d's, int64 [D + 1]."""
         drawn = np.append(0, np.cumsum(self.counts > 0, dtype=np.int64))[self.position_starts]
         return drawn * self.rule.draws
 
     def describe(self) -> EntriesRecord:
-        """Return what a score manifest says of them."""
+        """Return the score manifest's record of them."""
         stored = self.log_probs
         codes = stored if stored.dtype == np.uint8 else stored.view(np.uint16)
         values = stored_values(self.rule.log_probs)[0].tolist()
@@ -77,7 +76,7 @@ class ShardEntries:
         return EntriesRecord(int(np.count_nonzero(self.counts)), len(codes), mass)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """Return what a sidecar holds of them, by name."""
+        """Return their tensors in a sidecar, by name."""
         draws = {"draw_ids": self.draw_ids} if self.rule.draws else {}
         return {
             "entry_counts": self.counts,
@@ -90,10 +89,10 @@ class ShardEntries:
 
 @dataclass(frozen=True, eq=False)
 class TopTokens:
-    """The same before it is packed: what engines fill, dense, 4 K + K (or 2 K) bytes a position.
+    """The same before packing, filled by engines: dense, 4 K + K (or 2 K) bytes a position.
 
-    Ids are int32 [P, K], -1 if a position has no entry; log-probabilities, uint8 or float16 [P, K]
-    as stored, and draws, int32 [P, draws], are then any values.
+    Ids are int32 [P, K], -1 without an entry; there log-probabilities, uint8 or float16 [P, K] as
+    stored, and draws, int32 [P, draws], are undefined.
     """
 
     rule: DistributionRule
@@ -103,7 +102,7 @@ class TopTokens:
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> "TopTokens":
-        """Return documents' positions without an entry; their tokens start at int64 [D + 1]."""
+        """Return documents' positions without entries; their tokens start at int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -115,10 +114,10 @@ class TopTokens:
         ids: NDArray[np.integer],
         log_probs: NDArray[np.floating],
     ) -> None:
-        """Store some positions' likeliest tokens, no more of them than the rule asks for.
+        """Store some positions' likeliest tokens, limited by the rule.
 
         Positions are int64 [n], each once; ids integers [n, K]; log-probabilities float [n, K],
-        nats, falling, no NaN, -inf if there is no such token.
+        nats, falling, no NaN, -inf for missing tokens.
         """
         is_entry = log_probs > -np.inf
         if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
@@ -130,7 +129,7 @@ class TopTokens:
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
     def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
-        """Return the entries as they are stored, of documents that start at int64 [D + 1]."""
+        """Return the entries as stored, of documents that start at int64 [D + 1]."""
         is_entry = self.ids >= 0
         counts = is_entry.sum(axis=1, dtype=np.uint8)
         positions = position_starts(starts)
@@ -146,7 +145,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each document's positions start, as its tokens do, int64 [D + 1].
+    """Return each document's first position from its first token, int64 [D + 1].
 
     Example:
         >>> position_starts(np.array([0, 3, 3, 5])).tolist()
@@ -157,11 +156,10 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the least entropies of distributions whose likeliest tokens are known, float64 [n].
+    """Return lower bounds, float64 [n], nats, of entropies, given the likeliest tokens.
 
-    These are nats, as the tokens' log-probabilities are, float [n, K], falling, -inf if there is no
-    such token. Each of the others is no likelier than the least of these, nor than all others
-    together.
+    `log_probs` are float [n, K], nats, falling, -inf for missing tokens. Each other token is no
+    likelier than the least of these, nor than all others together.
 
     Example:
         >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()
@@ -176,10 +174,10 @@ def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
-    """Round log-probabilities to what is stored of them.
+    """Round log-probabilities to their stored form.
 
-    8 bits leave an error of at most sqrt(20 x) / 255 + 20 / (4 · 255²) nats at -log p = x, up to
-    20 nats, which everything less likely is stored as. fp16 leaves 2⁻¹¹ of x. `largest_error`.
+    8 bits leave an error of at most sqrt(20 x) / 255 + 20 / (4 · 255²) nats at -log p = x, up to 20
+    nats; anything less likely is stored as 20. fp16 leaves 2⁻¹¹ of x. `largest_error`.
 
     Example:
         >>> to_stored(np.float32([0, -0.7, -30]), "uint8").tolist()
@@ -194,7 +192,7 @@ def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 
 
 def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
-    """Return by how much stored log-probabilities may be off, nats; beyond 20 without a bound.
+    """Return the largest error of stored log-probabilities, nats; unbounded beyond 20.
 
     Example:
         >>> largest_error(np.float32([0, -1]), "uint8").round(4).tolist()
@@ -209,9 +207,9 @@ def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 
 @cache
 def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return what stored log-probabilities mean, by their code: 8 bits, or fp16's 16.
+    """Return stored log-probabilities' values by code: 8 bits, or fp16's 16.
 
-    They are float32 [256 or 65536], nats, NaN if a code is none; and the least mass that is rounded
+    They are float32 [256 or 65536], nats, NaN for invalid codes; and the least mass that is rounded
     to each, float64.
     """
     if kind == "uint8":
@@ -227,7 +225,7 @@ def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
 
 
 def pack_ids(ids: NDArray[np.integer], num_bits: int) -> NDArray[np.uint8]:
-    """Return ids one after another, `num_bits` each, the lowest bit first.
+    """Pack ids one after another, `num_bits` each, the lowest bit first.
 
     Example:
         >>> pack_ids(np.array([1, 3]), 9).tolist()
@@ -251,11 +249,11 @@ def decode_entries(
     rule: DistributionRule,
     starts: NDArray[np.int64],
 ) -> ShardEntries:
-    """Return the entries held by a sidecar, as views of its bytes.
+    """Return a sidecar's entries, as views of its bytes.
 
-    `starts`, int64 [D + 1], says where each document's tokens start. Sizes are checked; what lies
-    within is when it is read (`pipeline.scoring.entries`). ValueError or KeyError if tensors are
-    missing, or contradict each other or the rule.
+    `starts`, int64 [D + 1], are each document's first tokens. Sizes are checked here, contents on
+    reading (`pipeline.scoring.entries`). ValueError or KeyError if tensors are missing, or
+    contradict each other or the rule.
     """
     kind = _SAFETENSORS[rule.log_probs]
     counts = view_vector(data, body, header["entry_counts"], "U8")

@@ -1,7 +1,7 @@
 """One aligned document as the bytes of one tar member, and back.
 
-A sample is a safetensors file: safe to load (no pickle), self-describing, and every tensor in the
-narrowest unsigned dtype that holds its values. `schemas/README.md` specifies it field by field.
+A sample is a safetensors file: safe to load (no pickle), self-describing, and every tensor has the
+narrowest unsigned dtype for its values. `schemas/README.md` specifies it field by field.
 """
 
 import json
@@ -51,13 +51,13 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class StoredSide:
-    """What a chat's sample holds of one side's rendering.
+    """One side's rendering in a chat's sample.
 
     Attributes:
         own_text: the template's own bytes, one text after another.
-        pieces: int64 [P, 3], bytes of own text, then the range of the document behind them.
-        learned: int64 [L, 2], half-open ranges of tokens: of the student's those that are labels,
-            of the teacher's those that cover a learned byte.
+        pieces: int64 [P, 3], bytes of own text, then the document's range after them.
+        learned: int64 [L, 2], half-open ranges of tokens: the student's labels, or the teacher's
+            that cover a learned byte.
     """
 
     own_text: bytes
@@ -72,7 +72,7 @@ class StoredSide:
         return found
 
     def render(self, text: bytes) -> bytes:
-        """Return the rendering of the document's text; ValueError if pieces leave either."""
+        """Return the rendering of the document's text; ValueError if pieces exceed either."""
         sizes, starts, stops = self.pieces.T
         if sizes.sum() != len(self.own_text) or stops.max(initial=0) > len(text):
             raise ValueError("pieces don't divide the template's own text, or leave the document")
@@ -84,10 +84,10 @@ class StoredSide:
 
 @dataclass(frozen=True, eq=False)
 class StoredChat:
-    """What a chat's sample holds besides a text's.
+    """Additional parts of a chat's sample.
 
     Attributes:
-        messages: JSON of what its messages hold besides their texts, see `schemas/README.md`.
+        messages: JSON of its messages, without their texts, see `schemas/README.md`.
         learned: int64 [R, 2], ranges of the document's bytes that are learned.
         student: the student's rendering.
         teacher: the teacher's.
@@ -112,7 +112,7 @@ class AlignedDocument:
         teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
             means unmapped.
         text: the text's UTF-8 bytes, or None if it was not kept.
-        chat: what else a chat has; None of a text.
+        chat: a chat's additional parts; None for a text.
     """
 
     document_id: str
@@ -136,7 +136,7 @@ def document_key(document_id: str) -> str:
 
 
 def tiles_text(byte_offsets: NDArray[np.signedinteger[Any]], num_text_bytes: int) -> bool:
-    """Return whether tokens cover the text without gap or overlap, in order."""
+    """Whether tokens cover the text without gap or overlap, in order."""
     if len(byte_offsets) == 0:
         return num_text_bytes == 0
     return bool(
@@ -151,8 +151,8 @@ def sample_header(
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
-    The layout's tensors are in file order: widest dtype first, then by name, as `safetensors`
-    itself orders them. For each, `places` has its length, where its bytes start and where they end.
+    The layout's tensors are in file order: widest dtype first, then by name, like `safetensors`.
+    `places` has each one's length, first byte and end.
     """
     values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
     text = (_header_template(layout) % values).encode()
@@ -220,7 +220,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
 
 
 def check_document(document: AlignedDocument) -> None:
-    """Raise DamagedSampleError, with rule, value and id, if arrays don't fit each other."""
+    """Raise DamagedSampleError, with rule, value and id, if arrays contradict each other."""
     size, num_teacher_tokens = document.num_text_bytes, len(document.teacher)
     ends = {
         side: int(tokens.byte_offsets[:, 1].max(initial=0))
@@ -247,7 +247,7 @@ def check_document(document: AlignedDocument) -> None:
 
 
 def _chat_problem(document: AlignedDocument, chat: StoredChat) -> str | None:
-    """Return what ranges of a chat leave what they are of, None if they don't."""
+    """Describe ranges of a chat that leave their bounds, None if none does."""
     ranges = {"chat.learned": (chat.learned, document.num_text_bytes)}
     for side, own, tokens in (
         ("student", chat.student, document.student),
@@ -263,7 +263,7 @@ def _chat_problem(document: AlignedDocument, chat: StoredChat) -> str | None:
 
 
 def tokens_over(byte_offsets: NDArray[np.int64], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which tokens share a byte with one of some ranges, as ranges of tokens, int64 [L, 2].
+    """Return which tokens share a byte with some ranges, as ranges of tokens, int64 [L, 2].
 
     Both are half-open ranges of one text, int64 [T, 2] and [R, 2], ascending.
 

@@ -1,7 +1,7 @@
-"""What a teacher's losses say of each document: `*.teacher-<fingerprint>.documents.parquet`.
+"""A teacher's losses summarised by document: `*.teacher-<fingerprint>.documents.parquet`.
 
-One small table a shard, made from its sidecar and its index alone, so that it can be made again at
-any time; readers of metadata need no losses of single tokens.
+One small table per shard, made from its sidecar and its index alone, so it can be made again at any
+time; readers of metadata need no losses of single tokens.
 """
 
 import io
@@ -43,16 +43,15 @@ ALL_COLUMNS = tuple(_SCHEMA.names)
 
 @dataclass(frozen=True, eq=False)
 class DocumentScores:
-    """One number of each kind for each of N documents; NaN if there is none.
+    """One number of each kind for each of N documents; NaN if undefined.
 
     Attributes:
-        bits_per_byte: float32 [N], the sum of a document's losses in bits, by the bytes of its
-            text.
+        bits_per_byte: float32 [N], a document's losses in bits divided by its text's bytes.
         bits_per_byte_later: float32 [N], the mean loss in bits of the tokens after the first
-            `FIRST_TOKENS`, by the document's bytes per token.
-        largest_window: float32 [N], the same of the dearest `WINDOW_TOKENS` losses in a row, or of
-            all if there are fewer.
-        tokens_per_byte: float32 [N], teacher tokens by bytes of text, also if nothing was
+            `FIRST_TOKENS`, divided by the document's bytes per token.
+        largest_window: float32 [N], the same of the costliest `WINDOW_TOKENS` losses in a row, or
+            of all if there are fewer.
+        tokens_per_byte: float32 [N], teacher tokens divided by bytes of text, even if nothing was
             scored.
     """
 
@@ -63,7 +62,7 @@ class DocumentScores:
 
 
 def document_scores_name(sidecar: str) -> str:
-    """Return the file name of the table that belongs to a sidecar.
+    """Return the file name of a sidecar's table.
 
     Example:
         >>> document_scores_name("c-000000-of-000001.teacher-ab12ab12ab12ab12.safetensors")
@@ -79,9 +78,9 @@ def encode_document_scores(
     num_text_bytes: NDArray[np.int64],
     sidecar_sha256: str,
 ) -> bytes:
-    """Return the table as a parquet file, missing values as nulls; equal tables give equal bytes.
+    """Encode the table as parquet, missing values as nulls; equal tables give equal bytes.
 
-    N documents have ids, int64 [N] bytes of text, and scores made from one sidecar.
+    N documents have ids, int64 [N] bytes of text, and scores from one sidecar.
     """
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]
@@ -95,10 +94,10 @@ def encode_document_scores(
 def decode_document_scores(
     data: bytes, names: Sequence[str], *, sidecar_sha256: str, at: str
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some columns of a table of one sidecar; NaN if a value is missing.
+    """Return some columns of a sidecar's table; NaN for missing values.
 
     Raises:
-        DamagedShardError: no such table, altered bytes, or made from other losses.
+        DamagedShardError: not such a table, altered bytes, or made from other losses.
         SchemaVersionError: another version of the format.
     """
     try:

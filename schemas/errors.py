@@ -1,4 +1,4 @@
-"""What can be wrong with a dataset. All are ValueErrors: bad data, never our own bug."""
+"""Errors of datasets. All are ValueErrors: bad data, never our own bug."""
 
 
 class DatasetError(ValueError):
@@ -11,7 +11,7 @@ class SchemaVersionError(DatasetError):
     def __init__(
         self, what: str, found: object, expected: int, *, job: str = "vocag align"
     ) -> None:
-        """Name what was read, the version found there, the one that is read, and the job."""
+        """Name the file, its version, the expected version, and the job."""
         super().__init__(
             f"{what} has schema version {found!r}; this release reads version {expected}: "
             f"install the matching vocag release or run {job} again"
@@ -23,7 +23,7 @@ class DamagedSampleError(DatasetError):
 
 
 class DamagedShardError(DatasetError):
-    """A shard's tar or index is missing, cut, altered or not the manifest's."""
+    """A shard's tar or index is missing, cut, altered or differs from the manifest."""
 
 
 class ForeignTokenizerError(DatasetError):

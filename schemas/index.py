@@ -1,9 +1,8 @@
-"""Where each sample lies in its shard, and how long each document is: `*.index.parquet`.
+"""Each sample's place in its shard, and each document's length: `*.index.parquet`.
 
-The index alone is enough to plan rows of any length: it holds the token counts of both sides and
-every *cut point*, a place where student and teacher tokens share a byte boundary, so that an
-overlong document can be split without reading it; how well each document aligned, and what the
-input said of it: its metadata.
+The index alone suffices to plan rows of any length: it has the token counts of both sides and every
+*cut point*, a place where student and teacher tokens share a byte boundary, so an overlong document
+can be split without reading it. It also has each document's alignment quality and metadata.
 """
 
 import io
@@ -92,14 +91,14 @@ class ShardIndex:
         num_student_tokens: int64 [N].
         num_teacher_tokens: int64 [N].
         cut_starts: int64 [N + 1]; document i owns cut points cut_starts[i]:cut_starts[i + 1].
-        cut_student: uint32 [C], a cut lies before this student token of its document; int64 before
-            it is stored.
+        cut_student: uint32 [C], a cut is before this student token of its document; int64 before
+            storing.
         cut_teacher: uint32 [C], and before this teacher token.
         num_mapped: int64 [N], student tokens with a teacher token.
         byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes.
         metadata: by field, N values of one of `METADATA_TYPES`, any of which may be missing.
-        chats: of chats, by name as in `schemas/README.md`: `cut_at_turn`, uint32 [C], 1 where a cut
-            is between two turns, and counts of each document, int64 [N]; nothing of texts.
+        chats: columns of chats, by name as in `schemas/README.md`: `cut_at_turn`, uint32 [C], 1 if
+            a cut is between two turns, and counts of each document, int64 [N]; empty for texts.
     """
 
     key: Sequence[str]
@@ -126,7 +125,7 @@ def encode_index(index: ShardIndex) -> bytes:
     """Return the index as a parquet file; equal indices give equal bytes.
 
     Raises:
-        ValueError: a column has not one value for each document.
+        ValueError: a column doesn't have one value for each document.
     """
     columns: list[pa.Array] = []
     own = [*_COLUMNS, *(_CHAT_COLUMNS if index.chats else ())]
@@ -162,13 +161,13 @@ def encode_index(index: ShardIndex) -> bytes:
 def decode_index(
     data: bytes, *, with_names: bool = True, metadata: Sequence[str] | None = None
 ) -> ShardIndex:
-    """Return the index held by a parquet file.
+    """Return the index in a parquet file.
 
-    Without names it leaves out names and quality, and reads what plans need: faster. Metadata are
-    fields to read; None reads all of them with names, and none without.
+    Without names, names and quality are left out; plans need no more, and it is faster. `metadata`
+    are the fields to read; None reads all of them with names, and none without.
 
     Raises:
-        DamagedShardError: no parquet file, or columns or values are missing.
+        DamagedShardError: not a parquet file, or columns or values are missing.
         SchemaVersionError: another version of the format.
     """
     with _damage_told():
@@ -197,9 +196,9 @@ def decode_index(
 
 
 def decode_ids(data: bytes) -> pa.ChunkedArray:
-    """Return only the ids of an index, N strings: of a hundred million documents, the cheapest.
+    """Return only the ids of an index, N strings: much cheaper for many documents.
 
-    DamagedShardError if it is no parquet file, or has no ids.
+    DamagedShardError if it isn't a parquet file, or has no ids.
     """
     with _damage_told():
         table = pq.read_table(pa.BufferReader(data), columns=["document_id"])
@@ -207,7 +206,7 @@ def decode_ids(data: bytes) -> pa.ChunkedArray:
 
 
 def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
-    """Return one index over the rows of several, in order."""
+    """Join the rows of several indices, in order."""
     arrays: dict[str, Any] = {}
     for entry in fields(ShardIndex):
         parts = [getattr(index, entry.name) for index in indices]
@@ -279,7 +278,7 @@ def _join(parts: Sequence[Mapping[str, pa.ChunkedArray]], name: str) -> pa.Chunk
 
 
 def _canonical(values: pa.ChunkedArray) -> pa.Array:
-    """Return strings numbered as they first come, however they are chunked."""
+    """Number strings in the order of their first occurrence, for any chunks."""
     if not pa.types.is_dictionary(values.type):
         return values.combine_chunks()
     return values.cast(pa.string()).combine_chunks().dictionary_encode()

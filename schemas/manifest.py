@@ -1,4 +1,4 @@
-"""What a dataset holds: `manifest.json`, written last, so a dataset without one is unfinished."""
+"""A dataset's content: `manifest.json`, written last, so a dataset without one is unfinished."""
 
 import json
 import re
@@ -54,7 +54,7 @@ class ConventionRecord:
 def default_convention(
     bos_token_id: int | None, eos_token_id: int | None, *, adds_bos: bool
 ) -> ConventionRecord:
-    """Return what rows put around a text where nobody says otherwise.
+    """Return the default tokens of rows around a text.
 
     A tokenizer that puts BOS before a text gets BOS before every piece. One that does not (Qwen)
     belongs to a model that saw documents divided by the end-of-document token: that token is then
@@ -108,7 +108,7 @@ class TokenizerRecord:
 
     @property
     def around_text(self) -> ConventionRecord:
-        """What rows put around a text: as recorded, else as the ids above say."""
+        """The rows' tokens around a text: as recorded, else by default from the ids above."""
         if self.convention is not None:
             return self.convention
         return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
@@ -282,7 +282,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits that name what determines rows: shards, tokenizers, what is left out."""
+        """64 hex digits over everything that determines rows: shards, tokenizers, removals."""
         content: dict[str, Any] = {
             "schema_version": self.schema_version,
             "student": [self.student.sha256, self.student.special_strings],
@@ -296,7 +296,7 @@ class Manifest:
 
     @property
     def fingerprints(self) -> dict[int, str]:
-        """Those of its generations by number, its own last."""
+        """Fingerprints of its generations by number, its own last."""
         earlier = {entry.number: entry.fingerprint for entry in self.generations}
         return earlier | {self.generation: self.fingerprint}
 
@@ -307,7 +307,7 @@ class Manifest:
 
     @property
     def newest_shards(self) -> tuple[ShardRecord, ...]:
-        """Those that came last: of a dataset that never grew, all."""
+        """The shards of the newest generation that added any; all if it never grew."""
         numbers = [generation_of(shard.file, name=self.name) for shard in self.shards]
         newest = max(numbers, default=0)
         pairs = zip(self.shards, numbers, strict=True)
@@ -334,7 +334,7 @@ def totals_of(shards: Iterable[ShardRecord]) -> dict[str, int]:
 
 
 def kept_manifest_file(generation: int) -> str:
-    """Return where a generation's manifest stays once another has taken its place.
+    """Return the file of a generation's manifest after its replacement.
 
     Example:
         >>> kept_manifest_file(7)
@@ -344,7 +344,7 @@ def kept_manifest_file(generation: int) -> str:
 
 
 def generation_of(file: str, *, name: str) -> int:
-    """Return the generation that a shard came with, by the name of its tar or index.
+    """Return a shard's generation, by the name of its tar or index.
 
     Example:
         >>> generation_of("corpus-g002-000000-of-000001.tar", name="corpus")
@@ -355,7 +355,7 @@ def generation_of(file: str, *, name: str) -> int:
 
 
 def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
-    """Return what follows a manifest: the same with changes and a record of the one before."""
+    """Return the next manifest: with changes, and a record of the one before."""
     number = manifest.generation
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
@@ -407,11 +407,11 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def decode_manifest(data: bytes, *, at: str = MANIFEST_FILE) -> Manifest:
-    """Return the manifest held by a JSON file; errors name its path.
+    """Return the manifest in a JSON file; errors name its path.
 
     Raises:
-        DatasetError: no manifest, fields missing or of another type, files outside the dataset,
-            or totals or a fingerprint that don't follow from the shards.
+        DatasetError: not a manifest, fields missing or of another type, files outside the dataset,
+            or totals or a fingerprint that contradict the shards.
         SchemaVersionError: another version of the format.
     """
     try:

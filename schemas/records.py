@@ -1,7 +1,7 @@
-"""Records ↔ JSON: dataclasses are what a file may hold, and nothing of another shape is read.
+"""Records ↔ JSON: dataclasses define a file's content, and no other shape is read.
 
-Every reading is strict: each field is there, of the type and within the bounds that its class
-declares; fields that no class declares are ignored. Strings are UTF-8, numbers finite.
+Reading is strict: each field must be present, with its class's type and bounds; undeclared fields
+are ignored. Strings are UTF-8, numbers finite.
 """
 
 import json
@@ -37,12 +37,12 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class RecordError(ValueError):
-    """A JSON text does not hold the record that was asked for; says what was expected where."""
+    """A JSON text does not hold the expected record; the message says what and where."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself, and the version of it that a job writes and reads.
+    """A kind of JSON file that names itself, and the version that a job writes and reads.
 
     `also` are others that it reads and may write.
     """
@@ -55,14 +55,14 @@ class Format:
 
 @dataclass(frozen=True)
 class _Envelope:
-    """What can be asked of a file of any version."""
+    """Fields of a file of any version."""
 
     schema: object = None
     schema_version: object = None
 
 
 def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
-    """Return the record that a JSON text holds; RecordError if it holds something else.
+    """Read a record from JSON; RecordError if it has another shape.
 
     Example:
         >>> read_record('{"schema": 1}', _Envelope)
@@ -80,16 +80,16 @@ def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
 
 
 def write_record(record: object) -> str:
-    """Return a record as JSON without a line end, always the same; ValueError: not finite."""
+    """Write a record as JSON without a line end, always the same; ValueError: not finite."""
     return json.dumps(record, sort_keys=True, allow_nan=False, default=vars)
 
 
 def write_file(body: Mapping[str, Any]) -> bytes:
-    """Return a JSON file that people can read; equal bodies give equal bytes.
+    """Write a JSON file for people; equal bodies give equal bytes.
 
-    The standard library writes it: the format's bytes are what it gives, from which msgspec differs
-    in numbers such as 1e-05 and in empty lists. Records may be anywhere in the body. ValueError for
-    a number that is not finite, and could not be read again.
+    The standard library defines the format's bytes; msgspec differs in numbers such as 1e-05 and in
+    empty lists. Records may be anywhere in the body. ValueError for a number that is not finite,
+    and could not be read again.
     """
     return (
         json.dumps(
@@ -100,9 +100,10 @@ def write_file(body: Mapping[str, Any]) -> bytes:
 
 
 def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> None:
-    """Check that a file is of this format and version, whatever else it holds.
+    """Check that a file has this format and version.
 
-    RecordError if it isn't a JSON object, DatasetError or SchemaVersionError if it is another's.
+    RecordError if it isn't a JSON object, DatasetError or SchemaVersionError for another format or
+    version.
     """
     envelope = read_record(data, _Envelope)
     if envelope.schema != expected.name:

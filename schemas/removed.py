@@ -1,4 +1,4 @@
-"""Documents that are in the shards and are left out when these are read: `removed-g001.parquet`.
+"""Documents in the shards that readers skip: `removed-g001.parquet`.
 
 A takedown is one small file and a new manifest; shards never change.
 """
@@ -33,7 +33,7 @@ class RemovedDocuments:
 
 
 def encode_removed(removed: RemovedDocuments) -> bytes:
-    """Return the list as a parquet file; equal lists give equal bytes.
+    """Encode the list as parquet; equal lists give equal bytes.
 
     Example:
         >>> places = np.array([3]), np.array([17])
@@ -48,10 +48,10 @@ def encode_removed(removed: RemovedDocuments) -> bytes:
 
 
 def decode_removed(data: bytes) -> RemovedDocuments:
-    """Return the list that a parquet file holds.
+    """Return the list in a parquet file.
 
     Raises:
-        DamagedShardError: no such list, or one that is not sorted or names a document twice.
+        DamagedShardError: not such a list, or one that is unsorted or repeats a document.
     """
     try:
         table = pq.read_table(pa.BufferReader(data))

@@ -1,10 +1,10 @@
 """Views of a safetensors file's tensors: the one place that reads such a header.
 
-The `safetensors` library copies what it reads, or maps a file of its own; samples lie inside tars
-that are mapped already, and a row reads a few bytes of each.
+The `safetensors` library copies what it reads, or maps its own file; samples are inside tars that
+are mapped already, and a row reads a few bytes of each.
 
 Layout: 8 bytes N, little-endian; N bytes of JSON; tensors. The JSON names each tensor's dtype,
-shape and [start, end) behind it, and holds strings under "__metadata__".
+shape and [start, end) after it, and holds strings under "__metadata__".
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    """Return the header's JSON and the first byte behind it; of the file, its beginning will do.
+    """Return the header's JSON and the first byte after it, from a file or its beginning.
 
     ValueError if it is cut before the header's end, or the header isn't a JSON object.
     """
@@ -42,11 +42,11 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
 
 
 def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the tensor of a header's entry as a view of `data`: nothing is copied.
+    """Return the tensor of a header's entry as a view of `data`, without copying.
 
     Raises:
         ValueError: dtype, shape and place contradict each other or the file's size.
-        KeyError: it isn't a tensor's entry, or of a dtype that this project does not store.
+        KeyError: it isn't a tensor's entry, or has a dtype that this project does not store.
     """
     start, end = entry["data_offsets"]
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -59,7 +59,7 @@ def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -
 def view_vector(
     data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str
 ) -> NDArray[Any]:
-    """Return a vector as a view, see `view_tensor`; ValueError unless of a dtype such as "F16"."""
+    """Return a vector as a view, see `view_tensor`; ValueError unless it has the dtype `code`."""
     if entry["dtype"] != code or len(entry["shape"]) != 1:
         raise ValueError(f"{entry} is not a vector of {code}")
     return view_tensor(data, body, entry)
@@ -68,11 +68,11 @@ def view_vector(
 def vector_place(
     entry: Mapping[str, Any], length: int, body: int, num_bytes: int
 ) -> tuple[int, int]:
-    """Return a vector's first byte in the file and its bytes an element, without looking at it.
+    """Return a vector's first byte in the file and its bytes per element, unread.
 
-    A row asks for four of every document: this is the short way. The entry is the header's, behind
-    which `body` is the first byte; the file has `num_bytes`. Errors are those of `view_tensor`, and
-    ValueError if it isn't a vector of that length, known from elsewhere.
+    A fast path: a row needs four per document. `body` is the first byte after the header; the file
+    has `num_bytes`. Errors are those of `view_tensor`, and ValueError if it isn't a vector of the
+    known `length`.
 
     Example:
         >>> vector_place({"dtype": "U16", "shape": [3], "data_offsets": [4, 10]}, 3, 100, 110)
@@ -88,7 +88,7 @@ def vector_place(
 
 
 def _is_placed(start: object, end: object, num_bytes: int, available: int) -> bool:
-    """Say whether a tensor of so many bytes lies where it claims, within the body."""
+    """Whether a tensor of `num_bytes` is within the body, where it claims."""
     return (
         type(start) is int and type(end) is int and 0 <= start <= end <= available
     ) and end - start == num_bytes

@@ -1,7 +1,7 @@
 """A teacher's losses next to a shard, two bytes a token: `*.teacher-<fingerprint>.safetensors`.
 
 A frozen teacher gives the same text the same losses every time, so they are computed once. Shards
-are never rewritten; several teachers' sidecars lie side by side.
+are never rewritten; several teachers' sidecars coexist.
 """
 
 import json
@@ -40,12 +40,12 @@ _METADATA_KEY = "vocag"
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What ran a teacher, if that was neither transformers nor Megatron.
+    """What ran a teacher, other than transformers or Megatron.
 
     Attributes:
         name: "openai": a server of the completions API.
-        server: what program the server is, such as "vllm"; "" if it is not known.
-        version: of that program, "" if it is not known.
+        server: the server's program, such as "vllm"; "" if unknown.
+        version: of that program, "" if unknown.
         quantization: of weights and activations, "none" or such as "fp8".
         model: its name at the server.
         weights_of: whether the rule's `weights_sha256` is over "files", or over the model's "name"
@@ -76,16 +76,15 @@ class TeacherRule:
 
     Attributes:
         weights_sha256: 64 hex digits over the teacher's weights and configuration.
-        dtype: in which the teacher ran, such as "float32".
+        dtype: of the running teacher, such as "float32".
         tokenizer_sha256: the dataset's teacher tokenizer.
         context: where each token's left context starts, see
             `pipeline.scoring.contexts.ContextRule`.
-        engine: what ran it; None for transformers and Megatron, whose rules name no engine.
-        where: documents that it is not true of were not scored, see `pipeline.dataset.selection`;
-            "": all were, and such rules name no condition.
-        distributions: what is stored of its distributions; None: losses only, and such rules don't
-            name it.
-        learned_only: whether of chats only tokens of learned texts are stored; not named of others.
+        engine: what ran it; None for transformers and Megatron, and then omitted.
+        where: documents that don't match were not scored, see `pipeline.dataset.selection`; "": all
+            were, and it is omitted.
+        distributions: the stored part of its distributions; None: losses only, and omitted.
+        learned_only: whether of chats only tokens of learned texts are stored; omitted if not.
     """
 
     weights_sha256: Sha256
@@ -103,7 +102,7 @@ class TeacherRule:
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without what there is none of to name."""
+        """Return plain values; unset ones are left out."""
         body = asdict(self)
         if self.distributions is not None:
             body["distributions"] = self.distributions.to_json()
@@ -112,13 +111,12 @@ class TeacherRule:
 
 @dataclass(frozen=True, eq=False)
 class ShardLosses:
-    """The losses of every teacher token of one shard's documents that were scored.
+    """The losses of every teacher token of one shard's scored documents.
 
-    Losses are float16 [M], nats, documents in the index's order; NaN if a token has no context and
-    so no loss. Document i owns losses starts[i]:starts[i + 1], int64 [N + 1], none if it was not
-    scored. `teacher` is the `TeacherRule`'s fingerprint; entries are of its distributions, if they
-    were stored. Of chats, only the losses of tokens that are `learned`, bool [M], may be stored;
-    the others are NaN.
+    Losses are float16 [M], nats, documents in the index's order; NaN without a context. Document i
+    owns losses starts[i]:starts[i + 1], int64 [N + 1], none if it was not scored. `teacher` is the
+    `TeacherRule`'s fingerprint; `entries` are of its distributions, if stored. Of chats, only the
+    losses of `learned` tokens, bool [M], may be stored; the others are NaN.
     """
 
     losses: NDArray[np.float16]
@@ -139,14 +137,14 @@ class SidecarRecord:
         sha256: 64 hex digits of the file.
         shard: the tar it belongs to.
         num_tokens: teacher tokens of the shard's documents that were scored.
-        num_losses: those of them that have a loss.
+        num_losses: those of them with a loss.
         loss_sum: nats over them, of the stored values.
         num_split_documents: documents whose tokens don't all see the document's start.
         context_sha256: 64 hex digits of where those tokens' contexts start, see
             `pipeline.scoring.contexts.Pieces`.
-        entries: what its entries add up to; None, and not named, if it has none.
-        documents_sha256: 64 hex digits of the table of its documents' scores; None, and not named,
-            if that is not known: the table is then compared with the sidecar's SHA-256 alone.
+        entries: totals of its entries; None, and omitted, without any.
+        documents_sha256: 64 hex digits of the table of its documents' scores; None, and omitted, if
+            unknown: the table is then only compared with the sidecar's SHA-256.
     """
 
     file: FilePath
@@ -162,16 +160,16 @@ class SidecarRecord:
     documents_sha256: Sha256 | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without those that there are none of."""
+        """Return plain values; None is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class ScoreManifest:
-    """What a teacher's scores of a dataset hold; written last.
+    """A teacher's scores of a dataset; written last.
 
-    The dataset is the fingerprint of its manifest, the source what the user named as the teacher;
-    sidecars are one per shard, in the dataset's order.
+    `dataset` is the fingerprint of its manifest, `source` the user's name for the teacher; sidecars
+    are one per shard, in the dataset's order.
     """
 
     dataset: Sha256
@@ -182,7 +180,7 @@ class ScoreManifest:
 
 @dataclass(frozen=True)
 class _ScoreClaims:
-    """What must follow from a score manifest's other fields, and the rule as written there."""
+    """Claims that must follow from a score manifest's other fields, and the written rule."""
 
     teacher: Sha256
     rule: Mapping[str, Any]
@@ -190,7 +188,7 @@ class _ScoreClaims:
 
 @dataclass(frozen=True)
 class _SidecarMetadata:
-    """The JSON in a sidecar's metadata, less its version."""
+    """The JSON in a sidecar's metadata, without its version."""
 
     teacher: Sha256
     shard_sha256: Sha256
@@ -223,7 +221,7 @@ def to_fp16(losses: NDArray[np.float32]) -> NDArray[np.float16]:
 
 
 def encode_sidecar(scores: ShardLosses) -> bytes:
-    """Return the sidecar as a safetensors file; equal scores give equal bytes."""
+    """Encode the sidecar as safetensors; equal scores give equal bytes."""
     metadata: dict[str, Any] = {
         "sidecar_version": SIDECAR_VERSION,
         "teacher": scores.teacher,
@@ -245,10 +243,10 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
 
 
 def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
-    """Return the losses held by a sidecar, as views of `data`: of texts nothing is copied.
+    """Return a sidecar's losses, as views of `data`; for texts nothing is copied.
 
     Raises:
-        DamagedShardError: no complete sidecar.
+        DamagedShardError: not a complete sidecar.
         SchemaVersionError: another version of the format.
     """
     try:
@@ -283,7 +281,7 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
 def _spread(
     losses: NDArray[np.float16], bounds: NDArray[np.int64], num_tokens: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float16]]:
-    """Return which tokens are learned, and all tokens' losses, from those of the learned ones."""
+    """Return which tokens are learned, and all tokens' losses, from the learned ones'."""
     if len(bounds) % 2 or (np.diff(bounds) < 0).any() or bounds.max(initial=0) > num_tokens:
         raise ValueError(f"learned isn't ranges of {num_tokens} tokens")
     changes = np.bincount(bounds, minlength=num_tokens + 1)[:num_tokens]
@@ -302,7 +300,7 @@ def _fields(rule: Mapping[str, Any]) -> list[str]:
 
 
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:
-    """Return the score manifest as JSON; equal manifests give equal bytes."""
+    """Encode the score manifest as JSON; equal manifests give equal bytes."""
     body = {
         "schema": FORMAT.name,
         "schema_version": FORMAT.version,
@@ -315,10 +313,10 @@ def encode_score_manifest(manifest: ScoreManifest) -> bytes:
 
 
 def decode_score_manifest(data: bytes, *, at: str) -> ScoreManifest:
-    """Return the score manifest held by a JSON file.
+    """Return the score manifest in a JSON file.
 
     Raises:
-        DatasetError: no score manifest, fields missing or of another type, files outside the
+        DatasetError: not a score manifest, fields missing or of another type, files outside the
             dataset, or a fingerprint that does not match.
         SchemaVersionError: another version of the format.
     """

@@ -1,8 +1,8 @@
-"""What programs import of vocag: `from vocag import align_batch, load_tokenizer`.
+"""The public names: `from vocag import align_batch, load_tokenizer`.
 
-Each name is loaded when it is first used, so that `import vocag` loads neither torch nor Beam nor
-numpy, and a machine that only aligns needs no torch. What is not listed here is imported from
-where it is written, and may change between versions.
+Each name is loaded on first use, so `import vocag` loads neither torch nor Beam nor numpy, and a
+machine that only aligns needs no torch. Other names are imported from their modules, and may change
+between versions.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Where the `vocag` command starts: our packages are found first, or what hides them is named."""
+"""Start of the `vocag` command: checks that our packages are found first."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Another file of a user's that bears the name of one of our packages, found and named.
+"""Find a user's file that hides one of our packages, and name it.
 
-A user's own `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages
-of these names. So whoever imports them first asks this module, which imports none of them: the
-`vocag` command, `import vocag`, and `beam_jobs` and `megatron_plugin`, which Beam's workers and
-torchrun start with.
+A user's `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages of
+these names. So their first importers call this module, which imports none of them: the `vocag`
+command, `import vocag`, and `beam_jobs` and `megatron_plugin`, with which Beam's workers and
+torchrun start.
 """
 
 import os
@@ -13,14 +13,14 @@ PACKAGES = ("schemas", "pipeline", "beam_jobs", "megatron_plugin")
 
 
 class HiddenPackageError(ImportError):
-    """Something else bears the name of one of our packages, and is found first."""
+    """Something else with the name of one of our packages is found first."""
 
 
 def require_own_packages() -> None:
     """Check that our packages are those next to this one.
 
     Raises:
-        HiddenPackageError: with what hides which, and what to do.
+        HiddenPackageError: the message names both files and the remedy.
     """
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in PACKAGES:
@@ -45,7 +45,7 @@ def _find(name: str) -> str | None:
 
 
 def _is_ours(package: str) -> bool:
-    """Return whether a package's first file names us: another distribution may have replaced it."""
+    """Whether a package's first file names us: another distribution may have replaced it."""
     try:
         with open(os.path.join(package, "__init__.py"), encoding="utf-8") as file:
             return "vocag" in file.read()

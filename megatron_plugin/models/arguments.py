@@ -1,4 +1,4 @@
-"""A model's shape as Megatron's arguments, and Megatron's arguments as a Hugging Face config."""
+"""Convert a model's shape to Megatron's arguments, and these to a Hugging Face config."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ _UNTRANSLATED = {
 
 
 def installed_arguments(given: Sequence[str] = ()) -> list[str]:
-    """Return arguments for what is not installed here, and for what packed rows need.
+    """Return arguments for missing packages, and for the needs of packed rows.
 
-    They go before the user's own, the `given` ones, which win.
+    They precede the user's `given` ones, which win.
     """
     arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
     arguments += ["--dataloader-type", "external"]
@@ -46,7 +46,7 @@ def installed_arguments(given: Sequence[str] = ()) -> list[str]:
 
 
 def model_arguments(shape: ModelShape) -> list[str]:
-    """Return a student's arguments, to go before the user's own; ArgumentError for experts."""
+    """Return a student's arguments, to precede the user's; ArgumentError for experts."""
     if shape.experts is not None:
         raise ArgumentError(
             f"the student is a mixture of {shape.experts.count} experts ({shape.family}), which "
@@ -80,9 +80,9 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
 
 
 def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | None:
-    """Return the complete Hugging Face config of the model that Megatron's arguments describe.
+    """Return the complete Hugging Face config of the model in Megatron's arguments.
 
-    It is a Llama, Qwen2 or Qwen3; None if no supported family is like that.
+    It is a Llama, Qwen2 or Qwen3; None if no supported family fits.
     """
     translated = (
         args.normalization == "RMSNorm"
@@ -116,7 +116,7 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
 
 
 def _attributes(shape: ModelShape) -> dict[str, int | float | str | bool]:
-    """Return what Megatron's parsed arguments are called, and hold, for a model."""
+    """Return a model's values by their names in Megatron's parsed arguments."""
     return shape.settings | {
         "position_embedding_type": "rope",
         "swiglu": True,

@@ -1,16 +1,16 @@
 """Attention over packed rows without Transformer Engine, on torch's own kernels.
 
 Each document of a row attends to itself alone. No [seq, seq] mask exists: half-precision CUDA
-tensors go through torch's variable-length attention (`pipeline.models.varlen`), everything else
-through one scaled_dot_product_attention per document.
+tensors go through torch's variable-length attention (`pipeline.models.varlen`), others through one
+scaled_dot_product_attention per document.
 
 Context-parallel ranks each hold a part of every row's places. They gather the keys and values of
-whole rows, and each computes its own queries. Ring attention, torch's own included, knows one
-causal sequence and no documents' bounds. With grouped heads, whole rows' keys and values are small.
+whole rows, and each computes its own queries. Ring attention, including torch's, knows one causal
+sequence and no documents' bounds. With grouped heads, whole rows' keys and values are small.
 
-Dimensions: s places of a row, b rows, n query heads, g key heads, d channels of a head,
-t = b * s places of all rows, one row after the other; o of them are this rank's, q queries and
-k keys of a piece.
+Dimensions: s places of a row, b rows, n query heads, g key heads, d channels of a head, t = b * s
+places of all rows, one row after the other; o of them are this rank's, q queries and k keys of a
+piece.
 """
 
 import logging
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 class Piece:
     """Neighbouring places [start, stop) among o of one document, and [key_start, key_stop) among t.
 
-    A piece attends to the latter: from the document's first place on to its own last.
+    A piece attends to the latter: from the document's first place to the piece's last.
     """
 
     start: int
@@ -55,13 +55,12 @@ class Piece:
 
 @dataclass
 class RowSegments(PackedSeqParams):
-    """Where the documents of a micro-batch lie, as the attention of every layer takes it.
+    """The places of a micro-batch's documents, for the attention of every layer.
 
     `qkv_format` stays "sbhd": rows keep their dimension, so pipeline stages exchange tensors of one
-    shape, whatever the documents' lengths. `cu_seqlens_q` and `cu_seqlens_kv` are those of the
-    pieces, one behind the other, and of as many empty ones as `varlen.num_empty` says. Pieces are
-    all of this rank's places in order, and their keys among t int64; None if that is every place
-    once.
+    shape for any documents. `cu_seqlens_q` and `cu_seqlens_kv` are those of the pieces, one after
+    the other, and of `varlen.num_empty` empty ones. `pieces` cover this rank's places in order;
+    `key_places`, int64, are their keys among t; None if that is every place once.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -73,8 +72,8 @@ def row_segments(
 ) -> RowSegments:
     """Return the segments of a micro-batch, for this rank's share of its rows.
 
-    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as `pipeline.streaming` gives them;
-    kernels read a copy on the device.
+    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as in `pipeline.streaming`; kernels read
+    a copy on the device.
 
     Example:
         >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q[:3]
@@ -102,7 +101,7 @@ def row_segments(
 
 
 def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[Piece]:
-    """Yield the pieces of the documents that lie between bounds."""
+    """Yield the pieces of the documents between bounds."""
     end = 0  # of the pieces so far
     for row in range(bounds[-1] // seq_length):
         for start, stop in share.stretches(seq_length):
@@ -121,7 +120,7 @@ def _cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention within each document; takes the place of `DotProductAttention`."""
+    """Causal attention within each document, replacing `DotProductAttention`."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class PackedAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Take what layer specs pass; RuntimeError if torch's kernel lacks what rows need."""
+        """Take layer specs' arguments; RuntimeError if torch's kernel lacks a needed feature."""
         super().__init__(config=config)
         if (config.bf16 or config.fp16) and (missing := varlen.missing_kernel()):
             raise RuntimeError(missing)
@@ -198,7 +197,7 @@ def attend_documents(
 
 
 def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments) -> str:
-    """Return what `attend_documents` runs on for these, and why on nothing faster."""
+    """Name the kernel of `attend_documents` for these, and why none is faster."""
     if not varlen.fits_kernel(query, value):
         return f"one kernel a document, for {query.dtype} on {query.device.type}"
     if segments.key_places is not None:
@@ -208,10 +207,10 @@ def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments
 
 
 def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-    """Return which keys the last queries of a document see, bool [q, k]; None: as many as queries.
+    """Return the keys seen by a document's last queries, bool [q, k]; None if as many as queries.
 
-    `is_causal` takes queries for the first ones. Only where rows are shared and no flash attention
-    is there does such a mask exist, of one document and one rank.
+    `is_causal` takes queries for the first ones. Such a mask exists only if rows are shared without
+    flash attention, for one document and one rank.
     """
     if num_queries == num_keys:
         return None

@@ -34,10 +34,10 @@ _ENGINE_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 def packed_layer_spec(
     config: GPTModelConfig, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """Return Megatron's own layers with attention that keeps to documents.
+    """Return Megatron's own layers with attention within documents.
 
-    Linear layers, norms and MLP stay what --transformer-impl asks for (Megatron's or Transformer
-    Engine's). Pass it as `transformer_layer_spec`.
+    Linear layers, norms and MLP follow --transformer-impl (Megatron's or Transformer Engine's).
+    Pass it as `transformer_layer_spec`.
     """
     spec = default_layer_spec(config, vp_stage)
     if not isinstance(spec, TransformerBlockSubmodules):  # one layer's, of a dense model
@@ -53,7 +53,7 @@ def packed_layer_spec(
 
 
 def forget_engine_attention() -> None:
-    """Take back what Transformer Engine's attention reads from the environment.
+    """Remove the environment variables of Transformer Engine's attention.
 
     Attention here is torch's own. Megatron compares these variables with --attention-backend
     whenever it builds a model, and two models of one process needn't agree.
@@ -64,7 +64,7 @@ def forget_engine_attention() -> None:
 
 
 def load_model(chunks: list[torch.nn.Module], weights: Weights) -> list[torch.nn.Module]:
-    """Fill and return a rank's model chunks; give them the weights' own rotary frequencies."""
+    """Fill and return a rank's model chunks, with the weights' own rotary frequencies."""
     frequencies = weights.shape.inverse_frequencies()
     group = parallel_state.get_tensor_model_parallel_group()
     for chunk in chunks:
@@ -79,7 +79,7 @@ def build_frozen_model(
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
-    Its parallelism is what `parallel_state` is initialised with; activations have its `dtype`, too.
+    Parallelism is that of `parallel_state`; activations have its `dtype`, too.
     """
     shape = weights.shape
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
@@ -140,7 +140,7 @@ def _frozen_config(
 
 
 def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str, Any]:
-    """Return what a mixture of experts adds to Megatron's configuration."""
+    """Return Megatron's additional settings for a mixture of experts."""
     if experts is None:
         return {}
     return {

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a copy of a host's tensor; from pages that may move, the host would wait for it."""
+    """Copy a host tensor to a device, through pinned memory: otherwise the host would wait."""
     if torch.cuda.is_available() and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -1,11 +1,11 @@
-"""Parts of layers without Transformer Engine: norms under sequence parallelism, grouped experts.
+"""Layers without Transformer Engine: norms under sequence parallelism, grouped experts.
 
-Megatron's own torch norm refuses sequence parallelism for one reason: each tensor-parallel rank
-normalises its own part of the places, so the weight's gradient has to be summed over the ranks.
-Megatron's gradient reduction does that for every parameter that says so; its norm doesn't say so.
+Megatron's own torch norm refuses sequence parallelism, because each tensor-parallel rank normalises
+its part of the places, so the weight's gradient must be summed over ranks. Megatron's gradient
+reduction does that for marked parameters; its norm doesn't mark its own.
 
-A frozen teacher's mixture of experts runs as two grouped products, in place of one small MLP after
-the other: torch's own, for Transformer Engine's, which Megatron would take, isn't needed.
+A frozen teacher's mixture of experts runs as two of torch's grouped products, instead of one small
+MLP after the other, without Transformer Engine, which Megatron's would need.
 """
 
 from functools import partial
@@ -30,13 +30,13 @@ _KINDS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm}
 class PartedNorm:
     """torch's own norm, whose ranks may each hold a part of the places.
 
-    A class that builds another's object, as Megatron's `WrappedTorchNorm` is.
+    Like Megatron's `WrappedTorchNorm`, a class that builds another class's object.
     """
 
     def __new__(  # type: ignore[misc]  # as said above
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> torch.nn.Module:
-        """Return the norm of `hidden_size` channels that the configuration names."""
+        """Return the configured norm of `hidden_size` channels."""
         norm: torch.nn.Module = _KINDS[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
             vars(parameter)["sequence_parallel"] = config.sequence_parallel
@@ -44,7 +44,7 @@ class PartedNorm:
 
 
 def replace_norms(block: TransformerBlockSubmodules) -> None:
-    """Put `PartedNorm` where a block's specification names Megatron's torch norm."""
+    """Replace Megatron's torch norm by `PartedNorm` in a block's specification."""
     block.layer_norm = _replaced(block.layer_norm)
     for spec in block.layer_specs or ():
         layer: TransformerLayerSubmodules = spec.submodules
@@ -62,7 +62,7 @@ def _replaced(norm: Any) -> Any:
 class GroupedExperts(SequentialMLP):
     """Megatron's list of experts, whose weights are parts of two tensors.
 
-    The list stays what weights are loaded into and what parameters are named by.
+    Weights are still loaded into, and parameters named by, the list.
     """
 
     def __init__(self, num_local_experts: int, *given: Any, **named: Any) -> None:
@@ -85,7 +85,7 @@ class GroupedExperts(SequentialMLP):
     def forward(
         self, tokens_nh: Tensor, tokens_per_expert: Tensor, weights_n: Tensor
     ) -> tuple[Tensor, None]:
-        """Return each token's product with its expert, times the router's weight [n] of it.
+        """Return each token's product with its expert, times the router's weight [n].
 
         Tokens, [n, h], are sorted by expert; `tokens_per_expert` is int64 [experts] on any device.
         """
@@ -101,7 +101,7 @@ class GroupedExperts(SequentialMLP):
 
 
 def group_experts(block: TransformerBlockSubmodules) -> None:
-    """Put `GroupedExperts` where a block's specification names Megatron's list of experts."""
+    """Replace Megatron's list of experts by `GroupedExperts` in a block's specification."""
     for spec in block.layer_specs or ():
         parts = getattr(spec.submodules.mlp, "keywords", {}).get("submodules")
         if isinstance(parts, MoESubmodules):

@@ -33,13 +33,13 @@ def score_labels(
     entry_ids_obk: Tensor | None = None,
     cells: Cells | None = None,
 ) -> TokenScores:
-    """Return what a model says of labels, fp32 [o, b]; an output processor of GPTModel calls it.
+    """Return a model's scores of labels, fp32 [o, b]; an output processor of GPTModel calls it.
 
-    Hidden states are [o, b, h], or [o / ranks, b, h] where tensor-parallel ranks share them;
-    `output_weight` is the layer's if that has none of its own. `vocab_size` is without the padding
-    of the embedding, which has no probability: the losses are those of the exported model. What is
-    optional is as in `linear_cross_entropy`. All ranks of the group get the same; labels outside
-    the vocabulary get NaN.
+    Hidden states are [o, b, h], or [o / ranks, b, h] if tensor-parallel ranks share them;
+    `output_weight` is for a layer without its own. `vocab_size` excludes the embedding's padding,
+    which has no probability: the losses are those of the exported model. Optional arguments are as
+    in `linear_cross_entropy`. All ranks of the group get the same; labels outside the vocabulary
+    get NaN.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> TokenScores:
@@ -72,14 +72,13 @@ def score_next_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a frozen model's losses of labels, and its likeliest tokens.
 
-    What `score_labels` takes means the same here. Of the K = `top_k` likeliest tokens all are below
-    `num_ids`, the tokenizer's tokens; None: below `vocab_size`. Those that `tail` asks
-    for, if any, are drawn from what is neither among them nor a label (-1: none); its places are
-    [o, b].
+    Shared arguments are as in `score_labels`. The K = `top_k` likeliest tokens are below `num_ids`,
+    the tokenizer's tokens; None: below `vocab_size`. `tail` draws from tokens neither among them
+    nor a label (-1: none); its places are [o, b].
 
     Returns:
-        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; of `tail` what
-        `TailDraws.behind` adds is among the K.
+        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; the K include
+        the additions of `TailDraws.behind`.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,9 +106,9 @@ def _with_hooks[Found](
     output_weight: Tensor | None,
     score: Callable[[Tensor, Tensor], Found],
 ) -> Found:
-    """Return what a function makes of whole states and the layer's weight, inside its hooks.
+    """Apply a function to whole states and the layer's weight, inside its hooks.
 
-    A hook waits for weights that --overlap-param-gather still brings.
+    A hook waits for weights that --overlap-param-gather is still fetching.
     """
 
     def forward(hidden: Tensor, weight: Tensor) -> Found:

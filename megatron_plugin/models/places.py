@@ -1,7 +1,7 @@
-"""Which places of each row a context-parallel rank holds.
+"""The places of each row that a context-parallel rank holds.
 
 Megatron cuts a row into twice as many stretches as there are ranks, and gives rank r the stretches
-r and 2 * ranks - 1 - r: later places attend to more, so every rank gets as much work. Its rotary
+r and 2 * ranks - 1 - r: later places attend to more, so this balances the work. Its rotary
 embeddings are cut that way.
 """
 
@@ -22,7 +22,7 @@ class RowShare:
     size: int = 1
 
     def stretches(self, seq_length: int) -> tuple[tuple[int, int], ...]:
-        """Return the half-open ranges of a row's places that are the rank's, ascending.
+        """Return the half-open ranges of the rank's places in a row, ascending.
 
         Example:
             >>> RowShare(rank=1, size=2).stretches(8)
@@ -58,7 +58,7 @@ def own_share() -> RowShare:
 
 
 def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return whole rows, places first, of all ranks' parts; gradients go back to their ranks."""
+    """Join all ranks' parts to whole rows, places first; gradients go back to their ranks."""
     if group.size() == 1:
         return own
     gathered = gather_from_sequence_parallel_region(own.contiguous(), group=group)

@@ -1,4 +1,4 @@
-"""What a Hugging Face config says about a decoder, in the terms that Megatron needs."""
+"""A decoder's shape, from its Hugging Face config, in Megatron's terms."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,15 @@ _ROPE_TYPES = ("default", "linear", "llama3")
 
 
 class UnsupportedModelError(ValueError):
-    """A model has a part that the plugin doesn't translate; training it would be another model."""
+    """A model has a part that the plugin doesn't translate; training it would change the model."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: how many a layer has, how many of them a token takes, their width.
+    """A mixture of experts: the number per layer, the number per token, and their width.
 
-    `renormalised` says whether the weights of a token's experts add up to 1, `layers` which layers
-    of the model have experts; the others are dense.
+    `renormalised` means that the weights of a token's experts add up to 1; `layers` marks the
+    model's layers with experts, the others are dense.
     """
 
     count: int
@@ -34,8 +34,8 @@ class Experts:
 class ModelShape:
     """Sizes and switches of a decoder, from its `config` (kept for export and for rope scaling).
 
-    Its `family` is the config's `model_type`. `ffn_hidden_size` is of dense layers, `vocab_size`
-    before any padding, `rotary_base` is θ, and the `sliding_window` counts tokens, None for all.
+    `family` is the config's `model_type`, `ffn_hidden_size` is of dense layers, `vocab_size`
+    excludes padding, `rotary_base` is θ, and `sliding_window` counts tokens, None for all.
     """
 
     family: str
@@ -58,7 +58,7 @@ class ModelShape:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What Megatron's arguments and configuration both call these sizes and switches."""
+        """Sizes and switches named alike in Megatron's arguments and configuration."""
         return {
             "num_layers": self.num_layers,
             "hidden_size": self.hidden_size,
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def weights_per_layer(self) -> float:
-        """Weights of a layer that each token is multiplied with; of unlike layers the mean."""
+        """Weights of a layer that multiply each token; the mean over unlike layers."""
         width, router = float(self.ffn_hidden_size), 0.0  # of the MLPs that a token goes through
         if self.experts is not None:
             sparse = sum(self.experts.layers) / self.num_layers
@@ -88,12 +88,12 @@ class ModelShape:
 
     @property
     def weights_per_token(self) -> float:
-        """Weights that each token is multiplied with, the output layer's included."""
+        """Weights that multiply each token, including the output layer's."""
         return self.num_layers * self.weights_per_layer + self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, every expert's included."""
+        """Parameters of the whole model, including every expert's."""
         sparse = 0 if self.experts is None else sum(self.experts.layers)
         width, router = (self.num_layers - sparse) * self.ffn_hidden_size, 0
         if self.experts is not None:
@@ -116,7 +116,7 @@ class ModelShape:
             )
 
     def require_parallel(self, *, tensor: int, expert: int) -> None:
-        """Raise ValueError unless so many tensor- and expert-parallel ranks can share layers."""
+        """Raise ValueError unless these tensor- and expert-parallel ranks can share layers."""
         shared = [
             ("attention heads", self.num_attention_heads, tensor),
             ("key and value heads", self.num_query_groups, tensor),
@@ -135,7 +135,7 @@ class ModelShape:
     def inverse_frequencies(self) -> Tensor:
         """Return the rotary embedding's inverse frequencies, fp32 [head_size / 2].
 
-        They come from transformers itself: Megatron's own scaling knows Llama 3.1's constants only.
+        They come from transformers: Megatron's own scaling knows only Llama 3.1's constants.
         """
         if self.config["rope_parameters"]["rope_type"] == "default":
             exponents = torch.arange(0, self.head_size, 2, dtype=torch.int64).float()
@@ -149,9 +149,9 @@ class ModelShape:
 
 
 def read_shape(folder: str | Path) -> ModelShape:
-    """Read the shape of a model in Hugging Face's format, of a folder or a repository.
+    """Read a model's shape from a Hugging Face folder or repository.
 
-    UnsupportedModelError for another architecture, or a part of it that isn't translated.
+    UnsupportedModelError for an unknown architecture or an untranslated part.
     """
     from pipeline.models.weights import read_config
 
@@ -159,7 +159,7 @@ def read_shape(folder: str | Path) -> ModelShape:
 
 
 def shape_of_config(config: dict[str, Any]) -> ModelShape:
-    """Return the shape that a complete config (`to_dict`) describes; errors as `read_shape`."""
+    """Return the shape in a complete config (`to_dict`); errors as in `read_shape`."""
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     num_heads = config["num_attention_heads"]
@@ -186,7 +186,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
 
 
 def _experts(config: dict[str, Any]) -> Experts | None:
-    """Return the experts that a Qwen3-MoE config describes; transformers 5 renamed their number."""
+    """Return the experts of a Qwen3-MoE config; transformers 5 renamed their number."""
     count = config.get("num_experts") or config.get("num_local_experts")
     every, dense = config["decoder_sparse_step"], config["mlp_only_layers"]
     numbers = range(config["num_hidden_layers"])

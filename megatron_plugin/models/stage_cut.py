@@ -1,8 +1,8 @@
-"""Which layers lie on which pipeline stage of a teacher.
+"""Distribute a teacher's layers over pipeline stages.
 
-The output layer sits on the last stage and costs as much as several layers: Qwen2.5-7B's as 2.3 of
-its 28. A pipeline is as fast as its slowest stage, so an even cut wastes 19 % of four stages, and a
-third of Llama-3-8B's eight.
+The output layer is on the last stage and costs as much as several layers: Qwen2.5-7B's as 2.3 of
+its 28. The slowest stage limits a pipeline, so an even cut wastes 19 % of four stages, and a third
+of Llama-3-8B's eight.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from pipeline.command_line.failures import hinted
 
 
 def output_cost(shape: ModelShape) -> float:
-    """Return what the output layer costs per token, in layers.
+    """Return the output layer's cost per token, in layers.
 
-    Multiplications of weights alone: attention's own depends on the documents' lengths, and the
-    embedding is a look-up.
+    Counts products with weights only: attention's own cost depends on the documents' lengths, and
+    the embedding is a look-up.
     """
     return shape.vocab_size * shape.hidden_size / shape.weights_per_layer
 
 
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
-    """Return the layers of each stage that make the slowest as fast as can be.
+    """Return the numbers of layers per stage that minimise the slowest stage's time.
 
-    Each stage has one layer at least, or it is a ValueError; the last one also has the output
-    layer, which costs `output` layers. Where some stages have one more than others they are the
-    last ones before it: the first holds the embedding's memory.
+    Each stage has at least one layer, else ValueError; the last one also has the output layer,
+    which costs `output` layers. Stages with one layer more come last before it, since the first
+    holds the embedding's memory.
 
     Example:
         >>> cut_layers(28, 4, 2.34)

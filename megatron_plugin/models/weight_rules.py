@@ -26,7 +26,7 @@ _EXPERT = "local_experts"  # what a layer's list of experts is called
 
 
 class Sliceable(Protocol):
-    """A tensor, or one on disk of which only what is sliced is read."""
+    """A tensor, or one on disk of which only slices are read."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -38,10 +38,10 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made of Hugging Face tensors, which it names.
+    """How one Megatron parameter is made of the named Hugging Face tensors.
 
-    `shard` makes a rank's slice of the parameter of (full tensors, rank, ranks) and takes no more
-    of them than this slice holds; `merge` makes the full tensors of all ranks' slices.
+    `shard` makes a rank's slice of the parameter from (full tensors, rank, ranks), reading only
+    that slice; `merge` makes the full tensors from all ranks' slices.
     """
 
     names: tuple[str, ...]
@@ -52,8 +52,7 @@ class Rule:
 def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
     """Return the rule of a parameter, by its name with the layer's number in the whole model.
 
-    Names of the local layers and of Transformer Engine's fused ones are both known; KeyError for
-    any other.
+    Knows names of local layers and of Transformer Engine's fused ones; else KeyError.
     """
     embedding = "model.embed_tokens.weight"
     output = embedding if shape.tied_embeddings else "lm_head.weight"
@@ -75,7 +74,7 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill a GPTModel chunk with its rank's part of the Hugging Face tensors that are opened."""
+    """Fill a GPTModel chunk with its rank's part of the opened Hugging Face tensors."""
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
@@ -101,8 +100,8 @@ def load_weights(
 def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return a chunk's parameters by their names in the whole model.
 
-    Layer numbers count from this chunk's start in `named_parameters`, experts' from this rank's,
-    and wrappers prepend `module.`.
+    In `named_parameters`, layers count from this chunk's start, experts from this rank's, and
+    wrappers prepend `module.`.
     """
     bare: Any = model
     while hasattr(bare, "module"):
@@ -121,7 +120,7 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def tensors_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every Hugging Face tensor that a whole model is made of, by its name."""
+    """Return the shape of every Hugging Face tensor of a whole model, by name."""
     wide, head = shape.hidden_size, shape.head_size
     heads, groups = shape.num_attention_heads * head, shape.num_query_groups * head
     found: dict[str, tuple[int, ...]] = {
@@ -162,8 +161,8 @@ def _mlp_tensors(mlp: str, number: int, shape: ModelShape) -> dict[str, tuple[in
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
     """Return the Hugging Face tensors of a whole model.
 
-    Slices are by parameter name in the whole model, those of the tensor-parallel ranks in order;
-    one slice is the whole parameter.
+    Slices are by parameter name in the whole model, in the order of tensor-parallel ranks; a single
+    slice is the whole parameter.
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

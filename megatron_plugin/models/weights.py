@@ -1,4 +1,4 @@
-"""Where weights come from: Hugging Face's folders and repositories, and Megatron checkpoints."""
+"""Sources of weights: Hugging Face's folders and repositories, and Megatron checkpoints."""
 
 import json
 import warnings
@@ -33,12 +33,12 @@ TRACKER_FILE = "latest_checkpointed_iteration.txt"
 
 
 class WeightsError(ValueError):
-    """A model's weights are missing, incomplete or of no known format."""
+    """A model's weights are missing, incomplete or of unknown format."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a safetensors file; a slice of it reads that slice alone."""
+    """A tensor of a safetensors file; slicing reads only the slice."""
 
     path: Path
     name: str
@@ -57,14 +57,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model on disk: what its fingerprint covers, and each tensor's file by Hugging Face name."""
+    """A model on disk: its fingerprinted files, and each tensor's file by Hugging Face name."""
 
     files: TeacherFiles
     shape: ModelShape
     tensors: Mapping[str, Path]
 
     def open(self, name: str) -> StoredTensor:
-        """Return a tensor to take slices of; `[:]` takes all of it.
+        """Return a tensor to slice; `[:]` takes all of it.
 
         WeightsError on slicing if the file is damaged.
         """
@@ -72,10 +72,10 @@ class Weights:
 
 
 def open_weights(source: str) -> Weights:
-    """Find a model, as `find_teacher` does; its weights are safetensors, in one file or several.
+    """Find a model, as `find_teacher` does, with safetensors in one file or several.
 
-    WeightsError if nothing is usable there, UnfittingWeightsError if these are not the weights of
-    its configuration, UnsupportedModelError for an architecture that isn't translated.
+    WeightsError if nothing usable is there, UnfittingWeightsError if they aren't the weights of its
+    configuration, UnsupportedModelError for an untranslated architecture.
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE
@@ -103,10 +103,11 @@ def open_weights(source: str) -> Weights:
 
 
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
-    """Return a distributed checkpoint's model, by Hugging Face name, whatever parallelism saved it.
+    """Return a distributed checkpoint's model, by Hugging Face name, from any parallelism.
 
     The folder is a run's `--save` folder (its newest iteration), or one iteration's. WeightsError
-    if it isn't such a checkpoint, or its model isn't known; UnfittingWeightsError if it lacks some.
+    if it isn't such a checkpoint, or its model is unknown; UnfittingWeightsError for missing
+    weights.
     """
     folder = newest_iteration(folder)
     require_whole(folder)
@@ -143,7 +144,7 @@ def newest_iteration(folder: Path) -> Path:
 
 
 def require_whole(folder: Path) -> None:
-    """Raise WeightsError, with file and remedy, if an iteration lacks bytes that it notes."""
+    """Raise WeightsError, with file and remedy, if an iteration lacks recorded bytes."""
     with _undamaged(folder, ".metadata"):
         stored = FileSystemReader(folder).read_metadata().storage_data
     ends: dict[str, int] = {}
@@ -161,7 +162,7 @@ def require_whole(folder: Path) -> None:
 
 
 def _instead(folder: Path) -> str:
-    """Say what to do if one iteration's folder can't be read."""
+    """Suggest a remedy for an unreadable iteration."""
     others = [path.parent for path in folder.parent.glob("iter_*/.metadata")]
     numbers = sorted(int(path.name.removeprefix("iter_")) for path in others if path != folder)
     if not numbers:
@@ -174,7 +175,7 @@ def _instead(folder: Path) -> str:
 
 @contextmanager
 def _undamaged(folder: Path, what: str) -> Iterator[None]:
-    """Say which part of a checkpoint can't be read, and what to do."""
+    """Name the unreadable part of a checkpoint, and the remedy."""
     try:
         yield
     # Damaged pickles raise whatever their bytes happen to say; torch's wrapper isn't an Exception.
@@ -196,7 +197,7 @@ def checkpoint_args(folder: Path) -> Namespace:
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Leave out warnings that don't concern a process that only reads a checkpoint."""
+    """Silence warnings that don't concern a process that only reads a checkpoint."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         # Megatron's, at its import.
@@ -222,7 +223,7 @@ def _require_fit(where: str, shape: ModelShape, found: Mapping[str, tuple[int, .
 
 
 def _shapes(tensors: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of safetensors files, from their headers."""
+    """Return the shapes of tensors from the headers of safetensors files."""
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted({*tensors.values()}):
         with _named(path), safe_open(path, framework="pt") as file:
@@ -233,7 +234,7 @@ def _shapes(tensors: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in the errors of `safetensors`, which doesn't."""
+    """Add the file's name to errors of `safetensors`."""
     try:
         yield
     except SafetensorError as error:
@@ -243,7 +244,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _whole_parameters(folder: Path) -> dict[str, Tensor]:
-    """Read every parameter of a checkpoint, one tensor per name, layers apart.
+    """Read every parameter of a checkpoint, one tensor per name, layers separated.
 
     Megatron stores the layers' parameters of one kind as one tensor with the layers in front.
     """

@@ -1,6 +1,6 @@
 """From rows to micro-batches on the device.
 
-The only file where `input_ids` are Megatron's `tokens`.
+Only this file calls `input_ids` by Megatron's name, `tokens`.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from pipeline.streaming import Rows
 
 @dataclass(frozen=True)
 class Taught:
-    """What a teacher says of a micro-batch.
+    """A teacher's answer for a micro-batch.
 
     Attributes:
         losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss.
-        next_tokens: labels' distributions, of whole rows; None if the method does without.
-        waited_seconds: how long the student waited for it; None without a running teacher.
+        next_tokens: labels' distributions, of whole rows; None if the method needs none.
+        waited_seconds: the student's wait for it; None without a running teacher.
     """
 
     losses: Tensor
@@ -33,7 +33,7 @@ class Taught:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows as Megatron takes them.
+    """Rows in Megatron's form.
 
     Attributes:
         number: of the micro-batch in the run, the same on all data-parallel replicas.
@@ -44,12 +44,12 @@ class MicroBatch:
         loss_mask: float32 [rows, seq_length].
         position_ids: int64 [rows, this rank's places].
         segments: the documents' bounds.
-        num_quarantined: int32 [rows], tokens that the loss mask leaves out for damage.
+        num_quarantined: int32 [rows], tokens masked for damage.
         rows: as read, on the CPU.
         moved: the same on the device.
         widest_span: teacher tokens of the widest span.
-        of_validation: whether they are held out.
-        taught: by a teacher; None without one and on ranks that compute no loss.
+        of_validation: whether it is held out.
+        taught: a teacher's answer; None without one and on ranks that compute no loss.
     """
 
     number: int
@@ -68,7 +68,7 @@ class MicroBatch:
 
     @property
     def next_tokens(self) -> LabelDistributions | None:
-        """What a teacher expects in place of each label; None if none was asked."""
+        """A teacher's distribution for each label; None without any."""
         return None if self.taught is None else self.taught.next_tokens
 
 
@@ -81,7 +81,7 @@ def micro_batch(
     share: RowShare,
     of_validation: bool = False,
 ) -> MicroBatch:
-    """Return rows as a micro-batch on the device, of which the rank's model sees its own places."""
+    """Return rows as a micro-batch on the device, with the rank's own places for its model."""
     moved = rows.to(device, non_blocking=True)
     seq_length = rows["input_ids"].shape[1]
     return MicroBatch(

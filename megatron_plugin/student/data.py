@@ -27,10 +27,10 @@ _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
 
 
 class StudentData:
-    """The rows that a student rank trains and validates on, and their losses."""
+    """A student rank's training and validation rows, and their losses."""
 
     def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
-        """Note what to train on; `open_held_out` opens the rest."""
+        """Take the training data; `open_held_out` opens the rest."""
         self._options = options
         self._opened = opened
         self._held_out: OpenedRun | None = None
@@ -45,10 +45,10 @@ class StudentData:
         )
 
     def open_held_out(self, args: Namespace) -> None:
-        """Open what is validated on, if anything is.
+        """Open the validation data, if any.
 
-        DatasetError if it is no finished dataset, ForeignTokenizerError if it was made with other
-        tokenizers than the training data.
+        DatasetError if it isn't a finished dataset, ForeignTokenizerError if its tokenizers differ
+        from the training data's.
         """
         path = self._options.validation_data
         if path is not None and args.eval_iters:
@@ -60,7 +60,7 @@ class StudentData:
             self._held_out = replace(opened, manifest=manifest)
 
     def training_rows(self, args: Namespace) -> AlignedRows:
-        """Return the rows to train on, the same ones for all of this rank's model chunks."""
+        """Return the training rows, shared by all of this rank's model chunks."""
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)
@@ -70,7 +70,7 @@ class StudentData:
     def training_batches(
         self, args: Namespace, num_samples: int, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch]:
-        """Return a model chunk's micro-batches, from the run's position to its last sample."""
+        """Return a model chunk's micro-batches, from the run's position to its end."""
         batches = _load_micro_batches(
             self.training_rows(args),
             args.micro_batch_size,
@@ -84,7 +84,7 @@ class StudentData:
     def validation_batches(
         self, args: Namespace, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch] | None:
-        """Return endless micro-batches to validate on, None if nothing is validated."""
+        """Return endless validation micro-batches, None without validation."""
         if self._held_out is None:
             return None
         if self._validation is None:
@@ -100,7 +100,7 @@ class StudentData:
         return self._guided(batches, per_step, _VALIDATION_LOOKAHEAD, bridge, vp_stage)
 
     def drain(self) -> None:
-        """Take the replies that are still on their way, so that the bridge can be closed."""
+        """Take outstanding replies, so that the bridge can be closed."""
         for asking in self._asking:
             asking.drain()
 
@@ -158,7 +158,7 @@ class StudentData:
         bridge: StudentBridge | None,
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
-        """Give micro-batches their losses, stored or asked for; a colocated teacher does later."""
+        """Give micro-batches stored or requested losses; a colocated teacher does so later."""
         virtual = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
         if not parallel_state.is_pipeline_last_stage(**virtual):
             return batches
@@ -187,7 +187,7 @@ def _load_micro_batches(
     num_workers: int,
     of_validation: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Read this replica's micro-batches, onto the device, from a run's position."""
+    """Load this replica's micro-batches onto the device, from a run's position."""
     num_replicas = parallel_state.get_data_parallel_world_size()
     loader = load_batches(
         rows,

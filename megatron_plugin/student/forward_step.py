@@ -1,4 +1,4 @@
-"""The student's step: per-token losses, which of them count, and what is reported.
+"""The student's step: per-token losses, the choice among them, and the metrics.
 
 Dimensions: s places of a row, b rows.
 """
@@ -32,7 +32,7 @@ Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
 class StepRules:
     """How the loss is made, by a method and its options.
 
-    The vocabulary is without its embedding's padding; micro-batches are those of a training step.
+    `vocab_size` excludes the embedding's padding; `num_microbatches` is per training step.
     """
 
     kind: MethodKind
@@ -59,10 +59,10 @@ def run_forward_step(
 
 
 def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return the guided loss of a micro-batch, taught if there is a teacher.
+    """Return the guided loss of a micro-batch.
 
-    The output is as `_token_scores` returns it; of this rank's places only where context-parallel
-    ranks share rows.
+    The output is from `_token_scores`; only this rank's places if context-parallel ranks share
+    rows.
     """
     result = _result(rules, batch, output)
     return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)
@@ -81,9 +81,9 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
 class MegatronPass(MicroBatchLoss):
     """A micro-batch that Megatron's model has read.
 
-    Ranks that share rows each have the whole rows' scores and make the whole loss: all sums and
-    counts are theirs together as often as there are ranks, and so is the gradient that each gets
-    back for its own places. The output is as `_token_scores` returns it, of this rank's places.
+    Ranks that share rows each have the whole rows' scores and make the whole loss: sums and counts
+    are multiplied by the number of these ranks, and so is the gradient that each gets back for its
+    own places. `output` is from `_token_scores`, of this rank's places.
     """
 
     micro_batch: MicroBatch
@@ -115,7 +115,7 @@ class MegatronPass(MicroBatchLoss):
 
     @property
     def loss_mask(self) -> Tensor:
-        """Without documents whose teacher's losses are broken."""
+        """Excludes documents whose teacher's losses are broken."""
         return self.micro_batch.loss_mask
 
     @property
@@ -173,10 +173,10 @@ def _token_scores(
     labels: Tensor,
     **_: Any,
 ) -> Tensor:
-    """Return fp32 [b, s] losses; GPTModel calls it in place of its own last lines.
+    """Return fp32 [b, s] losses; GPTModel calls it instead of its own last lines.
 
-    Where more is asked for, [1 + 1 + 1 + K, b, s]: losses, entropies if tokens are ranked by them,
-    and the log-probabilities that what is known of whole rows' labels asks for.
+    If more is needed, [1 + 1 + 1 + K, b, s]: losses, entropies if tokens are ranked by them, and
+    log-probabilities for the known distributions of whole rows' labels.
     """
     entry_ids = cells = None
     if next_tokens is not None:

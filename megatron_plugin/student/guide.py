@@ -1,7 +1,7 @@
-"""The teacher's losses into micro-batches; documents with broken ones raise, or are left out.
+"""Put the teacher's losses into micro-batches; broken ones raise, or drop their document.
 
 A colocated teacher uses the student's process groups. With pipeline parallelism its pass must not
-mix with the student's messages between stages, so it runs as a whole before the student's schedule
+mix with the student's messages between stages, so it runs entirely before the student's schedule
 starts.
 """
 
@@ -35,11 +35,11 @@ class Guide:
     """Gives micro-batches their guidance.
 
     Attributes:
-        leave_out: for a batch, a row of it, a segment of the row and what is wrong: raises, or
-            lists the segment's document; see `AlignedRows.leave_out`.
-        vocabulary_map: returns what makes a teacher's tokens the student's.
-        asked: entries of a place that a running teacher answers with.
-        uses_cells: whether the method needs what tokens stand for.
+        leave_out: takes a batch, its row, the row's segment and the fault: raises, or lists the
+            segment's document; see `AlignedRows.leave_out`.
+        vocabulary_map: returns the map from the teacher's tokens to the student's.
+        asked: entries per place in a running teacher's answers.
+        uses_cells: whether the method needs cells.
     """
 
     leave_out: Callable[[MicroBatch, int, int, str], None]
@@ -49,7 +49,7 @@ class Guide:
 
     @cached_property
     def cells(self) -> Cells | None:
-        """What tokens stand for; None if the method does without."""
+        """Cells of both vocabularies; None if the method needs none."""
         if not self.uses_cells or self.vocabulary_map is None:
             return None
         cells = self.vocabulary_map().cells
@@ -57,9 +57,9 @@ class Guide:
         return Cells.of(cells)
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
-        """Return a teacher's answer for all rows of some batches, as `by_teacher` takes it.
+        """Return a teacher's answer for all rows of some batches, for `by_teacher`.
 
-        Its next tokens are put into the student's vocabulary.
+        Its next tokens are mapped to the student's vocabulary.
         """
         if self.vocabulary_map is None or not self.asked.width:
             return answer.losses
@@ -79,18 +79,18 @@ class Guide:
         return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)
 
     def num_values(self, batch: MicroBatch) -> int:
-        """Return how many values `read_answer` gives for a row."""
+        """Return the number of values that `read_answer` gives per row."""
         of_label = 2 * self.asked.width + bool(self.asked.width)
         return batch.rows["teacher_input_ids"].shape[1] + of_label * batch.rows["labels"].shape[1]
 
     def by_teacher(
         self, batches: list[MicroBatch], values: Tensor, *, waited_seconds: float
     ) -> list[MicroBatch]:
-        """Return micro-batches guided by what a teacher says of all their rows.
+        """Return micro-batches guided by a teacher's answer for all their rows.
 
         Values are fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
-        next tokens, whole numbers, their probabilities, and its own token. NonFiniteLossError if
-        a loss is NaN or infinite, and damage is not to be quarantined.
+        next tokens, whole numbers, their probabilities, and its own token. NonFiniteLossError if a
+        loss is NaN or infinite, and damage is not to be quarantined.
         """
         waited = waited_seconds / len(batches)
         parts = values.split([len(batch.tokens) for batch in batches])
@@ -107,7 +107,7 @@ class Guide:
         ]
 
     def by_stored(self, batch: MicroBatch) -> MicroBatch:
-        """Return a micro-batch guided by the losses that its rows hold."""
+        """Return a micro-batch guided by the losses in its rows."""
         known = None
         if "next_token_ids" in batch.moved:
             known = replace(read_distributions(batch.moved), cells=self.cells)
@@ -127,9 +127,9 @@ class Guide:
         return Taught(losses, found, waited_seconds)
 
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
-        """Return a batch whose losses are NaN where there are none, and whose documents are sound.
+        """Return a batch with NaN for undefined losses, and only sound documents.
 
-        Its broken losses, if it has any, are bool [rows, teacher_seq_length].
+        Its broken losses, if any, are bool [rows, teacher_seq_length].
         """
         taught, has_loss = batch.taught, batch.moved.teacher_has_loss
         assert taught is not None
@@ -140,10 +140,10 @@ class Guide:
         return replace(batch, taught=replace(taught, losses=losses))
 
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
-        """Leave out the documents that hold broken losses, bool [rows, teacher_seq_length].
+        """Leave out the documents with broken losses, bool [rows, teacher_seq_length].
 
-        Returned are the batch, with a loss mask without those documents, and the teacher tokens of
-        the others, bool of the same shape.
+        Returns the batch, with a loss mask without those documents, and the teacher tokens of the
+        others, bool of the same shape.
         """
         mask, quarantined = batch.loss_mask.clone(), batch.num_quarantined.clone()
         sound = torch.ones_like(broken)
@@ -164,7 +164,7 @@ class Guide:
 
 
 def _broken(batch: MicroBatch) -> Tensor:
-    """Return which teacher tokens should have a loss and have none, or an infinite one."""
+    """Return which teacher tokens lack their loss, or have an infinite one."""
     assert batch.taught is not None
     losses = batch.taught.losses
     return losses.isinf() | (batch.moved.teacher_has_loss & losses.isnan())
@@ -174,7 +174,7 @@ def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
     """Let a teacher score each step's micro-batches in one forward-only pass over all ranks.
 
     Megatron reads a micro-batch when its forward pass starts, on later pipeline stages after the
-    first has computed, and has no hook before: `training.get_forward_backward_func` is wrapped.
+    first has computed, and has no earlier hook: so `training.get_forward_backward_func` is wrapped.
     """
     original = training.get_forward_backward_func
 

@@ -1,4 +1,4 @@
-"""A step's micro-batches ask another world for their losses, steps ahead of their use."""
+"""Request losses for a step's micro-batches from another world, steps ahead of their use."""
 
 import time
 from argparse import Namespace
@@ -31,8 +31,8 @@ def connect(
 ) -> StudentBridge | None:
     """Connect the leaders with the teacher's world; all ranks call, and wait until they are.
 
-    A replica's leader gets the bridge over which it asks, other ranks None. The teacher answers
-    with `width` next tokens of a place. Both worlds see the store.
+    A replica's leader gets the bridge for its requests, other ranks None. The teacher answers with
+    `width` next tokens per place. Both worlds see the store.
     """
     replicas, bridge = range(args.data_parallel_size), None
     is_last = parallel_state.is_pipeline_last_stage()
@@ -55,10 +55,9 @@ def connect(
 class GuidedBatches(Iterator[MicroBatch]):
     """Micro-batches of the last pipeline stage, each with its guidance from another world.
 
-    A step's micro-batches make one request. `lookahead` further steps are on their way while one is
-    computed: the teacher scores step n + 1 while the student computes step n. The group are the
-    tensor- and context-parallel ranks that share these rows; its first has the bridge, and passes
-    replies on.
+    A step's micro-batches make one request. `lookahead` further steps are under way meanwhile: the
+    teacher scores step n + 1 while the student computes step n. `group` are the tensor- and
+    context-parallel ranks that share these rows; its first has the bridge, and passes replies on.
     """
 
     batches: Iterator[MicroBatch]
@@ -86,7 +85,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         return self._ready.popleft()
 
     def drain(self) -> None:
-        """Take the replies that are still on their way, so that the bridge can be closed."""
+        """Take outstanding replies, so that the bridge can be closed."""
         while self._asked:
             _, pending = self._asked.popleft()
             if pending is not None:
@@ -103,7 +102,7 @@ class GuidedBatches(Iterator[MicroBatch]):
     def _receive(
         self, step: list[MicroBatch], pending: Callable[[], TeacherAnswer] | None
     ) -> Tensor:
-        """Return what the teacher says of a step's rows, on all ranks of the group."""
+        """Return the teacher's answer for a step's rows, on all ranks of the group."""
         device = step[0].tokens.device
         if pending is None:
             num_rows = sum(len(batch.tokens) for batch in step)

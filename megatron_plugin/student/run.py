@@ -1,4 +1,4 @@
-"""The student's run: what `megatron.training.pretrain` is given."""
+"""The student's run: arguments for `megatron.training.pretrain`."""
 
 import errno
 import logging
@@ -50,8 +50,8 @@ class StudentRun:
     """One student rank's part of a run: model, loss, and a teacher's start and end.
 
     Give `pretrain` its `datasets`, `forward_step`, `store` and the configuration of `configure`,
-    inside a `with` statement: leaving it well ends the teacher's world, leaving it by an exception
-    doesn't touch the bridge.
+    inside a `with` statement: leaving it normally ends the teacher's world, leaving it by an
+    exception doesn't touch the bridge.
 
     Attributes:
         datasets: Megatron's dataset provider.
@@ -66,7 +66,7 @@ class StudentRun:
         opened: OpenedRun,
         checkpoint: Namespace | None = None,
     ) -> None:
-        """Note what to do, by the arguments of a `checkpoint` that continues; load no model yet."""
+        """Take the options, and a resumed `checkpoint`'s arguments; load no model yet."""
         self._options = options
         self._world = world
         self._opened = opened
@@ -90,7 +90,7 @@ class StudentRun:
     def configure(self, args: Namespace) -> Any:
         """Check Megatron's validated arguments; return the configuration for `pretrain`.
 
-        ValueError for what can't work, with the remedy.
+        ValueError for impossible settings, with the remedy.
         """
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
@@ -168,7 +168,7 @@ class StudentRun:
         return train, self._data.validation_batches(args, self._bridge, vp_stage), None
 
     def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
-        """Note in the arguments, which every checkpoint keeps, what the run is made of."""
+        """Record the run's identity in the arguments, which every checkpoint keeps."""
         identity = RunIdentity(
             stream=asdict(rows.state(0)),
             teacher=self._teacher_fingerprint(rows),
@@ -219,7 +219,7 @@ def explain_full_disks(
     *,
     nearly_full_bytes: int = 16 << 20,
 ) -> None:
-    """Log which of the folders that a run writes to have no space left, and note it in the error.
+    """Log a run's output folders without space left, and note them in the error.
 
     Megatron's checkpoint writers report a full disk as a failed write of some tensor, or not at
     all. With fewer free bytes than `nearly_full_bytes` a disk counts as full.
@@ -235,7 +235,7 @@ def explain_full_disks(
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk that a folder lies on, or will lie on."""
+    """Free bytes of the disk of a folder, which need not exist."""
     folder = folder.expanduser().absolute()
     while not folder.exists():
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""What a run is made of besides its weights; a checkpoint must find it unchanged."""
+"""A run's identity besides its weights; a checkpoint must find it unchanged."""
 
 from argparse import Namespace
 from dataclasses import asdict, dataclass
@@ -21,9 +21,9 @@ class ChangedRunError(ValueError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What every checkpoint notes: the data, the teacher's fingerprint, the options of the loss.
+    """Recorded in every checkpoint: the data, the teacher's fingerprint, the loss's options.
 
-    The data is a `StreamState` as a dict, but for its samples, which Megatron counts.
+    The data are a `StreamState` as a dict, without the samples, which Megatron counts.
     """
 
     stream: dict[str, Any]
@@ -32,7 +32,7 @@ class RunIdentity:
 
 
 def read_checkpoint(args: Namespace) -> Namespace | None:
-    """Return the arguments of the run that Megatron will load a checkpoint of; None of a new run.
+    """Return the arguments of the run whose checkpoint Megatron will load; None for a new run.
 
     WeightsError if the checkpoint isn't whole.
     """
@@ -44,7 +44,7 @@ def read_checkpoint(args: Namespace) -> Namespace | None:
 
 
 def saved_stream(checkpoint: Namespace | None) -> StreamState | None:
-    """Return what a checkpoint keeps of the data."""
+    """Return a checkpoint's position in the data."""
     saved = getattr(checkpoint, "vocag_run", None)
     return None if saved is None else StreamState(**saved["stream"])
 
@@ -52,10 +52,10 @@ def saved_stream(checkpoint: Namespace | None) -> StreamState | None:
 def require_same_run(
     args: Namespace, checkpoint: Namespace | None, identity: RunIdentity, rows: AlignedRows
 ) -> None:
-    """Check that the checkpoint which Megatron has loaded continues in this run.
+    """Check that the checkpoint loaded by Megatron continues in this run.
 
-    ChangedRunError if it was made with another teacher, guidance or rotary embedding,
-    StreamMismatchError with other data, order or batch size.
+    ChangedRunError if its teacher, guidance or rotary embedding differ, StreamMismatchError if its
+    data, order or batch size do.
     """
     saved = getattr(checkpoint, "vocag_run", None)
     if checkpoint is None or saved is None:

@@ -1,8 +1,8 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
-Expert-parallel ranks share the experts and each have the rest of the layers. They score different
-rows at the same time, in step: every layer of experts is a collective of all of them. So they are
-one replica, which shares out a request's rows.
+Expert-parallel ranks share the experts and each have the other layers. They score different rows at
+the same time, in step, since every layer of experts is a collective of all. So they are one
+replica, which divides a request's rows.
 
 Dimensions: b rows of a micro-batch, o places of a row on this rank, v values of a place.
 """
@@ -34,7 +34,7 @@ from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 
 class Teacher:
-    """A teacher on this rank's groups of `parallel_state`; every one of its ranks calls alike."""
+    """A teacher on this rank's groups of `parallel_state`; all its ranks make the same calls."""
 
     def __init__(
         self,
@@ -47,11 +47,10 @@ class Teacher:
         asked: EntryShape = NO_ENTRIES,
         num_ids: int | None = None,
     ) -> None:
-        """Load this rank's part of the model; weights and activations are of the dtype.
+        """Load this rank's part of the model, with weights and activations of `dtype`.
 
-        It answers with the entries that it is asked for, of the tokenizer's `num_ids` tokens, None:
-        of all rows of the output layer; what is drawn is what `vocag score` stores by its default
-        seed.
+        It answers with the `asked` entries, among the tokenizer's `num_ids` tokens, None: among all
+        rows of the output layer; draws equal those that `vocag score` stores with its default seed.
         """
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
@@ -69,11 +68,11 @@ class Teacher:
     def score(self, rows: TeacherRows) -> TeacherAnswer | None:
         """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
 
-        Also the entries that it is asked for after each token. On the last pipeline stage the
-        answer is on the device, elsewhere it is None.
+        Also gives the requested entries after each token. The answer is on the device on the last
+        pipeline stage, None elsewhere.
 
-        All micro-batches go through the pipeline in one pass, so that its stages wait only at the
-        start and the end.
+        All micro-batches go through the pipeline in one pass, so stages wait only at the start and
+        the end.
         """
         if len(rows) % self.micro_batch_size:
             raise ValueError(
@@ -89,7 +88,7 @@ class Teacher:
     def mean_loss(self, tokens: Sequence[int]) -> float | None:
         """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
 
-        As many tokens as fit into a row are read.
+        Tokens beyond a row's length are ignored.
         """
         count = min(len(tokens), self.seq_length)
         row = torch.zeros(self.seq_length, dtype=torch.int32)
@@ -150,9 +149,9 @@ class Teacher:
         return output, self._collect
 
     def _collect(self, ahead_bov: Tensor, non_loss_data: bool = True) -> Tensor:
-        """Return the values of `TeacherAnswer`, of which place l - 1 knows the loss of token l.
+        """Return the values of `TeacherAnswer`; place l - 1 knows the loss of token l.
 
-        Schedules ask the loss function for non-loss data, of the last stage's ranks alone.
+        Schedules ask the loss function for non-loss data only on the last stage's ranks.
         """
         group = parallel_state.get_context_parallel_group()
         ahead = gather_places(ahead_bov.transpose(0, 1), group).transpose(0, 1)
@@ -161,15 +160,15 @@ class Teacher:
 
 
 def num_expert_ranks() -> int:
-    """Return how many ranks share a replica's experts."""
+    """Number of ranks that share a replica's experts."""
     size: int = parallel_state.get_expert_model_parallel_world_size()
     return size
 
 
 def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
-    """Return what this expert-parallel rank scores of a replica's rows, whole micro-batches.
+    """Return this expert-parallel rank's part of a replica's rows, whole micro-batches.
 
-    Every rank gets as many: the last row is repeated for missing ones.
+    Parts are equal: the last row is repeated for missing ones.
     """
     ranks = num_expert_ranks()
     if ranks == 1:
@@ -181,7 +180,7 @@ def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
 
 
 def _all_rows(own: Tensor, num_rows: int) -> Tensor:
-    """Return the values of a replica's rows, [num_rows, …], of what its ranks have scored."""
+    """Join the values of a replica's rows, [num_rows, …], from its ranks."""
     if num_expert_ranks() == 1:
         return own
     group = parallel_state.get_expert_model_parallel_group()
@@ -203,9 +202,9 @@ def _values_ahead(
     output_weight: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return what each place says of its label and the next tokens; GPTModel calls it.
+    """Return each place's values for its label and the next tokens; GPTModel calls it.
 
-    The values are fp32 [b, o, 1 + 2 K] as in `TeacherAnswer`, with NaN for losses that are masked.
+    The values are fp32 [b, o, 1 + 2 K] as in `TeacherAnswer`, with NaN for masked losses.
     """
     layer = hidden_states, output_layer, output_weight
     labels_ob, mask_ob = labels_bo.transpose(0, 1), mask_bo.transpose(0, 1)

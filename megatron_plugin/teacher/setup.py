@@ -1,4 +1,4 @@
-"""Load the teacher that the options name, and check that it is one."""
+"""Load the named teacher, and check it."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -19,8 +19,8 @@ from pipeline.packing.opening import OpenedRun
 def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
-    ValueError if it doesn't fit what the run reads or these ranks; UntrainedTeacherError if its
-    weights did not load. Of Megatron's arguments, the student's row length is read.
+    ValueError if it doesn't fit the run's data or these ranks; UntrainedTeacherError if its weights
+    did not load. Of Megatron's arguments, only the student's row length is read.
     """
     seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
     assert options.teaching.teacher is not None
@@ -66,7 +66,7 @@ def require_fit(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_lengt
 
 
 def _probe_row(opened: OpenedRun) -> list[int]:
-    """Return the probe text as a row holds it, with what comes before a text."""
+    """Return the probe text as a row holds it, after the context token."""
     context = opened.manifest.teacher.around_text.first_token_id
     text = probe_tokens(opened.dataset)
     return text if context is None else [context, *text]

@@ -71,7 +71,7 @@ def _student_replicas(args: Namespace, world: World) -> int:
 
 
 def _waiting_group() -> dist.ProcessGroup:
-    """Return a CPU group of the ranks that hold one replica, which wait in it for requests.
+    """Return a CPU group of one replica's ranks, for waiting for requests.
 
     NCCL's watchdog would take a student that validates or saves for a hang.
     """
@@ -89,7 +89,7 @@ def _waiting_group() -> dist.ProcessGroup:
 def _answer_requests(
     teacher: Teacher, bridge: TeacherBridge | None, group: dist.ProcessGroup, leader: int
 ) -> int:
-    """Score requests until no student asks any more; return the rows scored."""
+    """Score requests until all students have finished; return the rows scored."""
     num_rows = 0
     while True:
         message = [bridge.receive() if bridge is not None else None]

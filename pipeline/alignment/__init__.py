@@ -1,4 +1,4 @@
-"""Two tokenizations of a text, aligned token by token (Algorithm 1)."""
+"""Align two tokenizations of a text, token by token (Algorithm 1)."""
 
 from pipeline.alignment.align import AlignmentError, align_batch, align_tokens
 

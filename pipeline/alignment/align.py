@@ -1,4 +1,6 @@
-"""Two tokenizations of one text to teacher_spans: which teacher tokens cover each student token.
+"""From two tokenizations to teacher_spans: the teacher tokens that cover each student token.
+
+Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
 
 Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
 """
@@ -62,7 +64,7 @@ def align_batch(
     """Tokenize documents with both tokenizers and align them.
 
     Returns:
-        The documents that both could tokenize, aligned; the others, with reasons.
+        The documents that both could tokenize, aligned; failed ones with reasons.
     """
     texts = [document.text for document in documents]
     with ThreadPoolExecutor(max_workers=1) as beside:  # the libraries let other threads run
@@ -89,14 +91,14 @@ def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
 
 
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
-    """Return the documents where one side's tokens cover no byte and the other's some."""
+    """Return the documents in which only the other side's tokens cover bytes."""
     bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)
     documents: list[int] = np.flatnonzero(bare).tolist()
     return documents
 
 
 def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
-    """Return where each document's last token ends, int64 [D]; -1 if it has no tokens."""
+    """Return the end of each document's last token, int64 [D]; -1 without tokens."""
     ends = np.full(tokens.num_documents, -1, np.int64)
     filled = np.diff(tokens.cu_tokens) > 0
     ends[filled] = tokens.byte_offsets[tokens.cu_tokens[1:][filled] - 1, 1]

@@ -17,13 +17,12 @@ def merge_spans(
 ) -> NDArray[np.int32]:
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
-    One merge over both monotone sequences, O(N + M), with the answer of the paper's Algorithm 1
-    (two binary searches per token). Teacher tokens that cover no byte are stepped over at the ends
-    of a run.
+    One merge over both monotone sequences, O(N + M), with the result of the paper's Algorithm 1
+    (two binary searches per token). Teacher tokens without bytes are skipped at the ends of a run.
 
-    Offsets, int32 [N, 2] and [M, 2], are monotone within each document, which bounds of int64
-    [D + 1] divide. Documents whose tokens tile the text on both sides, bool [D], take fewer steps.
-    Returns teacher_spans, int32 [N, 2]; an unmapped token's empty span is at the start of the last
+    Offsets, int32 [N, 2] and [M, 2], are monotone within each document, bounded by int64 [D + 1].
+    Documents whose tokens tile the text on both sides, bool [D], take fewer steps. Returns
+    teacher_spans, int32 [N, 2]; an unmapped token's empty span is at the start of the last one
     before it.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)
@@ -40,7 +39,7 @@ def merge_spans(
 
 @compiled
 def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
-    """Merge where both sides tile the text: a token's end says where the next one starts."""
+    """Merge sides that tile the text: a token's end is the next one's start."""
     one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
     last = np.uintp(max(len(teacher), 1) - 1)
     first = last_start = np.uintp(0)
@@ -63,7 +62,7 @@ def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
 
 @compiled
 def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
-    """Merge where offsets don't decrease, and nothing more is known."""
+    """Merge sides whose offsets don't decrease."""
     one = np.uintp(1)
     stop = np.uintp(len(teacher))
     first = last_start = np.uintp(0)
@@ -91,8 +90,7 @@ def first_non_monotone(
 ) -> int:
     """Return the first document whose starts or ends decrease, or -1.
 
-    Offsets are int32 [N, 2], bounds int64 [D + 1]. Documents whose tokens lie side by side, bool
-    [D], need no look.
+    Offsets are int32 [N, 2], bounds int64 [D + 1]. Documents that tile, bool [D], are skipped.
     """
     for d in range(len(cu_tokens) - 1):
         if tiles[d]:
@@ -116,14 +114,14 @@ def find_cut_points(
     teacher_spans: Ranges,
     stride: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Find where both tokenizations share a byte boundary, the last one of every `stride` tokens.
+    """Find byte boundaries shared by both tokenizations, the last of every `stride` tokens.
 
     A cut (i, j) splits a document so that student tokens before i and teacher tokens before j cover
-    bytes before some byte, and all others bytes from it on. Both parts hold tokens of both. Blocks
-    are searched from their ends: most boundaries are shared, so few tokens are looked at.
+    bytes before some byte, and the others those from it on. Both parts hold tokens of both sides.
+    Blocks are searched from their ends: most boundaries are shared, so few tokens are inspected.
 
-    Offsets and bounds are as in `merge_spans`, which gives the spans. Returns cut_starts int64
-    [D + 1], cut_student int64 [C], cut_teacher int64 [C].
+    Offsets and bounds are as in `merge_spans`, which gives the spans. Returns cut_starts int64 [D +
+    1], cut_student int64 [C], cut_teacher int64 [C].
     """
     num_documents = len(student_cu) - 1
     cut_starts = np.zeros(num_documents + 1, np.int64)

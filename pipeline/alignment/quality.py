@@ -1,8 +1,8 @@
-"""How good an alignment is, and how much two vocabularies share (paper, section 2; Fig. 1, 3, 6).
+"""Quality of an alignment, and overlap of two vocabularies (paper, section 2; Fig. 1, 3, 6).
 
-IoU and IoS compare the text that a student token (or chunk) covers with the text covered by the
-teacher tokens mapped to it. IoS alone says little: it is 1 whenever the teacher's tokens tile the
-text, however wide the run, so IoU is always shown next to it.
+IoU and IoS compare the text of a student token (or chunk) with that of its teacher tokens. IoS is 1
+whenever the teacher's tokens tile the text, however wide the run, so IoU is always shown next to
+it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,16 +31,15 @@ OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
 
 @dataclass(frozen=True, eq=False)
 class AlignmentStatistics:
-    """Counts over aligned documents; sums of two are the statistics of both.
+    """Counts over aligned documents; they add up over datasets.
 
     Sums of ratios are over mapped tokens, in bytes: intersection over union, and over the student
     token's bytes. Arrays are int64: documents by the tokens of either side, [len(LENGTH_EDGES)];
-    student tokens by the teacher tokens mapped to them, and either's tokens by the bytes that they
-    cover, [33], of which the last bin holds 32 and more.
+    student tokens by their teacher tokens, and either's tokens by their bytes, [33], of which the
+    last bin holds 32 and more.
 
-    Over-wide tokens share bytes with a neighbour: what a normaliser reordered, or made several
-    tokens of, nobody can tell apart. Their numbers are left out of JSON where they are 0: datasets
-    made before they were counted read the same.
+    Over-wide tokens share bytes with a neighbour, because a normaliser reordered or divided these.
+    Their numbers are left out of JSON if 0, as in datasets made before they were counted.
     """
 
     num_documents: int
@@ -88,7 +87,7 @@ class AlignmentStatistics:
 
     @staticmethod
     def merge(parts: Iterable["AlignmentStatistics"]) -> "AlignmentStatistics":
-        """Return the statistics of all parts; the order matters only for float rounding."""
+        """Add up statistics; the order matters only for float rounding."""
         total = AlignmentStatistics.empty()
         for part in parts:
             sums = {e.name: getattr(total, e.name) + getattr(part, e.name) for e in fields(part)}
@@ -105,14 +104,16 @@ class AlignmentStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DocumentQuality:
-    """How each of D documents aligned: mapped student tokens, and the sum of their IoU in bytes."""
+    """Alignment of D documents: mapped student tokens, and the sum of their IoU in bytes."""
 
     num_mapped: NDArray[np.int64]
     byte_iou_sum: NDArray[np.float64]
 
 
 def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
-    """Return the statistics of one batch, and those of each document that the index keeps.
+    """Return a batch's statistics, and those of each document for the index.
+
+    Source: section 2 (IoU, IoS), in bytes.
 
     Source: section 2 (IoU, IoS), in bytes.
     """
@@ -152,7 +153,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many documents, of int [D] tokens, are in each bin of `LENGTH_EDGES`, int64.
+    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`, int64.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
@@ -185,7 +186,7 @@ def overlap_ratios(
 
 
 def _count_over_wide(tokens: TokenBatch) -> int:
-    """Count tokens that share bytes with the one before or behind them."""
+    """Count tokens that share bytes with a neighbour."""
     if tokens.tiles.all():
         return 0
     starts, ends = tokens.byte_offsets.T

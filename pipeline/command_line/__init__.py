@@ -1,1 +1,1 @@
-"""What every command says and reads: options, errors with what to do, paths that were meant."""
+"""Parts of every command: options, errors with remedies, suggestions for paths."""

@@ -1,4 +1,4 @@
-"""The `vocag` command: the commands' names, what they need, and how one runs and ends."""
+"""The `vocag` command: the commands' names and needs, and how one runs and ends."""
 
 import os
 import sys
@@ -101,7 +101,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def leave(status: int, message: str = "") -> "NoReturn":
-    """End this process, without waiting for the threads of a job that was left."""
+    """End this process without waiting for the threads of an abandoned job."""
     if message:
         print(message, file=sys.stderr)
     if any(thread.is_alive() for thread in left_behind):

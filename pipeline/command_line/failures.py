@@ -1,7 +1,7 @@
-"""How a command says what went wrong: a message, what to paste, a traceback with --debug only.
+"""How a command reports an error: a message, a hint to paste, a traceback only with --debug.
 
-An error carries its hint as a note, so that a program that catches it, or lets it end in a
-traceback, has the hint, too, and only the messages that users meet most need one.
+An error carries its hint as a note, so programs and tracebacks have it, too; only common messages
+need one.
 """
 
 import errno
@@ -24,7 +24,7 @@ left_behind: "list[threading.Thread]" = []
 
 
 def printable(text: str) -> str:
-    r"""Return text that is safe to print: control characters and lone surrogates are escaped.
+    r"""Escape control characters and lone surrogates, so text is safe to print.
 
     A document id may hold anything, terminal escape sequences included.
 
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def hinted[E: BaseException](error: E, hint: str) -> E:
-    """Return an error with its last line: a command or an option that can be pasted.
+    """Add an error's last line: a command or an option that can be pasted.
 
     Example:
         >>> hinted(ValueError("no such dataset"), "vocag align --help").__notes__
@@ -48,7 +48,7 @@ def hinted[E: BaseException](error: E, hint: str) -> E:
 
 @contextmanager
 def naming(path: str) -> "Iterator[None]":
-    """Let an error of the system name this file if it names none, as none of a write does."""
+    """Add the file's name to an error of the system without one, as in failed writes."""
     try:
         yield
     except OSError as error:
@@ -58,9 +58,9 @@ def naming(path: str) -> "Iterator[None]":
 
 
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error of a command, or a message in its place, on stderr, and its hint last.
+    """Print an error of a command, or a message instead, on stderr, and its hint last.
 
-    Each is one line, whatever documents, files and servers have put into it.
+    Each is one line, whatever documents, files and servers contain.
     """
     if with_traceback:
         import traceback
@@ -72,7 +72,7 @@ def report(who: str, error: BaseException, message: str = "") -> None:
 
 
 def hints_of(error: BaseException) -> list[str]:
-    """Return the hints of an error, or else of the first of its causes that has any.
+    """Return the hints of an error, or else of its first cause with any.
 
     Example:
         >>> hints_of(hinted(ValueError("no such dataset"), "vocag align --help"))
@@ -94,14 +94,14 @@ _SYSTEM = {
 
 
 def _in_words(error: BaseException) -> str:
-    """Return what an error says, and of the system's the place and the remedy."""
+    """Return an error's message; a system error's with place and remedy."""
     if not isinstance(error, OSError) or error.filename is None or error.errno not in _SYSTEM:
         return str(error)
     return f"{os.fsdecode(error.filename)} {_SYSTEM[error.errno]}"
 
 
 def _hints_of_path(error: BaseException) -> list[str]:
-    """Return a hint to a file that is not there, of which only the system has spoken."""
+    """Return a hint about a missing file, if only the system has reported it."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if not isinstance(path, str) or "://" in path:
         return []

@@ -1,7 +1,6 @@
-"""One process at a time in an output folder of this machine's file systems.
+"""One process at a time in an output folder on this machine's file systems.
 
-The operating system holds the lock, and it ends with the process that has it. The file says whose
-it is.
+The operating system holds the lock, which ends with its process. The file names the owner.
 """
 
 import errno
@@ -26,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError) -> Iterator[None]:
-    """Hold the lock at `path`, which guards a folder; remove it, and a folder left empty, after.
+    """Hold a folder's lock at `path`; afterwards remove it, and a folder left empty.
 
-    An error of this type, which names the process that has the lock, if another one does.
+    An error of the type `error`, which names the owner, if another process holds it.
     """
     parent = os.path.dirname(path)
     is_new = not os.path.isdir(parent)
@@ -50,19 +49,19 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
 
 
 def describe_owner() -> dict[str, Any]:
-    """Return what a lock says of this process."""
+    """Return a lock's record of this process."""
     host, process = socket.gethostname(), os.getpid()
     return {"id": uuid.uuid4().hex, "process": process, "host": host, "started": time.time()}
 
 
 def name_owner(owner: dict[str, Any]) -> str:
-    """Return a lock's owner in words, which a comma ends."""
+    """Return a lock's owner in words, with a final comma."""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner["started"]))
     return f"process {owner['process']} on {owner['host']}, started {started},"
 
 
 def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
-    """Return why a folder can't be written to; None: a lock that doesn't say whose it is."""
+    """Say why a folder can't be written to; None: a lock with an unknown owner."""
     who = "another job writes" if owner is None else f"{name_owner(owner)} writes"
     return f"{who} to --output {folder}; wait until it has ended, or choose another --output"
 

@@ -1,4 +1,4 @@
-"""Git LFS pointers: the small files that a clone without `git lfs` holds in place of large ones."""
+"""Git LFS pointers: small files that a clone without `git lfs` has instead of large ones."""
 
 import os
 import re
@@ -16,13 +16,13 @@ _POINTER = re.compile(
 
 
 class PointerError(ValueError):
-    """A file is a Git LFS pointer: the text that stands for a file, not the file."""
+    """A file is a Git LFS pointer instead of its content."""
 
 
 def refuse_pointer(path: str, start: bytes) -> None:
     """Raise PointerError for a Git LFS pointer.
 
-    Of the file its first bytes are given, `POINTER_BYTES` or more, or all of them.
+    `start` is the file's first `POINTER_BYTES` or more, or all of it.
 
     Example:
         >>> refuse_pointer("model.safetensors", b"version 2 of something else")

@@ -1,11 +1,11 @@
-"""What of vocag is installed here, and how to install the rest."""
+"""Find the installed parts of vocag, and how to install the rest."""
 
 import os
 import shlex
 
 
 def installed_version() -> str:
-    """Return vocag's version, which `setup.cfg` says, as the installed distribution has it."""
+    """Return the version of the installed distribution, set in `setup.cfg`."""
     # Here, because it takes longer than the rest of `vocag --help`.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -18,8 +18,8 @@ def installed_version() -> str:
 def install(extra: str) -> str:
     """Return the command that installs extras, in the checkout or in a wheel's installation.
 
-    Several have commas between them; "" is what every command needs. pip asks an index for the
-    extra's packages alone if vocag itself is installed.
+    Several are separated by commas; "" is the need of every command. pip asks an index only for the
+    extra's packages if vocag itself is installed.
     """
     checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     wanted = f"[{extra}]" if extra else ""

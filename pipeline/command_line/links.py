@@ -1,4 +1,4 @@
-"""Symbolic links where we write: a stranger's dataset may hold some, to any file here."""
+"""Refuse symbolic links in output places: a foreign dataset's could lead to any file here."""
 
 import os
 from shlex import quote
@@ -7,11 +7,11 @@ from pipeline.command_line.failures import hinted
 
 
 class LinkError(ValueError):
-    """A symbolic link is where a file or folder of ours would be written."""
+    """A symbolic link is in the place of an output file or folder."""
 
 
 def refuse_link(path: str) -> None:
-    """Raise LinkError for a symbolic link, whether or not what it names is there.
+    """Raise LinkError for a symbolic link, dangling or not.
 
     Example:
         >>> refuse_link("aligned/manifest.json")
@@ -25,9 +25,10 @@ def refuse_link(path: str) -> None:
 
 
 def refuse_linked_folders(folder: str) -> None:
-    """Raise LinkError for a link to a folder, anywhere in this one; links to files may stay.
+    """Raise LinkError for a link to a folder, anywhere in this one.
 
-    A snapshot of the hub's cache consists of these, and files are replaced, not written through.
+    Links to files may stay: a snapshot of the hub's cache consists of them, and files are replaced,
+    not written through.
     """
     for above, names, _ in os.walk(folder):
         for name in names:

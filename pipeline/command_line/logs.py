@@ -1,4 +1,4 @@
-"""What commands log: lines on stderr without control characters."""
+"""Commands' logs: lines on stderr without control characters."""
 
 import logging
 
@@ -6,7 +6,7 @@ from pipeline.command_line.failures import printable
 
 
 def set_up_logging(name: str, level: int = logging.ERROR) -> None:
-    """Let messages begin with a command's name."""
+    """Prefix messages with a command's name."""
     logging.basicConfig()
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
@@ -15,7 +15,7 @@ def set_up_logging(name: str, level: int = logging.ERROR) -> None:
 
 
 class _Printable(logging.Formatter):
-    """Escapes what documents, files and servers have put into a message."""
+    """Escapes control characters from documents, files and servers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))

@@ -1,4 +1,4 @@
-"""What to paste if a path isn't there: the nearest that is, or a look at its folder."""
+"""Suggest the nearest existing path, or a look at its folder."""
 
 import os
 import shlex
@@ -13,9 +13,9 @@ _ALIKE = 0.75
 
 
 def nearest(path: str) -> str | None:
-    """Return a path with each part that isn't there replaced by a name like it.
+    """Replace each missing part of a path by a similar existing name.
 
-    None for a URL, for a path that is there, and if nothing is like some part of it.
+    None for a URL, an existing path, and if some part has no similar name.
     """
     if "://" in path or _is_there(path):
         return None
@@ -31,7 +31,7 @@ def nearest(path: str) -> str | None:
 
 
 def look_near(path: str) -> str:
-    """Return the nearest local path, or else the command that lists the folder where it should be.
+    """Return the nearest local path, or else the command that lists its folder.
 
     Example:
         >>> look_near("/nowhere/corpus.jsonl")

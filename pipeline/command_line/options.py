@@ -35,15 +35,15 @@ from pipeline.command_line.failures import hinted
 class Option:
     """How a value is written on a command line.
 
-    `metavar` is its name in the help, by default one for its type; `read` makes the value from its
-    text, by default the type does, or raises argparse.ArgumentTypeError; `once` says what to do
-    instead of giving the option twice, by default the last one holds; `without` are fields of a
-    held dataclass that aren't options of this command.
+    `metavar` is its name in the help, by default the type's; `read` makes the value from text or
+    raises argparse.ArgumentTypeError, by default the type does; `once` tells what to do instead of
+    giving the option twice, by default the last one holds; `without` are fields of a held dataclass
+    that aren't options of this command.
 
-    Forms are an option by its name; the same, once for each value; a value without a name; what
-    isn't an option of this command; a dataclass whose options begin with the field's name; or, in a
-    dataclass that another one holds, the option that is named like the holder's field:
-    `data: Reading` with `Reading.path` is --data.
+    Forms: "named", an option; "repeated", the same, once per value; "positional", a value without a
+    name; "rest", unknown arguments; "prefix", a dataclass whose options begin with the field's
+    name; "itself", in a dataclass held by another, the option named like the holder's field: `data:
+    Reading` with `Reading.path` is --data.
     """
 
     metavar: str | None = None
@@ -72,13 +72,13 @@ def parse_options[T](
     epilog: str = "",
     groups: Mapping[str, str] | None = None,
 ) -> T:
-    """Return what a command line asks for; the dataclass's docstring describes the command.
+    """Parse a command line; the dataclass's docstring describes the command.
 
-    The epilog follows the options in the help; paragraphs with indented lines stay as they are.
-    Groups are titles, by the name of a group's first option.
+    The epilog follows the options in the help; paragraphs with indented lines stay unwrapped.
+    `groups` maps a group's first option to its title.
 
     Raises:
-        ValueError: from the dataclass, and for an option that is given twice but must not be.
+        ValueError: from the dataclass, and for a repeated option that must be given once.
         SystemExit: argparse's own errors, and --help.
 
     Example:
@@ -102,7 +102,7 @@ def parse_command[T](
     description: str,
     epilog: str = "",
 ) -> T:
-    """Return what one of several commands is asked for; errors as in `parse_options`."""
+    """Parse one of several commands; errors as in `parse_options`."""
     parser = _Parser(**_texts(prog, description, epilog))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="COMMAND")
     for name, kind in kinds.items():
@@ -148,7 +148,7 @@ def option_names(kind: type) -> list[str]:
 
 
 def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
-    """Return the dataclass that a parser with its options, see `add_options`, has read.
+    """Make the dataclass from a parser's values, see `add_options`.
 
     Raises:
         ValueError: from the dataclass, whose `top_k` and `temperature=0` are written as the options
@@ -167,7 +167,7 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
 
 
 def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
-    """Return a message about fields in the words of a command line."""
+    """Write a message's field names as options."""
     for name in names:
         field = name.removeprefix(prefix)
         message = re.sub(rf"(?<![\w/.-]){field}=(?=\S)", f"{_flag(name)} ", message)
@@ -180,10 +180,10 @@ def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
 def require_known(
     option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
 ) -> None:
-    """Raise ValueError for an option's values that aren't known; a hint is what is most like them.
+    """Raise ValueError for unknown values of an option, hinting at a similar one.
 
-    `option` is as it stands before a value, `--tasks ` or `method=`; known ones are named in their
-    order, and then what else a value may be.
+    `option` precedes a value, as in `--tasks ` or `method=`; the message lists the known values in
+    order, then `or_else`.
 
     Example:
         >>> require_known("--tasks ", ["gsm9k"], ["gsm8k", "math"])
@@ -210,7 +210,7 @@ class _Entry:
 
     @property
     def help(self) -> str:
-        """What --help says: the docstring's line, and the default unless the line says it."""
+        """Help text: the docstring's line, and the default unless the line has it."""
         text, default = self.text.rstrip("."), self.default
         told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
         if not told:
@@ -221,14 +221,13 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Holder:
-    """The field that holds a dataclass, and what the dataclass's options begin with."""
+    """The field that holds a dataclass, and the prefix of the dataclass's options."""
 
     name: str = ""
     option: Option = Option()
     prefix: str = ""
 
     def of(self, name: str, option: Option) -> "_Holder":
-        """Return the holder of a dataclass one level deeper."""
         return _Holder(name, option, f"{name}_" if option.form == "prefix" else self.prefix)
 
 
@@ -249,7 +248,7 @@ def _named_fields(kind: type, holder: _Holder) -> Iterator[tuple[Field[Any], str
 
 
 def _entries(kind: type, holder: _Holder = _NOBODY, taken: Sequence[str] = ()) -> Iterator[_Entry]:
-    """Yield the options of a dataclass and of those that it holds; a name that both have is one."""
+    """Yield the options of a dataclass and of those it holds; a shared name is one option."""
     texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(kind) or "", re.M))
     named = list(_named_fields(kind, holder))
     own = [name for _, name, hint, _ in named if not is_dataclass(hint)]
@@ -275,7 +274,7 @@ def _unwrap(hint: Any) -> tuple[Any, Option]:
 
 
 def _arguments(entry: _Entry) -> dict[str, Any]:
-    """Return what argparse needs for a field of this type."""
+    """Return argparse's arguments for a field of this type."""
     hint, option = entry.hint, entry.option
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction if entry.default is None else "store_true"}
@@ -318,17 +317,15 @@ def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong and what to write; argparse would print every option before that."""
+    """Reports the error and a remedy; argparse would print every option before that."""
 
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and remember what was given for `error`."""
         self.given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """End the process with status 2, a message and a hint."""
         names = [argument.partition("=")[0] for argument in self.given]
         known: Collection[str] = self._option_string_actions
         unknown = [name for name in names if name.startswith("--") and name not in known]
@@ -345,7 +342,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """An option that a second use would silently overrule; `const` says what to do instead."""
+    """An option that must not be given twice; `const` tells what to do instead."""
 
     given = False
 
@@ -357,10 +354,10 @@ class _Once(argparse.Action):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Prose in the terminal's width; paragraphs with indented lines stay as they are."""
+    """Wraps prose to the terminal; paragraphs with indented lines stay as they are."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        """Show what is required; the help lists the options below."""
+        """Show required options; the help lists the others below."""
         options = argparse.Action([], "options", metavar="[options]")
         needed = [each for each in actions if each.required or not each.option_strings]
         super().add_usage(usage, [options, *needed], groups, prefix)

@@ -1,4 +1,4 @@
-"""stdout and stderr as commands have them: whoever reads may leave, and nothing is lost by it."""
+"""stdout and stderr that survive a reader who leaves."""
 
 import errno
 import os
@@ -14,10 +14,10 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
 def outlive_readers() -> None:
-    """Let this process's stdout and stderr drop what nobody reads any more, and go on.
+    """Let stdout and stderr drop output that nobody reads any more.
 
-    A job must not end for it, nor a check lose its status. A terminal may know ASCII only: what it
-    can't show is escaped.
+    A job must not end for it, nor a check lose its status. Characters beyond a terminal's encoding
+    are escaped.
     """
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = _tolerant(sys.stdout)

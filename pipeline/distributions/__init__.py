@@ -1,1 +1,1 @@
-"""What a teacher expects next, in the student's vocabulary; no torch."""
+"""A teacher's distributions in the student's vocabulary; no torch."""

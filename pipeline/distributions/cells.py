@@ -1,13 +1,13 @@
-"""Cells: sets of student tokens that only the text itself can tell apart, counted on data.
+"""Cells: sets of student tokens that only the text can separate, counted on data.
 
-A teacher that writes digit by digit expects "2" where the student's tokenizer will write "2015".
-By its bytes alone "2" gives its mass to the student's "2", which that tokenizer never writes there.
-So tokens that stand for each other are put into one *cell*, and the teacher's mass is that of the
-cell: of "2", "20", "2015" and so on. Which tokens these are the data shows: at each label's start,
-what is left of the teacher's token there (its *rest*: at a boundary the whole token), and the label
-that the student's tokenizer wrote. A rest t and a label s belong together if that happens at least
-twice and in more than 2 % of the cases of t or of s, and each t that was seen belongs to the
-longest student token that it begins with, to which it gives its mass. Cells are what is connected.
+A teacher that writes digit by digit expects "2" where the student's tokenizer will write "2015". By
+its bytes alone "2" gives its mass to the student's "2", which that tokenizer never writes there. So
+tokens that replace each other form one *cell*, and the teacher's mass is the cell's: of "2", "20",
+"2015" and so on. The data show which tokens these are: at each label's start, the remainder of the
+teacher's token there (its *rest*: at a boundary the whole token), and the label that the student's
+tokenizer wrote. A rest t and a label s belong together if that happens at least twice and in more
+than 2 % of the cases of t or of s, and each seen t belongs to the longest student token that it
+begins with, to which it gives its mass. Cells are the connected sets.
 
 They stay small: docs/concepts/distributions.md has the figures.
 """
@@ -34,13 +34,13 @@ class NoSharedStartError(ValueError):
 
 
 class Pairs(NamedTuple):
-    """What occurs together where labels start, int64 [N] each.
+    """Rests and labels that start together, int64 [N] each.
 
     Attributes:
-        rests: numbers of what is left of the teacher's token, equal for equal bytes.
-        labels: student tokens that were written there.
-        targets: student tokens that the rests give their mass to, -1 for none.
-        inside: 1 where a rest is not a whole token.
+        rests: numbers of the teacher tokens' rests, equal for equal bytes.
+        labels: student tokens written there.
+        targets: student tokens to which the rests give their mass, -1 for none.
+        inside: 1 if a rest isn't a whole token.
         counts: how often.
     """
 
@@ -52,10 +52,10 @@ class Pairs(NamedTuple):
 
 
 def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> NDArray[np.int32]:
-    """Return the cell of each student token, int32 [V]: the least token id in it.
+    """Return the cell of each student token, int32 [V]: its least token id.
 
-    A token that nothing joins is its own cell. Documents are rows of one segment each, without
-    tokens around them; their losses aren't read.
+    An unjoined token is its own cell. Documents are rows of one segment each, without tokens around
+    them; their losses aren't read.
 
     Raises:
         NoSharedStartError: there is nothing to count.
@@ -65,7 +65,7 @@ def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -
 
 
 def count_pairs(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> Pairs:
-    """Return how often what is left of a teacher's token and a label begin together."""
+    """Count how often a teacher token's rest and a label start together."""
     codes, labels = _codes(documents, vocabulary_map)
     if not len(codes):
         raise NoSharedStartError(
@@ -81,7 +81,7 @@ def count_pairs(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -
 
 
 def join_pairs(pairs: Pairs, num_tokens: int) -> NDArray[np.int32]:
-    """Return the cells of so many student tokens, see `count_cells`."""
+    """Return the cells of `num_tokens` student tokens, see `count_cells`."""
     order = np.lexsort((pairs.labels, pairs.rests))
     rests, labels, targets, _, counts = (each[order] for each in pairs)
     is_new = (np.diff(rests, prepend=-1) != 0) | (np.diff(labels, prepend=-1) != 0)
@@ -97,19 +97,19 @@ def join_pairs(pairs: Pairs, num_tokens: int) -> NDArray[np.int32]:
 
 
 def cells_digest(cells: NDArray[np.int32]) -> str:
-    """Return 64 hex digits, different for other cells."""
+    """Return 64 hex digits over the cells."""
     return sha256(np.ascontiguousarray(cells, "<i4").tobytes()).hexdigest()
 
 
 def largest_cells(cells: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
-    """Return the token ids of the largest cells, at most `count`, those of one token left out."""
+    """Return the token ids of at most `count` largest cells of several tokens."""
     sizes = np.bincount(cells)
     found = np.argsort(-sizes, kind="stable")[:count]
     return [np.flatnonzero(cells == cell).astype(np.int32) for cell in found if sizes[cell] > 1]
 
 
 def describe_cell(tokens: Sequence[bytes]) -> str:
-    """Return a cell in words: what its tokens are, or the first of them.
+    """Describe a cell: the kind of its tokens, or the first of them.
 
     Example:
         >>> describe_cell([b"2", b"20", b" 201"])
@@ -150,7 +150,7 @@ def _codes(
 def _rests(
     codes: NDArray[np.int64], vocabulary_map: VocabularyMap
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return a number for the bytes of each rest, and the student token they give their mass to."""
+    """Return a number for each rest's bytes, and the student token that gets its mass."""
     tables = vocabulary_map.tables
     num_teachers = len(tables.teacher_starts) - 1
     found, place = np.unique(codes, return_inverse=True)

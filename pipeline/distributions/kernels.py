@@ -1,4 +1,4 @@
-"""Loops that turn a teacher's next tokens into the student's, label by label."""
+"""Loops that map a teacher's next tokens to the student's, label by label."""
 
 from typing import NamedTuple
 
@@ -22,9 +22,9 @@ FREE = np.uint16(0xFFFF)
 
 
 class Entries(NamedTuple):
-    """What a teacher expects after each of its tokens: ids and probs [T, K], -1 after the last.
+    """A teacher's expectations after each of its tokens: ids and probs [T, K], -1 after the last.
 
-    The first `exact` of the K have probabilities of their own, the others were drawn.
+    The first `exact` of the K have their own probabilities, the others were drawn.
     """
 
     ids: NDArray[np.int32]
@@ -33,7 +33,7 @@ class Entries(NamedTuple):
 
 
 class LabelEntries(NamedTuple):
-    """What that means for each label: the student's ids and probs [S, K].
+    """The same mapped to each label: the student's ids and probs [S, K].
 
     `own_ids`, int32 [S], is `own_token_ids` of `pipeline.streaming.Rows`.
     """
@@ -81,7 +81,7 @@ def _own_id(
     tables: Tables,
     edges: Edges,
 ) -> int:
-    """Return the student token that what is left of the text's own teacher token stands for."""
+    """Return the student token for the rest of the text's own teacher token."""
     if where == END:
         return edges.student_end
     token_id = teacher_ids[token]
@@ -102,9 +102,9 @@ def _map_boundary(
     out: LabelEntries,
     place: int,
 ) -> None:
-    """Write what the teacher expects after its place `state` for the label at `place`.
+    """Write the teacher's expectation after its place `state` for the label at `place`.
 
-    Draws are written each for itself: added to entries, they could not be told from them.
+    Draws are written separately: added to entries, they could not be recognised.
     """
     count, num_tokens, total = 0, tables.mapped.shape[1], np.float32(0)
     for entry in range(expected.exact):
@@ -134,10 +134,10 @@ def _map_inside(
     out: LabelEntries,
     place: int,
 ) -> None:
-    """Write what the teacher expects after `state`, given that it begins with some bytes.
+    """Write the teacher's expectation after `state`, given that it begins with some bytes.
 
-    `prefix` names them: a teacher token and how many of its bytes. Draws aren't counted: what they
-    say is right on average, a quotient of it isn't.
+    `prefix` identifies them: a teacher token and a number of its bytes. Draws are ignored: they are
+    right on average, but not in a quotient.
     """
     width = prefix[1]
     at = tables.teacher_starts[prefix[0]]
@@ -175,9 +175,9 @@ def _add(
     mass: float,
     scratch: NDArray[np.uint16],
 ) -> int:
-    """Add mass to a token; `scratch` says where each token is. Return how many there are.
+    """Add mass to a token, whose slot `scratch` keeps; return the number of tokens.
 
-    A label's entries are `out`'s at `place`, here and below: making views of them takes longer.
+    A label's entries are `out`'s at `place`, here and below: views of them would take longer.
     """
     slot = scratch[token_id]
     if slot != FREE:

@@ -1,4 +1,4 @@
-"""A teacher's distributions over its own tokens, as distributions over a student's next tokens.
+"""Map a teacher's distributions over its tokens to distributions over a student's next tokens.
 
 A label starts at a byte of the text. If a teacher token starts there, too (a *boundary*), each
 token that the teacher expects gives its mass to the longest student token that its bytes begin
@@ -6,25 +6,25 @@ with. The text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d": th
 boundary. A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a",
 "ab", "b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
-"cd" starts inside the teacher's "bc", which its "b" comes before. What the teacher expects after
-"a" is known; of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the
-student tokens that the rest of their bytes ("c", "cd") begins with, renormalised. "b" itself says
-nothing of what follows it. `kernels.LEAST_EXTENDING` and `MOST_ENDING` say when that is enough.
+"cd" starts inside the teacher's "bc", after its "b". The teacher's expectation after "a" is known;
+of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the student tokens
+that the rest of their bytes ("c", "cd") begins with, renormalised. "b" itself says nothing about
+what follows it. `kernels.LEAST_EXTENDING` and `MOST_ENDING` define when that is enough.
 
-The student's tokenizer may write another token there: "ab" where the teacher wrote "a". So a token
-stands for its whole cell (`pipeline.distributions.cells`), and with each label comes its *own
-token*: what the rest of the text's own teacher token, here "a" and "c", stands for. If that isn't
-in the label's cell, the label learns no distribution.
+The student's tokenizer may write a different token there: "ab" where the teacher wrote "a". So a
+token means its whole cell (`pipeline.distributions.cells`), and each label comes with its *own
+token*: that of the rest of the text's own teacher token, here "a" and "c". If that isn't in the
+label's cell, the label learns no distribution.
 
-What isn't known, and what has no bytes or none that the student's tokens could spell, stays as one
-residual: 1 less the sum. Inside a teacher token the sum is 1: of the tokens that aren't known, few
-begin with given bytes. Where bytes aren't known, or the two tokenizers rewrite a text in different
-ways, there is no distribution.
+Mass that is unknown, has no bytes, or can't be spelled by the student's tokens stays as one
+residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown tokens begin with given
+bytes. If bytes aren't known, or the two tokenizers rewrite a text differently, there is no
+distribution.
 
-Of a position K entries are known, the text's own next token by its loss, and n tokens s_j that were
-drawn from all others, which stand for an equal share each of the rest. p̂ = sum_k p_k e_k +
-(p₀ / n) sum_j e_(s_j), with p₀ the mass of those others, is the teacher's distribution on average,
-and so is what a linear map makes of it.
+A position has K known entries, the text's own next token by its loss, and n tokens s_j drawn from
+all others, each with an equal share of the rest. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with
+p₀ the mass of those others, is the teacher's distribution on average, and so is every linear map of
+it.
 """
 
 from collections.abc import Mapping
@@ -47,11 +47,10 @@ def map_row(
 ) -> None:
     """Write the distribution of each label of a row to `out`.
 
-    The teacher expects these entries after its token at each place; the last of the exact ones is
-    free for the text's own, and drawn ones have no probabilities: both are written to them. `out`
-    gets distinct student ids by falling mass for the label at each place, -1 after the last, -1
-    alone if there is no distribution, and drawn ones in the same columns; their mass is at most 1
-    in all.
+    `expected` are the teacher's entries after its token at each place; the last exact one is free
+    for the text's own, and drawn ones have no probabilities: both are filled in. `out` gets
+    distinct student ids by falling mass for the label at each place, -1 after the last, only -1
+    without a distribution, and drawn ones in the same columns; their total mass is at most 1.
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
@@ -70,12 +69,12 @@ def map_batch(
     *,
     exact: int,
 ) -> LabelEntries:
-    """Return the distributions of a batch's labels, [B, S, K] and [B, S], for a teacher that runs.
+    """Return a running teacher's distributions of a batch's labels, [B, S, K] and [B, S].
 
-    Of a batch of B rows in this machine's memory, the teacher expects `ids`, int32 [B, T, K], -1
-    after the last, after its token at each place, with `log_probs`, float32 [B, T, K], nats. The
-    last of the first `exact` columns is free, those after them are drawn. The same teacher's losses
-    are float32 [B, T], nats, NaN where there is none.
+    For B rows in host memory, the teacher expects `ids`, int32 [B, T, K], -1 after the last, after
+    its token at each place, with `log_probs`, float32 [B, T, K], nats. The last of the first
+    `exact` columns is free, those after them are drawn. Its losses are float32 [B, T], nats, NaN if
+    undefined.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
     fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))
@@ -89,16 +88,16 @@ def map_batch(
 
 
 def empty_entries(*shape: int) -> LabelEntries:
-    """Return room for labels' entries, [..., S, K], not initialised."""
+    """Return uninitialised room for labels' entries, [..., S, K]."""
     ids, probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
     return LabelEntries(ids, probs, np.empty(shape[:-1], np.int32))
 
 
 @compiled
 def give_masses(row: RowFields, expected: Entries) -> None:
-    """Write the text's own next token after each place's entries, and what drawn ones hold.
+    """Add the text's own next token to each place's entries, and fill in draws' masses.
 
-    The own token takes the next of the exact columns if it isn't among the entries.
+    Unless it is among the entries, the own token takes the next of the exact columns.
     """
     ids, probs, exact = expected
     losses, bounds = row.teacher_losses, row.teacher_cu_seqlens

@@ -1,4 +1,4 @@
-"""What two tokenizers mean to each other on a dataset, in numbers and words."""
+"""How two tokenizers relate on a dataset, in numbers and words."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ FEW_TOKENS = 1 << 18
 
 @dataclass(frozen=True)
 class PairSummary:
-    """How a dataset's student tokens lie to its teacher's.
+    """How a dataset's student tokens relate to its teacher's.
 
     Attributes:
-        num_labels: student tokens counted: those whose start among the teacher's bytes is known.
+        num_labels: student tokens counted: those with a known start among the teacher's bytes.
         inside: share of them that start inside a teacher token.
-        differing: share of the others that aren't the student token which the teacher's begins
+        differing: share of the others that differ from the student token which the teacher's begins
             with.
         crossing: share of all whose cell isn't that of the text's own teacher token: they learn no
             distribution.
@@ -53,7 +53,7 @@ class PairSummary:
 def look_at_pair(
     dataset: Dataset, *, num_tokens: int = SAMPLE_TOKENS, num_cells: int = 3
 ) -> PairSummary:
-    """Count a part of a dataset, see `sample_documents`.
+    """Summarise a sample of a dataset, see `sample_documents`.
 
     Raises:
         NoSharedStartError: no label's start is known.

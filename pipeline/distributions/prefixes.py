@@ -1,4 +1,4 @@
-"""The longest student token that some bytes begin with, found by a hash of each prefix."""
+"""The longest student token that is a prefix of some bytes, found by hashes."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ _HASH_START, _HASH_FACTOR = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001
 
 
 class Tables(NamedTuple):
-    """Two vocabularies and how they meet.
+    """Two vocabularies and the map between them.
 
     Attributes:
         mapped: int32 [2, V_teacher], see `VocabularyMap`.
@@ -20,7 +20,7 @@ class Tables(NamedTuple):
         student_starts: int64 [V_student + 1].
         teacher_bytes: uint8, the same for the teacher.
         teacher_starts: int64 [V_teacher + 1].
-        slots: int32 [power of 2], student ids by the hash of their bytes, -1 where free.
+        slots: int32 [power of 2], student ids by the hash of their bytes, -1 if free.
     """
 
     mapped: NDArray[np.int32]
@@ -90,7 +90,7 @@ def _first_slot(value: np.uint64, num_slots: int) -> np.int64:
 
 @compiled_in_place
 def same_bytes(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
-    """Return whether two runs of bytes are equal."""
+    """Whether two runs of bytes are equal."""
     differ = len(first) != len(second)
     place = 0
     while not differ and place < len(first):

@@ -1,4 +1,4 @@
-"""A fixed part of some datasets, spread evenly over their shards, that cells are counted on."""
+"""A fixed sample of datasets, spread evenly over their shards, for counting cells."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ _SHARDS = 64
 def sample_documents(
     datasets: Sequence[ChosenDocuments], *, num_tokens: int = SAMPLE_TOKENS
 ) -> Iterator[RowFields]:
-    """Yield documents that are read of some datasets, equally many tokens of each.
+    """Yield chosen documents of some datasets, equally many tokens of each.
 
-    A shard's documents lie in the order of a hash, so its first ones are any. Damaged samples are
-    left out with a warning.
+    A shard's documents are ordered by a hash, so its first ones are a fair sample. Damaged samples
+    are left out with a warning.
 
     Raises:
-        DamagedShardError: an index, or the list of what is removed, is damaged.
+        DamagedShardError: an index, or the list of removed documents, is damaged.
     """
     for chosen in datasets:
         yield from _of_dataset(chosen, num_tokens // len(datasets))

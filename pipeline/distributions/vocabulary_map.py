@@ -1,4 +1,4 @@
-"""Which student token each teacher token begins with: tables, made once for two tokenizers."""
+"""Tables of the student token that each teacher token begins with, made once per pair."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _NEUTRAL = b"a"
 class VocabularyMap:
     """How a teacher's tokens are read in a student's vocabulary.
 
-    A teacher token gives its mass to the student token that its own bytes begin with: the longest
-    prefix of its bytes that is an ordinary student token. The token that ends the teacher's
-    documents goes to the one that ends the student's. Every other special token goes nowhere,
-    and so does one that the student's normaliser would rewrite.
+    A teacher token gives its mass to the longest ordinary student token that is a prefix of its
+    bytes. The token that ends the teacher's documents goes to the one that ends the student's.
+    Every other special token goes nowhere, and so does one that the student's normaliser would
+    rewrite.
 
     Attributes:
         tables: for the kernels; `tables.mapped` int32 [2, V_teacher] holds the student's id for
             each of the teacher's, -1 for none, amid a text and at its start, where a tokenizer
             may put a space that isn't in the text.
-        edges: which tokens are around texts, and the spaces put before them.
+        edges: the tokens around texts, and the spaces put before them.
         cells: int32 [V_student], the cell of each student token (`pipeline.distributions.cells`);
-            None: not counted, or each token is a cell of its own.
+            None: not counted, or each token is its own cell.
     """
 
     tables: Tables
@@ -54,7 +54,7 @@ class VocabularyMap:
         teacher_convention: ConventionRecord | None = None,
         of_chats: bool = False,
     ) -> VocabularyMap:
-        """Make the tables, by what rows put around texts (default: by the tokenizers' own).
+        """Make the tables for the rows' tokens around texts (default: the tokenizers' own).
 
         Rows of chats hold several texts, with a template's between them.
 
@@ -102,7 +102,7 @@ class VocabularyMap:
 
 
 class _Spaces(NamedTuple):
-    """Where a tokenizer puts a space before a text.
+    """When a tokenizer puts a space before a text.
 
     Attributes:
         before_word: before one that begins with a letter.
@@ -142,7 +142,7 @@ def _flatten(entries: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.in
 def _hash_entries(
     tokenizer: Tokenizer, flat: NDArray[np.uint8], starts: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return ids by the hash of their bytes; of equal ones that which the tokenizer would give."""
+    """Return ids by the hash of their bytes; of equal ones the one that the tokenizer gives."""
     names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
     # A byte's own token is only given if no piece spells it.
     fallback = {tokenizer.find_token(name) for name in names}
@@ -154,7 +154,7 @@ def _hash_entries(
 
 
 def _at_start(texts: Sequence[bytes], student: _Spaces, teacher: _Spaces) -> list[bytes]:
-    """Return how a student's tokens spell what a teacher's first tokens stand for."""
+    """Return how a student's tokens spell a teacher's first tokens."""
     if student.before_word == teacher.before_word:
         return list(texts)
     if teacher.before_word:  # one without a space can't be the first

@@ -1,4 +1,4 @@
-"""Where a student's labels start among a teacher's tokens, found byte by byte."""
+"""Find where a student's labels start among a teacher's tokens, byte by byte."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ AMID, START, END = 0, 1, 2
 
 
 class Edges(NamedTuple):
-    """What is around texts.
+    """Tokens and spaces around texts.
 
     Attributes:
         student_context: ids before a segment that starts or continues a document, -1 for none.
@@ -22,8 +22,8 @@ class Edges(NamedTuple):
         teacher_end: as `student_end`.
         student_skip: 1 if only the student's tokens begin with a space that isn't in the text.
         teacher_skip: 1 if only the teacher's do.
-        always_skips: whether that does not depend on the text.
-        of_chats: whether labels that no teacher token covers divide texts: those of a template.
+        always_skips: whether that is independent of the text.
+        of_chats: whether labels without a teacher token divide texts: those of a template.
     """
 
     student_context: tuple[int, int]
@@ -37,9 +37,9 @@ class Edges(NamedTuple):
 
 
 class RowFields(NamedTuple):
-    """Fields of one row of S student and T teacher tokens, as `pipeline.streaming.Rows` has them.
+    """Fields of one row of S student and T teacher tokens, as in `pipeline.streaming.Rows`.
 
-    All rows have `teacher_losses` here, float32 [T], nats, NaN where none is known.
+    `teacher_losses`, float32 [T], nats, NaN if unknown, are always present here.
     """
 
     input_ids: NDArray[np.int32]
@@ -85,10 +85,10 @@ def _walk_segment(
 ) -> None:
     """Walk over a segment's student and teacher tokens side by side, byte by byte.
 
-    `token`, `offset` is where the walk is: at a byte of a teacher token. Where the spans say that
-    a student token starts on a teacher token (the label before ends on the one before), they are
-    trusted; what was written since `anchor`, the last such place, is taken back if the walk
-    arrived elsewhere. So a segment that is cut inside a teacher token gives nothing wrong.
+    The walk is at byte `offset` of teacher token `token`. If the spans say that a student token
+    starts on a teacher token (the label before ends on the one before), they are trusted; if the
+    walk arrived elsewhere, results since `anchor`, the last such place, are withdrawn. So a segment
+    cut inside a teacher token gives no wrong results.
     """
     start, end = row.cu_seqlens[segment], row.cu_seqlens[segment + 1]
     t_start, t_end = row.teacher_cu_seqlens[segment], row.teacher_cu_seqlens[segment + 1]
@@ -167,10 +167,10 @@ def _start_of_text(
     tables: Tables,
     edges: Edges,
 ) -> tuple[int, tuple[int, int]]:
-    """Return which table a segment's first label takes, -1 for none, and where the walk continues.
+    """Return the table for a segment's first label, -1 for none, and where the walk continues.
 
     One tokenizer puts a space before a text, the other doesn't, and the segment may continue its
-    document: whichever fits is the case. Spaces fit either way, and give nothing.
+    document: whichever fits is taken. Spaces fit either way, and give nothing.
     """
     none = (NONE, 0)
     if token >= t_end:

@@ -1,1 +1,1 @@
-"""What works on this machine, and what is missing for which command."""
+"""Check this machine, and what each command lacks."""

@@ -1,4 +1,4 @@
-"""`vocag doctor`: versions, the machine, and what is missing for which command."""
+"""`vocag doctor`: versions, the machine, and what each command lacks."""
 
 import json
 import platform
@@ -35,14 +35,14 @@ class DoctorOptions:
 
 @prints("vocag doctor")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Yield what the command prints."""
+    """Yield the command's output."""
     options = parse_options(DoctorOptions, argv, prog="vocag doctor", epilog=_EPILOG)
     found = examine()
     yield from [json.dumps(found, indent=2)] if options.json else describe(found)
 
 
 def examine() -> dict[str, Any]:
-    """Return everything that is found out, as `--json` prints it."""
+    """Return all findings, as `--json` prints them."""
     from pipeline.doctor import machine
 
     return {
@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what `examine` has found, for people."""
+    """Yield the findings of `examine` for people."""
     from pipeline.drawing.formatting import format_bytes
 
     own, here, gpu = found["vocag"], found["machine"], found["gpu"]
@@ -96,7 +96,7 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) -> Iterator[str]:
-    """Yield what `vocag train --bf16` will use of a GPU."""
+    """Yield the features of a GPU that `vocag train --bf16` will use."""
     uses = {
         "one kernel for all documents of packed rows": device.get("packed_kernel"),
         "bfloat16": device.get("bfloat16"),

@@ -18,7 +18,7 @@ _ASK_TORCH = "from pipeline.doctor.torch_answers import print_answers; print_ans
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what processes may use here: cores, bytes of memory, bytes free on this disk."""
+    """Return cores, bytes of memory and free bytes of disk for processes here."""
     memory, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _memory_limit()
     bound = hasattr(os, "sched_getaffinity")  # not on a Mac
     return {
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
-    """Return the GPUs that torch sees, or `problem`; torch is asked in a process of its own."""
+    """Return the GPUs that torch sees, or `problem`; torch runs in a separate process."""
     if find_spec("torch") is None:
         return {"devices": [], "problem": "torch is not installed"}
     try:
@@ -47,7 +47,7 @@ def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
 
 
 def describe_fast_path() -> dict[str, Any]:
-    """Return whether fastokens encodes as the reference does here, tried on 256 byte tokens."""
+    """Return whether fastokens agrees with the reference here, on 256 byte tokens."""
     try:
         from pipeline.tokenization import load_tokenizer
         from pipeline.tokenization.rank_models import BYTES
@@ -58,7 +58,7 @@ def describe_fast_path() -> dict[str, Any]:
 
 
 def describe_caches() -> dict[str, int]:
-    """Return the bytes of each cache folder that is there, by its path."""
+    """Return the bytes of each existing cache folder, by path."""
     roots = {cache_folder("x").parent, Path.home() / ".cache" / "vocag"}
     folders = {each for root in roots if root.is_dir() for each in root.iterdir() if each.is_dir()}
     if find_spec("huggingface_hub"):
@@ -71,7 +71,7 @@ def describe_caches() -> dict[str, int]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the bytes of a folder's files, a file that has links counted once."""
+    """Return the bytes of a folder's files; a file with several links counts once."""
     files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return sum(file.stat().st_size for file in files if not file.is_symlink() and file.is_file())
 

@@ -1,6 +1,6 @@
-"""What the installed distribution asks for, and what of it is not here.
+"""Requirements of the installed distribution, and those unmet.
 
-Without one, vocag running from a bare checkout, everything here raises `PackageNotFoundError`.
+In a bare checkout, everything here raises `PackageNotFoundError`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def extras() -> list[str]:
 
 
 def missing(extra: str = "") -> list[str]:
-    """Return what an extra, "": every command, asks for that is not here, or not in that version.
+    """Return unmet requirements of an extra, or of every command if "".
 
     Example:
         >>> missing()
@@ -30,7 +30,7 @@ def missing(extra: str = "") -> list[str]:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Return the version of each library that vocag or an extra names; None: not installed."""
+    """Return the versions of vocag's and its extras' libraries; None if not installed."""
     names = {Requirement(line).name for line in requires("vocag") or ()} - {"vocag"}
     return {name: _version(name) for name in sorted(names)}
 

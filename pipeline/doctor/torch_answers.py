@@ -1,4 +1,4 @@
-"""What torch says of its GPUs, and what `vocag train --bf16` will use; in a process of its own."""
+"""torch's view of its GPUs, and what `vocag train --bf16` will use; in a separate process."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from pipeline.models.varlen import fits_kernel, missing_kernel
 
 
 def print_answers() -> None:
-    """Print as JSON what `describe_gpu` returns."""
+    """Print the result of `describe_gpu` as JSON."""
     devices = [_describe_device(number) for number in range(torch.cuda.device_count())]
     told = {"torch": torch.__version__, "cuda": torch.version.cuda, "devices": devices}
     print(json.dumps(told | {"missing_kernel": missing_kernel()}))

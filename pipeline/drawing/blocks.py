@@ -13,12 +13,11 @@ from pipeline.drawing.formatting import format_count, format_plural, format_shar
 
 @dataclass(frozen=True)
 class PreviewToken:
-    """One token as people read it: its place in the document, its vocabulary id, its visible text.
+    """One token for people: its place in the document, its vocabulary id, its visible text.
 
-    `byte_range` are the bytes of the text that it covers, `mapped` is the range of tokens of the
-    other side, both half-open; the latter is empty for an unmapped student token and for a teacher
-    token that no student token is mapped to. Of a chat, a token may be its template's alone, and
-    a student token is learned or not.
+    `byte_range` are its bytes in the text, `mapped` the other side's tokens, both half-open; the
+    latter is empty for an unmapped student token and for a teacher token without student tokens. In
+    a chat, a token may belong to the template, and a student token is learned or not.
     """
 
     index: int
@@ -44,9 +43,9 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ChatView:
-    """What is shown of a chat besides a text: what tokens of templates are called, what is learned.
+    """Further parts of a chat to show: names of template tokens, and what is learned.
 
-    Names are of the student's and of the teacher's tokens, by id; learned is bool [T_student].
+    Names are functions of the student's and the teacher's ids; learned is bool [T_student].
     """
 
     names: tuple[Callable[[int], str], Callable[[int], str]]
@@ -65,8 +64,8 @@ class Block:
 class PreviewDocument:
     """One document, or its beginning, with counts of the whole document.
 
-    The title is its id, or what else tells it apart; the place of a text of nowhere is "". Without
-    its text tokens are shown by their ids.
+    `title` is its id, or another name; `place` may be "". Without its text, tokens are shown by
+    their ids.
     """
 
     title: str
@@ -108,10 +107,10 @@ def lay_out(
     max_tokens: int | None = None,
     chat: ChatView | None = None,
 ) -> PreviewDocument:
-    """Return one aligned text, UTF-8 or None where nobody knows it, to be drawn, see `find_blocks`.
+    """Lay out one aligned text, UTF-8 or None if unknown, for drawing, see `find_blocks`.
 
-    Its title tells it apart, its place says where it is. `teacher_spans` are int64 [T_student, 2];
-    only the first `max_tokens` student tokens are shown, None: all.
+    `title` names it, `place` locates it. `teacher_spans` are int64 [T_student, 2]; only the first
+    `max_tokens` student tokens are shown, None: all.
     """
     num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
     spans = teacher_spans[:max_tokens]
@@ -144,9 +143,9 @@ def find_blocks(
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Divide two aligned token sequences into the smallest runs that belong together.
 
-    `teacher_spans` are int64 [T_student, 2]. What is returned are half-open ranges of student and
-    teacher tokens, in order; together they hold every token once. An unmapped student token, or a
-    teacher token that nothing maps to, is a block of its own unless it lies inside another.
+    `teacher_spans` are int64 [T_student, 2]. Returns half-open ranges of student and teacher
+    tokens, in order; together they hold every token once. An unmapped token of either side is its
+    own block unless it is inside another.
 
     Example:
         >>> find_blocks(np.array([[0, 1], [0, 1], [1, 3]]), 3)
@@ -172,7 +171,7 @@ def find_blocks(
 
 
 def show_bytes(data: bytes) -> str:
-    r"""Return bytes as people read them: white space visible, broken characters as `<0xF0>`.
+    r"""Return bytes for people: white space visible, broken characters as `<0xF0>`.
 
     Example:
         >>> show_bytes(b" the\n\xf0\x9f")
@@ -196,7 +195,7 @@ def _show_character(character: str) -> str:
 def _preview_tokens(
     text: bytes | None, tokens: Tokens, mapped: NDArray[np.int64]
 ) -> list[PreviewToken]:
-    """Return as many of a side's first tokens as `mapped` has ranges."""
+    """Return one side's first tokens, as many as `mapped` has ranges."""
     # Cut first: of a long document, lists of all tokens take 100 times the text's memory.
     shown = slice(len(mapped))
     columns = (
@@ -225,7 +224,7 @@ def _describe(text: bytes | None, token_id: int, start: int, end: int) -> str:
 
 
 def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:
-    """Return the range of student tokens that each teacher token is part of a span of."""
+    """Return the range of student tokens whose spans contain each teacher token."""
     ranges = np.zeros((num_teacher, 2), np.int64)
     for i, (start, end) in enumerate(teacher_spans.tolist()):
         for t in range(start, end):

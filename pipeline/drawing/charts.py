@@ -1,7 +1,7 @@
 """Charts by matplotlib: lines, bars and values with intervals, as files and in pages.
 
-matplotlib is imported when a chart is drawn, so that a job's worker needs none. Text stays text,
-and in a page ink takes the colour of the text around it: a chart is readable on light and dark.
+matplotlib is imported only to draw, so a job's worker needs none. Text stays text, and in a page
+ink takes the colour of the surrounding text, readable on light and dark.
 """
 
 import io
@@ -72,10 +72,10 @@ def line_chart(
     y_label: str,
     y_range: tuple[float | None, float | None] = (None, None),
 ) -> "Figure":
-    """Return lines over a common x axis, named in the order in which they end, from the top.
+    """Return lines over a common x axis, labelled in the order of their ends, from the top.
 
-    Each line has one value per x; strings are places at equal distances. An end of `y_range` that
-    is None follows the values.
+    Each line has one value per x; strings are equally spaced places. A None in `y_range` follows
+    the values.
 
     Example:
         >>> chart = line_chart("loss", [1, 2], {"full": [3, 2]}, x_label="step", y_label="nats")
@@ -114,8 +114,8 @@ def bar_chart(
 ) -> "Figure":
     """Return upright bars of shares side by side; few bars carry their values.
 
-    Each series has one share (0 to 1) per label. Of the labels those in `ticks` are written, or as
-    many of them as fit; empty: of all. The rest is as in `line_chart`.
+    Each series has one share (0 to 1) per label. Labels in `ticks` are written, or as many as fit;
+    empty: all. The rest is as in `line_chart`.
 
     Example:
         >>> shares = {"student": [0.25, 0.75]}
@@ -154,10 +154,10 @@ def interval_chart(
     form: str = ".1f",
     marks: Sequence[float | None] = (),
 ) -> "Figure":
-    """Return a point and its interval for each group and series: do these differ at all?
+    """Return a point and its interval for each group and series.
 
-    A series has (low, value, high) for each group, or None; one without any value keeps its colour
-    and is left out. `form` is of the values, such as `+.3f`; `marks` are dashed levels in groups,
+    Each series has (low, value, high) per group, or None; one without any value keeps its colour
+    and is left out. `form` formats the values, such as `+.3f`; `marks` are dashed levels in groups,
     such as chance.
 
     Example:
@@ -220,7 +220,7 @@ def draw_svg(figure: "Figure") -> Element:
 
 
 def write_figure(figure: "Figure", output: Path) -> None:
-    """Write a chart as .svg, .pdf or .png; errors as `require_drawable`."""
+    """Write a chart as .svg, .pdf or .png; errors as in `require_drawable`."""
     require_drawable(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, output, output.suffix[1:])
@@ -232,7 +232,7 @@ def can_draw() -> bool:
 
 
 def require_drawable(output: Path | None) -> None:
-    """Raise ValueError for a chart's file with another ending, or if matplotlib is missing."""
+    """Raise ValueError for a file with another ending, or if matplotlib is missing."""
     if output is None:
         return
     if output.suffix not in (".svg", ".pdf", ".png"):
@@ -249,10 +249,10 @@ def _chart(
     width: float = 9,
     margins: tuple[float, float, float, float] | None = None,
 ) -> "Iterator[tuple[Figure, Axes]]":
-    """Give a new figure, its size in inches; what is drawn meanwhile takes our style.
+    """Yield a new figure of a size in inches, in our style.
 
-    matplotlib finds margins in as much time again as drawing takes, which every align job would pay
-    three times; so a page's bars have the same ones: left, bottom, right, top of one title line.
+    Finding margins takes matplotlib as long as drawing, which every align job would pay three
+    times; so a page's bars have fixed ones: left, bottom, right, top of one title line.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -94,7 +94,7 @@ def format_duration(seconds: float) -> str:
 
 
 def short_names(*sources: str) -> tuple[str, ...]:
-    """Return what people call files, folders and repositories: the last part that says something.
+    """Return short names of files, folders and repositories: the last specific part.
 
     Sources that would share a name keep theirs in full.
 
@@ -109,7 +109,7 @@ def short_names(*sources: str) -> tuple[str, ...]:
 
 
 def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines of names and values, wrapped to the terminal's width; to a pipe, a line each.
+    """Yield lines of names and values, wrapped to a terminal's width; unwrapped to a pipe.
 
     Example:
         >>> list(format_facts({"text": "27 kB", "shards": "1"}))
@@ -124,7 +124,7 @@ def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
 
 
 def format_table(rows: list[list[str]], *, align: str) -> list[str]:
-    """Return the lines of a plain text table, the heading first, columns two spaces apart.
+    """Return the lines of a plain text table with a heading.
 
     `align` has one of `<` and `>` per column.
 

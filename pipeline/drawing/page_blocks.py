@@ -1,8 +1,8 @@
 """Draw previews as a self-contained HTML page, joined as in the paper's Fig. 2.
 
-Every block is one small SVG, so that connectors meet their tokens in any browser and font: token
-widths are counted in columns of a monospace font and forced with `textLength`. Blocks flow like
-words, so a page of any width will do.
+Every block is one small SVG, so connectors meet their tokens in any browser and font: token widths
+are counted in columns of a monospace font and forced with `textLength`. Blocks flow like words, for
+any page width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,9 +67,9 @@ _NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Mark:
-    """What a page says of a student token, besides what it is mapped to; the hint is for a pointer.
+    """A page's mark of a student token, with a hint for the pointer.
 
-    It counts as unmapped although its span may hold teacher tokens if none of them has a loss.
+    It counts as unmapped, even with teacher tokens, if none of them has a loss.
     """
 
     kind: Literal["kept", "dropped"]
@@ -104,8 +104,8 @@ def render_preview(
 ) -> str:
     """Return the page: self-contained HTML without scripts or requests.
 
-    `head` comes before the documents, each of which is drawn in a card of its own; `legend` says
-    what chips of its classes mean, `marks` what is said of student tokens, by their index.
+    `head` comes before the documents, each in its own card; `legend` explains chips' classes,
+    `marks` student tokens, by index.
     """
     drawn = draw_documents(documents, legend=legend, marks=marks)
     return render_page(title, *head, *drawn, style=STYLE)
@@ -127,7 +127,7 @@ def draw_documents(
 def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
     """Return a block as an SVG, each student token joined to every teacher token of its span.
 
-    The links of a student token that is marked as kept end in an arrow.
+    The links of a kept student token end in an arrow.
     """
     width = max(_width(block.student), _width(block.teacher)) + 2 * _MARGIN
     student = _places(block.student, width, top=_MARGIN)
@@ -158,7 +158,7 @@ def _size(token: PreviewToken) -> float:
 
 
 def _places(tokens: Sequence[PreviewToken], width: float, *, top: float) -> dict[int, _Place]:
-    """Return where each token's chip stands, by the token's index, centred within a width."""
+    """Return each token's chip's place, by the token's index, centred within a width."""
     places = {}
     left = (width - _width(tokens)) / 2
     for token in tokens:

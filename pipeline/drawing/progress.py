@@ -1,4 +1,4 @@
-"""How far a command is, on stderr: a bar in a terminal, a line now and then elsewhere."""
+"""A command's progress, on stderr: a bar in a terminal, occasional lines elsewhere."""
 
 import sys
 import time

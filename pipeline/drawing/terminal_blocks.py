@@ -20,7 +20,7 @@ CHAT_LEGEND = "⟨ ⟩ is the chat template's; ✓ is learned"
 
 
 def draw_document(document: PreviewDocument, *, width: int) -> Iterator[str]:
-    """Yield the lines of one document, for a terminal of so many columns."""
+    """Yield the lines of one document, for a terminal with `width` columns."""
     yield printable(document.title)
     yield printable(document.facts)
     if any(token.of_template for block in document.blocks for token in block.student):
@@ -40,7 +40,7 @@ _Drawn = tuple[str, str]
 
 
 def _wrap(blocks: Iterable[_Drawn], width: int) -> Iterator[list[_Drawn]]:
-    """Yield lines of blocks that fit; a block that is wider than a line has one of its own."""
+    """Yield lines of blocks that fit; a block wider than a line has its own."""
     line: list[_Drawn] = []
     used = 0
     for block in blocks:

@@ -1,7 +1,7 @@
 """Self-contained HTML pages for people: no scripts, no requests, light and dark, any width.
 
-Pages are built as an element tree and serialised by the standard library, so that text is escaped
-by construction: there is no place where a document's text could become markup.
+Pages are built as an element tree and serialised by the standard library, so text is always
+escaped: a document's text can't become markup.
 """
 
 import re
@@ -49,10 +49,10 @@ code { overflow-wrap: anywhere; }
 
 
 def tag(name: str, /, *children: Child, **attributes: str) -> Element:
-    """Return an element; `class_` stands for `class` and `stroke_width` for `stroke-width`.
+    """Return an element; `class_` means `class` and `stroke_width` means `stroke-width`.
 
-    Text is taken as text. Control characters and lone surrogates, which HTML can't hold, become
-    visible stand-ins.
+    Text is escaped. Control characters and lone surrogates, which HTML can't hold, are replaced
+    visibly.
 
     Example:
         >>> ElementTree.tostring(tag("p", "1 < 2", class_="soft"), encoding="unicode")

@@ -1,1 +1,1 @@
-"""Shard indices to rows and their order; no torch."""
+"""From shard indices to rows and their order; no torch."""

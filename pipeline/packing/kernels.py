@@ -1,4 +1,4 @@
-"""The inner loops of packing, compiled by numba: they run over billions of tokens' documents."""
+"""The inner loops of packing, compiled by numba, over all documents of a dataset."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ def split_documents(
     """Return uint32 [G, 6], the segments of D documents in order, columns as in `SEGMENT`.
 
     Tokens per document are int64 [D]; cuts are as in `ShardIndex`, ValueError if they don't rise
-    within their document. Those of chats say whether they are at a turn, those of texts, of none,
-    don't. Rooms, int64 [4], are tokens per row, and tokens added first, continued
-    and at the end.
+    within their document. `at_turn` marks chats' cuts at a turn; it is empty for texts. Rooms,
+    int64 [4], are tokens per row, and tokens added first, continued and at the end.
     """
     whole_s = student_room[0] - student_room[1] - student_room[3]
     whole_t = teacher_room[0] - teacher_room[1] - teacher_room[3]
@@ -73,8 +72,8 @@ def measure_segments(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return student and teacher tokens of segments, added ones included, and the row's share.
 
-    The share, float64 [n], is of student or of teacher tokens, whichever is larger. Arguments are
-    as in `split_documents`, segments uint32 [n, 6].
+    The share, float64 [n], is the larger of both sides'. Arguments are as in `split_documents`,
+    segments uint32 [n, 6].
     """
     student = np.empty(len(segments), np.int64)
     teacher = np.empty(len(segments), np.int64)
@@ -99,10 +98,10 @@ def find_unsound(
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> int:
-    """Return the first row of a plan that can't be one, or -1.
+    """Return the first invalid row of a plan, or -1.
 
-    A segment lies within its document, its flags say where it begins and ends there, and a row has
-    room for its segments. Arguments are as in `RowPlan` and `split_documents`.
+    Segments must be within their documents, with right flags for start and end, and fit into their
+    row. Arguments are as in `RowPlan` and `split_documents`.
     """
     for row in range(len(row_starts) - 1):
         room_s, room_t = student_room[0], teacher_room[0]
@@ -177,7 +176,7 @@ def _next_stop(
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> tuple[Place, int, int]:
-    """Return where the segment from `here` stops, in how many forced pieces, and the next cut."""
+    """Return the end of the segment from `here`, its number of forced pieces, and the next cut."""
     context = 1 if here == (0, 0) else 2
     room_s = here[0] + student_room[0] - student_room[context]
     room_t = here[1] + teacher_room[0] - teacher_room[context]
@@ -206,7 +205,7 @@ def _next_stop(
 
 @compiled
 def _first_above(values: NDArray[np.integer], start: int, stop: int, limit: int) -> int:
-    """Return the first place from `start` on whose value exceeds a limit; values rise."""
+    """Return the first place from `start` whose value exceeds a limit; values rise."""
     while start < stop:
         middle = (start + stop) // 2
         if values[middle] > limit:
@@ -245,12 +244,14 @@ def _write_pieces(
 
 @compiled
 def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
-    """Return which source each place of a period belongs to, and how many of it come before.
+    """Return the source of each place of a period, and its earlier places of that source.
 
     Earliest deadline first: with P the sum of the shares, int64 [K] rows of each source in a
-    period, row j of source i (from 0) may be at places j·P/share to (j + 1)·P/share. Where shares
-    fill the period, there always is such an order, and earliest deadline first finds it: of the
-    first n places a source has more than n·share/P - 1 and less than n·share/P + 1.
+    period, row j of source i (from 0) may be at places j·P/share to (j + 1)·P/share. As shares fill
+    the period, such an order exists, and this finds it: among the first n places a source has more
+    than n·share/P - 1 and less than n·share/P + 1.
+
+    Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
 
     Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
     """

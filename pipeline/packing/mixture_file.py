@@ -34,11 +34,11 @@ _TOLERANCE = 1e-6
 
 
 class MixtureFileError(ValueError):
-    """A mixture that can't be read, or that contradicts itself."""
+    """A mixture is unreadable, or contradicts itself."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which shares hold by name, after how many student tokens of a run, without padding."""
+    """Shares by name, valid after `from_tokens` student tokens of a run, without padding."""
 
     weights: dict[str, float]
     from_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -48,7 +48,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MixedDataset:
     """A dataset of a mixture; a single one has the name "".
 
-    It may be read `max_epochs` times, None: without end; `where` "" is true of all documents.
+    It may be read `max_epochs` times, None: endlessly; a `where` of "" matches all documents.
     """
 
     name: str
@@ -59,7 +59,7 @@ class MixedDataset:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a file says, in its order; or, of one dataset's path, that this is read on its own."""
+    """The content of a mixture's file, in its order; or a single dataset's path."""
 
     path: str
     seed: int
@@ -68,14 +68,14 @@ class Mixture:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its datasets; none for a single dataset."""
+        """Names of its datasets; empty for a single dataset."""
         return tuple(entry.name for entry in self.datasets if entry.name)
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Return what a mixture's file says, checked as far as it goes without the datasets.
+    """Read a mixture's file, a path or URL, and check it without the datasets.
 
-    The file is a path or a URL; FileNotFoundError if there is none.
+    FileNotFoundError if it is missing.
 
     Raises:
         MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.

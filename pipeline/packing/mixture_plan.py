@@ -1,12 +1,12 @@
 """Which dataset of a mixture gives row n of a run, and which of its rows: pure arithmetic.
 
-Weights are of student tokens. A dataset whose rows hold fewer of them gives more rows, and what a
-dataset's rows hold on average is known from its own plan. Shares of rows are whole numbers of
-`PERIOD`, so that the datasets take turns in an order that repeats: any row of a run is found in a
-table of one period, without the rows before it and without state.
+Weights are shares of student tokens. A dataset whose rows hold fewer of them gives more rows; its
+plan gives their mean. Shares of rows are whole numbers of `PERIOD`, so datasets take turns in a
+repeating order: any row of a run is found in a table of one period, without the rows before it and
+without state.
 
-A *stretch* is a run of rows with the same shares. A stage begins one; so does a dataset that has
-given all its epochs, since the others take over its share.
+A *stretch* is a run of rows with the same shares. It begins with a stage, or when a dataset has
+given all its epochs and the others take over its share.
 """
 
 from bisect import bisect_right
@@ -27,9 +27,9 @@ PERIOD = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset of a mixture's plan: rows and student tokens of an epoch, padding not counted.
+    """A dataset of a mixture's plan: rows and student tokens of an epoch, without padding.
 
-    It may be read `max_epochs` times, None: without end.
+    It may be read `max_epochs` times, None: endlessly.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Source:
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of all its epochs, None: without end."""
+        """Rows of all its epochs, None: endless."""
         return None if self.max_epochs is None else self.num_rows * self.max_epochs
 
     @property
@@ -50,10 +50,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows of a run, of one stage, among which each source has the same share of `PERIOD` rows.
+    """Rows of a run, of one stage, in which each source has a fixed share of `PERIOD` rows.
 
-    It lasts from run position `start` to before `stop`, None: without end. `counts` are rows of
-    each source before it.
+    It lasts from run position `start` to before `stop`, None: endless. `counts` are each source's
+    rows before it.
     """
 
     stage: int
@@ -63,7 +63,7 @@ class Stretch:
     counts: tuple[int, ...]
 
     def locate(self, run_position: int) -> tuple[int, int]:
-        """Return a row's source, and how many rows of that source come before it in the run."""
+        """Return a row's source, and the number of that source's earlier rows in the run."""
         if len(self.shares) == 1:
             return 0, self.counts[0] + run_position - self.start
         period, place = divmod(run_position - self.start, PERIOD)
@@ -80,7 +80,7 @@ class Stretch:
         return tuple(count + period * share + rest for count, share, rest in columns)
 
     def position_of(self, source: int, source_position: int) -> int:
-        """Return the run position of a source's row, were the stretch without end."""
+        """Return the run position of a source's row, as if the stretch were endless."""
         period, before = divmod(source_position - self.counts[source], self.shares[source])
         places = np.flatnonzero(_turns(self.shares)[0] == source)
         return self.start + period * PERIOD + int(places[before])
@@ -95,11 +95,11 @@ class MixturePlan:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the run, None: without end."""
+        """Rows of the run, None: endless."""
         return self.stretches[-1].stop
 
     def locate(self, run_position: int) -> tuple[int, int]:
-        """Return the number of a row's source, and the row's number in it, over all its epochs.
+        """Return the number of a row's source, and its row number over all the source's epochs.
 
         Example:
             >>> web = Source("web", num_rows=3, num_tokens=300)
@@ -111,7 +111,7 @@ class MixturePlan:
         return self.stretch_at(run_position).locate(run_position)
 
     def counts_before(self, run_position: int) -> tuple[int, ...]:
-        """Return the rows of each source before a run position, which may be the run's end."""
+        """Return the rows of each source before a run position, which may be the end."""
         return self.stretch_at(run_position).counts_before(run_position)
 
     def tokens_before(self, run_position: int) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ class MixturePlan:
         return tuple(round(count * source.tokens_per_row) for count, source in pairs)
 
     def stretch_at(self, run_position: int) -> Stretch:
-        """Return the stretch that holds a run position."""
+        """Return the stretch of a run position."""
         place = bisect_right(self.stretches, run_position, key=lambda stretch: stretch.start)
         return self.stretches[place - 1]
 
@@ -132,7 +132,7 @@ class MixturePlan:
 def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:
     """Return the rows of a mixture.
 
-    ValueError for a stage that is never reached, or a share below one row in `PERIOD`.
+    ValueError for an unreachable stage, or a share below one row in `PERIOD`.
 
     Example:
         >>> web = Source("web", num_rows=90, num_tokens=180_000, max_epochs=None)
@@ -165,7 +165,7 @@ def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixtureP
 
 
 def _shares(sources: Sequence[Source], stage: Stage, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the rows in `PERIOD` of each source that is not used up; nothing if all are."""
+    """Return each source's rows in `PERIOD`, unless used up; empty if all are."""
     wanted = [Fraction(0)] * len(sources)
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         weight = stage.weights.get(source.name, 0.0)
@@ -189,7 +189,7 @@ def _shares(sources: Sequence[Source], stage: Stage, counts: Sequence[int]) -> t
 
 
 def _first_used_up(sources: Sequence[Source], stretch: Stretch) -> int | None:
-    """Return where the first of an endless stretch's sources has given its last row."""
+    """Return where a source of an endless stretch first gives its last row."""
     earliest: list[tuple[int, int]] = []
     latest: list[int] = []
     for number, (source, share) in enumerate(zip(sources, stretch.shares, strict=True)):
@@ -208,7 +208,7 @@ def _first_used_up(sources: Sequence[Source], stretch: Stretch) -> int | None:
 
 
 def _next_stage(sources: Sequence[Source], stages: Sequence[Stage], stretch: Stretch) -> int | None:
-    """Return where an endless stretch has given the tokens that the next stage begins at."""
+    """Return where an endless stretch reaches the next stage's tokens."""
     if stretch.stage + 1 == len(stages):
         return None
     left = stages[stretch.stage + 1].from_tokens - _tokens(sources, stretch.counts)
@@ -223,5 +223,5 @@ def _tokens(sources: Sequence[Source], counts: Sequence[int]) -> Fraction:
 
 @lru_cache(maxsize=8)
 def _turns(shares: tuple[int, ...]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
-    """Return one period's order of sources, 6 MiB, made in hundredths of a second."""
+    """Return one period's order of sources, 6 MiB, in hundredths of a second."""
     return interleave(np.array(shares, np.int64))

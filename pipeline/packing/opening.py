@@ -1,4 +1,4 @@
-"""A run's data, opened once: each dataset, which of its documents are read, and the conventions."""
+"""Open a run's data once: datasets, chosen documents, conventions."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedDataset:
-    """One dataset of a run, at one generation: how it is read, and which of its documents are."""
+    """One dataset of a run, at one generation, with its chosen documents."""
 
     entry: MixedDataset
     documents: ChosenDocuments
@@ -44,10 +44,10 @@ class OpenedDataset:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """What a run reads: the datasets of a mixture, in its order; one dataset is a mixture of one.
+    """A run's data: the datasets of a mixture, in its order, or one.
 
-    `manifest` is the run's, with the tokens around a text that it names. `known` are fingerprints
-    by number of the generations of each dataset, later ones too.
+    `manifest` has the run's tokens around a text. `known` are the fingerprints of each dataset's
+    generations, by number, later ones included.
     """
 
     reading: Reading
@@ -63,12 +63,12 @@ class OpenedRun:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits: equal for runs that read the same rows, whatever names they use."""
+        """64 hex digits, equal for runs that read the same rows, whatever names they use."""
         return _fingerprint(self.mixture, [each.fingerprint for each in self.datasets])
 
     @property
     def scores_digest(self) -> str:
-        """64 hex digits of the losses by which documents are chosen; "" where by none."""
+        """64 hex digits of the losses that conditions use; "" without any."""
         digests = [each.documents.scores_digest for each in self.datasets]
         return sha256(json.dumps(digests).encode()).hexdigest() if any(digests) else ""
 
@@ -78,10 +78,12 @@ class OpenedRun:
         return tuple(each.dataset.manifest.generation for each in self.datasets)
 
     def moves_on(self, saved: StreamState) -> bool:
-        """Return whether a run leaves the generations that its state is of for those that are open.
+        """Whether a run moves from its saved generations to the opened ones.
+
+        Other data pass here and are compared later.
 
         Raises:
-            StreamMismatchError: it would, and may not. Other data pass: they are compared later.
+            StreamMismatchError: it would, and may not.
         """
         then = _fingerprint_at(self.mixture, self.known, saved)
         if not self.fingerprint != saved.fingerprint == then:
@@ -101,9 +103,9 @@ class OpenedRun:
         return True
 
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
-        """Check that no document is read by two entries that are parts of one dataset.
+        """Check that two parts of one dataset share no document.
 
-        Documents, uint32 [G] of each, are those in its rows, some of them more than once.
+        `documents`, uint32 [G] of each, are those in its rows, possibly repeated.
         """
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2
@@ -126,18 +128,18 @@ class OpenedRun:
 def open_run(
     reading: Reading, saved: StreamState | None = None, *, seed: int = 0, max_epochs: int | None = 1
 ) -> OpenedRun:
-    """Open what a run reads, each dataset once. A mixture's file has its own seed and `max_epochs`.
+    """Open a run's data, each dataset once. A mixture's file has its own seed and `max_epochs`.
 
-    Datasets that have grown since a resumed run recorded them in `saved` are opened as they were,
-    unless the reading names a generation.
+    For a resumed run, datasets that have grown are opened at the generations in `saved`, unless the
+    reading names one.
 
     Raises:
         DatasetError: one isn't a finished dataset, or is in the mixture twice without conditions
-            that separate its documents, or two are generations of one dataset, or have other
-            tokens around their texts, which the reading doesn't name.
+            that separate its documents, or two are generations of one dataset, or their tokens
+            around texts differ without being named by the reading.
         ForeignTokenizerError: one was made with different tokenizers from the first's.
-        MixtureFileError: a file that can't be read, or contradicts itself.
-        WhereError: a condition can't be understood; it lists the columns that there are.
+        MixtureFileError: a file is unreadable, or contradicts itself.
+        WhereError: an invalid condition; the message lists the columns.
         ValueError: no such token, or what a mixture can't have, see `Reading.mixture`.
     """
     mixture = reading.mixture(seed=seed, max_epochs=max_epochs)
@@ -164,7 +166,7 @@ def open_run(
 
 
 def _stands_for_all(datasets: Sequence[Dataset]) -> Dataset:
-    """Return the one with the most teacher tokens: `suggest_teacher_seq_length` then serves all."""
+    """Return the one with the most teacher tokens, so `suggest_teacher_seq_length` serves all."""
     return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
 
 
@@ -174,7 +176,7 @@ def _choose_generations(
     known: Sequence[Mapping[int, str]],
     saved: StreamState | None,
 ) -> list[int]:
-    """Return which generation of each dataset is read."""
+    """Return the generation of each dataset to read."""
     if isinstance(reading.generation, int):
         return [reading.generation]
     newest = [max(numbers) for numbers in known]
@@ -198,7 +200,7 @@ def _named(numbers: Sequence[int]) -> str:
 def _fingerprint_at(
     mixture: Mixture, known: Sequence[Mapping[int, str]], saved: StreamState
 ) -> str | None:
-    """Return a run's fingerprint at the generations that were saved, None if there are none."""
+    """Return a run's fingerprint at the saved generations, None without any."""
     if len(saved.generations) != len(known):
         return None
     pairs = zip(known, saved.generations, strict=True)
@@ -236,7 +238,7 @@ def _select(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> ChosenDo
 def _require_other_documents(
     mixture: Mixture, first: tuple[MixedDataset, Dataset], second: tuple[MixedDataset, Dataset]
 ) -> None:
-    """Check that two datasets share no shards, unless they are parts of one by conditions."""
+    """Check that two datasets share no shards, unless conditions divide one dataset."""
     (entry, dataset), (other_entry, other) = first, second
     is_one = dataset.manifest.fingerprint == other.manifest.fingerprint
     if is_one and entry.where and other_entry.where:
@@ -270,7 +272,7 @@ def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Da
 def _require_conventions(
     reading: Reading, mixture: Mixture, name: str, dataset: Dataset, first: Dataset
 ) -> None:
-    """Check that a dataset's texts have the first one's tokens around them, but for named ones."""
+    """Check that a dataset's tokens around texts are the first one's, or named ones."""
     student = (reading.student_bos, reading.student_bos, reading.student_eos)
     teacher = (reading.teacher_context, reading.teacher_context, NOTHING)
     for side, named in (("student", student), ("teacher", teacher)):

@@ -1,9 +1,8 @@
 """Which row is sample i of a training run, and which samples a replica reads: pure arithmetic.
 
-An epoch's order depends on nothing but the dataset's fingerprint, the seed, the epoch and the
-position. Shards are taken in groups; the groups' order is shuffled, then the rows inside each
-group, so that at any time a run reads one group's shards. Any position is found without computing
-the rest of the epoch.
+An epoch's order depends only on the dataset's fingerprint, the seed, the epoch and the position.
+Shards are grouped; the groups' order is shuffled, then the rows inside each group, so that a run
+reads one group's shards at a time. Any position is found without computing the rest of the epoch.
 """
 
 from bisect import bisect_right
@@ -43,13 +42,13 @@ class RowOrder:
     )
 
     def row_index(self, epoch: int, epoch_position: int) -> int:
-        """Return the number in the plan of the row at a position of an epoch."""
+        """Return the plan's row number at a position of an epoch."""
         _, group, start = self.locate(epoch, epoch_position)
         rows = self._recent_rows.get((epoch, group), lambda: self._rows_of(epoch, group))
         return int(rows[epoch_position - start])
 
     def locate(self, epoch: int, epoch_position: int) -> tuple[int, int, int]:
-        """Return a position's place in the order of groups, its group, and that one's start."""
+        """Return a position's place in the order of groups, its group, and the group's start."""
         groups, starts = self._groups(epoch)
         place = bisect_right(starts, epoch_position) - 1
         return place, groups[place], starts[place]
@@ -79,8 +78,8 @@ class RowOrder:
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
     """Return the order of a plan's rows.
 
-    The more shards a group has, the better rows mix, and the more shards are at hand. It is divided
-    if it has more than `MAX_GROUP_ROWS` rows.
+    Larger groups mix rows better, and need more shards at hand. A group of more than
+    `MAX_GROUP_ROWS` rows is divided.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
@@ -103,10 +102,10 @@ class ReplicaBatches:
     """The micro-batches of one replica, as Megatron's own sampler cuts them.
 
     Each global batch holds the next `global_batch_size` samples; micro-batch m of replica r reads
-    `micro_batch_size` of them from `(m * num_replicas + r) * micro_batch_size` on. Every replica
-    has the same number of micro-batches, and a global batch's samples do not depend on how many
-    replicas share it. A run's samples, and those that it has consumed, are multiples of its size;
-    ValueError if sizes don't divide each other. Serves as a DataLoader's `batch_sampler`.
+    `micro_batch_size` of them from `(m * num_replicas + r) * micro_batch_size`. Every replica has
+    equally many micro-batches, and a global batch's samples don't depend on the number of replicas.
+    A run's samples, and its consumed ones, are multiples of its size; ValueError if sizes don't
+    divide each other. Serves as a DataLoader's `batch_sampler`.
     """
 
     num_samples: int
@@ -153,7 +152,6 @@ class _Recent[Key: Hashable, Value]:
         self._values: dict[Key, Value] = {}
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return what was made for a key, or make it."""
         if key not in self._values:
             if len(self._values) == _KEPT_RESULTS:
                 del self._values[next(iter(self._values))]
@@ -164,8 +162,8 @@ class _Recent[Key: Hashable, Value]:
 def _shuffled(key: str, size: int) -> NDArray[np.int64]:
     """Return 0 … size - 1 in an order that only `key` determines.
 
-    Sorting raw Philox words is used because numpy promises their values for ever, but not those
-    of `Generator.permutation`.
+    Sorts raw Philox words, because numpy guarantees their values, but not those of
+    `Generator.permutation`.
     """
     digest = sha256(key.encode()).digest()
     words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(size)

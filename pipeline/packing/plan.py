@@ -1,12 +1,12 @@
-"""Which tokens are in which row, planned from the index alone.
+"""Plan which tokens are in which row, from the index alone.
 
-A *row* is what one training step reads per sample: at most `seq_length` student tokens and at most
-`teacher_seq_length` teacher tokens, made of *segments*. A segment is a whole document or, if a
-document is longer than a row, a piece of it; pieces meet where student and teacher tokens share a
-byte boundary, so that each student token keeps all the teacher tokens it is mapped to.
+A *row* is one training sample: at most `seq_length` student tokens and at most `teacher_seq_length`
+teacher tokens, made of *segments*. A segment is a whole document or, if a document is longer than a
+row, a piece of it; pieces meet where student and teacher tokens share a byte boundary, so each
+student token keeps all its teacher tokens.
 
 Rows are filled by best fit, largest segment first, within windows of neighbouring documents: a row
-touches few shards, and memory stays small whatever the dataset's size.
+touches few shards, and memory stays small for any dataset.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -75,7 +75,7 @@ class RowPlan:
 
     @property
     def num_forced_segments(self) -> int:
-        """Segments cut where no byte boundary was shared, see `plan_rows`."""
+        """Segments cut without a shared byte boundary, see `plan_rows`."""
         return int(np.count_nonzero(self.segments["flags"] & FORCED))
 
     @property
@@ -85,7 +85,7 @@ class RowPlan:
 
     @property
     def num_text_tokens(self) -> tuple[int, int]:
-        """Student and teacher tokens of the texts in all rows, added tokens not counted."""
+        """Student and teacher tokens of the texts in all rows, without added tokens."""
         student, teacher = (
             self.segments[f"{side}_stop"].sum(dtype=np.int64)
             - self.segments[f"{side}_start"].sum(dtype=np.int64)
@@ -99,7 +99,7 @@ class RowPlan:
         return _sums(own.student, self.row_starts), _sums(own.teacher, self.row_starts)
 
     def padding(self) -> tuple[float, float]:
-        """Return the fractions of the rows' student and teacher tokens that are padding."""
+        """Return the padding's fractions of the rows' student and teacher tokens."""
         student, teacher = self.row_lengths()
         rows = max(1, len(self))
         return (
@@ -109,18 +109,17 @@ class RowPlan:
 
 
 def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRules) -> RowPlan:
-    """Return the rows of a dataset's documents: every token of each once.
+    """Return the rows of a dataset's documents: every token once.
 
-    A document that is longer than a row, in student or teacher tokens, is split at the last cut
-    point that fits, at most `schemas.index.CUT_STRIDE` tokens before the row is full plus any run
-    without a shared boundary; a chat at the last turn that fits, if one does. A run without a
-    shared boundary that is itself longer than a row (16-byte runs of one character, out of step) is
-    divided in proportion; its segments are marked FORCED, and a student token whose teacher tokens
-    fall into another segment is unmapped there.
+    A document longer than a row, in student or teacher tokens, is split at the last cut point that
+    fits, at most `schemas.index.CUT_STRIDE` tokens before the row is full plus any run without a
+    shared boundary; a chat at the last turn that fits, if any. A run without a shared boundary that
+    is longer than a row (16-byte runs of one character, out of step) is divided in proportion; its
+    segments are marked FORCED, and a student token whose teacher tokens fall into another segment
+    is unmapped there.
 
-    `each` yields what a function makes of each shard's index and of bool [N], the documents to
-    plan, None for all; it may be called in threads. Documents keep their numbers, ValueError from
-    2**32 on.
+    `each` applies a function to each shard's index and bool [N], the documents to plan, None for
+    all, possibly in threads. Documents keep their numbers; ValueError from 2**32 on.
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -160,9 +159,9 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 def require_sound(
     plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
 ) -> None:
-    """Check of a plan from elsewhere what the loops over rows rely on, or raise ValueError.
+    """Check a foreign plan for everything that loops over rows rely on; else ValueError.
 
-    Its arrays have their types; N documents have so many tokens of either side, uint32 [N].
+    Its arrays have their types; N documents have these tokens of either side, uint32 [N].
     """
     last_shard = len(plan.shard_document_starts) - 2
     windows = np.concatenate([[0], plan.window_shards, [last_shard]])
@@ -198,7 +197,7 @@ def split_index(
 
 
 class _Measured(NamedTuple):
-    """Segments in document order, SEGMENT [G], and what they take of a row, see the kernel."""
+    """Segments in document order, SEGMENT [G], and their room in a row, see the kernel."""
 
     segments: NDArray[np.void]
     student: NDArray[np.int64]
@@ -233,7 +232,7 @@ def _rooms(rules: PackingRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _cut_windows(
     measured: _Measured, rules: PackingRules
 ) -> tuple[list[_Measured], NDArray[np.void]]:
-    """Return runs of segments with about `window_rows` rows' worth of tokens, and what is left."""
+    """Return runs of segments worth about `window_rows` rows, and the rest."""
     segments, student, teacher, fill = measured
     window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
     stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))
@@ -268,7 +267,7 @@ def _join(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
 
 
 def _read_only(values: NDArray[np.integer], dtype: Any = np.uint32) -> NDArray[Any]:
-    """Return numbers as they come from files: the one type that kernels are made for."""
+    """Return numbers from files in the one type that kernels are made for."""
     numbers = np.asarray(values, dtype).view()
     numbers.flags.writeable = False
     return numbers

@@ -1,4 +1,4 @@
-"""What a run reads: which data, in which state, and the tokens around a text."""
+"""A run's data, their state, and the tokens around a text."""
 
 import os
 from argparse import ArgumentTypeError
@@ -15,7 +15,7 @@ LATEST: Literal["latest"] = "latest"
 
 
 def parse_generation(text: str) -> Generation:
-    """Return a generation as an option names it; ArgumentTypeError if it is none.
+    """Parse an option's generation; ArgumentTypeError if it is invalid.
 
     Example:
         >>> parse_generation("3"), parse_generation("latest")
@@ -55,13 +55,13 @@ class Reading:
     teacher_context: TokenName | None = None
 
     def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
-        """Return the mixture that is read: what its file says, or one dataset without a name.
+        """Return the mixture to read: its file's content, or one unnamed dataset.
 
-        A mixture's file has its own seed and its own `max_epochs`.
+        A mixture's file has its own seed and `max_epochs`.
 
         Raises:
-            MixtureFileError: a file that can't be read, or contradicts itself.
-            ValueError: a condition or a generation's number, which a mixture can't have.
+            MixtureFileError: a file is unreadable, or contradicts itself.
+            ValueError: a condition or a generation's number with a mixture.
         """
         if not self.path.endswith(".toml") or os.path.isdir(self.path):
             entry = MixedDataset("", self.path, max_epochs, self.where.strip())

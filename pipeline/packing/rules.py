@@ -1,4 +1,4 @@
-"""What a row is: its lengths, and the tokens that go around a text."""
+"""The shape of a row: its lengths, and the tokens around a text."""
 
 import json
 from dataclasses import asdict, astuple, dataclass, replace
@@ -13,11 +13,11 @@ _LENGTH_STEP = 64
 class PackingRules:
     """What determines a plan, apart from the dataset.
 
-    A side's record are the tokens that are put around its text; they count towards a row's length.
-    Without one before it, a text's first token has no loss. Of student tokens `window_rows` rows'
-    worth are packed together: more rows leave less padding and spread a row over more shards. With
-    one document a row nothing is packed: the rest of a row is padding. ValueError for a length that
-    has no room for text.
+    `student` and `teacher` are the tokens around a side's texts, which count towards a row's
+    length. Without one before it, a text's first token has no loss. Packing happens among
+    `window_rows` rows' worth of student tokens: more rows leave less padding and spread a row over
+    more shards. With one document a row, the rest of a row is padding. ValueError for a length
+    without room for text.
     """
 
     seq_length: int
@@ -45,10 +45,10 @@ class PackingRules:
         window_rows: int = 1024,
         one_document_a_row: bool = False,
     ) -> "PackingRules":
-        """Return the rules for a dataset, whose manifest says which tokens go around a text.
+        """Return a dataset's rules, with its manifest's tokens around a text.
 
-        Only the student gets one after a document: it learns to stop. Without a teacher's length it
-        is `suggest_teacher_seq_length`.
+        Only the student gets one after a document: it learns to stop. The teacher's length defaults
+        to `suggest_teacher_seq_length`.
         """
         return cls(
             seq_length=seq_length,
@@ -85,10 +85,10 @@ def _num_added(around: ConventionRecord) -> tuple[int, int, int]:
 
 
 def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
-    """Return a teacher length with which rows are filled by the student's tokens.
+    """Return a teacher length at which the student's tokens fill the rows.
 
     It is the dataset's mean ratio of teacher to student tokens (`teacher_share`) with 12.5 % to
-    spare, rounded up to a multiple of 64. Too long costs teacher padding, too short costs student
+    spare, rounded up to a multiple of 64. Longer costs teacher padding, shorter costs student
     padding.
     """
     ratio = teacher_share(manifest)
@@ -96,10 +96,10 @@ def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
 
 
 def teacher_share(manifest: Manifest) -> float:
-    """Return a dataset's teacher tokens by its student tokens, of the shards that it began with.
+    """Return a dataset's ratio of teacher to student tokens, in its first generation.
 
-    A dataset that grows keeps it, and with it the length of rows: stored losses stay of use, and
-    runs on its generations comparable.
+    So it stays constant while a dataset grows, and with it the length of rows: stored losses stay
+    valid, and runs on its generations comparable.
     """
     shards = manifest.shards
     first = [shard for shard in shards if not generation_of(shard.file, name=manifest.name)]

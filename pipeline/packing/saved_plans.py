@@ -1,10 +1,10 @@
 """Plans on disk: planned once per dataset and rules, then memory-mapped by every process.
 
-A plan is a folder of `.npy` files and a `plan.json` that says what it was planned for, and their
-SHA-256. It travels with its dataset and decides what is read, so both are compared when it is
-opened, and what the loops over rows rely on is checked once; a plan that fails is made again. It is
-written under a temporary name and renamed, so a folder that exists is complete; processes that
-start together wait for the first of them.
+A plan is a folder of `.npy` files and a `plan.json` with its inputs and the files' SHA-256. It
+travels with its dataset and decides what is read, so both are compared on opening, and the
+assumptions of loops over rows are checked once; a plan that fails is made again. It is written
+under a temporary name and renamed, so a folder that exists is complete; processes that start
+together wait for the first.
 """
 
 import json
@@ -46,7 +46,7 @@ _PLANS_FOLDER, _ABOUT = "plans", "plan.json"
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Where each of N samples lies, over all shards: int64 and uint32 [N], as in `ShardIndex`.
+    """Places of N samples over all shards: int64 and uint32 [N], as in `ShardIndex`.
 
     `shard_document_starts` is int64 [shards + 1]; shard i owns these samples.
     """
@@ -64,7 +64,7 @@ Saved = tuple[RowPlan, SampleTable]
 
 @dataclass(frozen=True)
 class _PlanRecord:
-    """What a plan was made for, and the SHA-256 of each array's file."""
+    """A plan's inputs, and the SHA-256 of each array's file."""
 
     fingerprint: Sha256
     rules: PackingRules
@@ -80,11 +80,11 @@ class _PlanRecord:
 
 
 def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
-    """Return a dataset's plan, memory-mapped, and plan it first if that was not done yet.
+    """Return a dataset's plan, memory-mapped; plan it first if necessary.
 
-    Plans lie in the dataset's folder under `plans/`, or in the cache's if the dataset is remote or
-    can't be written to. WhereError if there are no documents; DamagedShardError if an index is
-    missing or is not the manifest's; LinkError if a dataset has a link where its plan would be.
+    Plans are in the dataset's folder under `plans/`, or in the cache's if the dataset is remote or
+    read-only. WhereError if there are no documents; DamagedShardError if an index is missing or
+    differs from the manifest; LinkError if a link is in the plan's place.
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)
@@ -108,7 +108,7 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
 
 
 def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Path:
-    """Return where a plan is written."""
+    """Return the folder to write a plan to."""
     dataset, name = documents.dataset, _record(documents, rules).folder_name
     beside = Path(dataset.location) / _PLANS_FOLDER
     if dataset.is_local and os.access(beside if beside.exists() else dataset.location, os.W_OK):
@@ -117,9 +117,9 @@ def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder
 
 
 def check_plans(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """Return which plans next to a dataset aren't what planning gives, and which are stale.
+    """Return which plans next to a dataset differ from a new one, and which are stale.
 
-    The latter are another dataset's, or documents can't be chosen any more as they were.
+    Stale ones are another dataset's, or their documents can't be chosen any more.
     """
     altered, stale = list[str](), list[str]()
     for folder in sorted(Path(dataset.location, _PLANS_FOLDER).glob("[!.]*/")):
@@ -207,7 +207,7 @@ def _digest(folder: Path, name: str) -> str:
 
 
 def _load(folder: Path, documents: ChosenDocuments, rules: PackingRules) -> Saved:
-    """Return a saved plan, or raise ValueError or OSError: it isn't one for this."""
+    """Return a saved plan; ValueError or OSError if it isn't one for this."""
     about = read_record((folder / _ABOUT).read_bytes(), _PlanRecord)
     for name, value in vars(_record(documents, rules)).items():
         if name != "sha256" and getattr(about, name) != value:

@@ -1,10 +1,10 @@
-"""What a checkpoint must remember of the data, and when a run may continue from it."""
+"""A checkpoint's record of the data, and when a run may continue from it."""
 
 from dataclasses import dataclass
 
 
 class StreamMismatchError(ValueError):
-    """A run can't continue with this data: its samples would not be those that it has not seen."""
+    """A run can't continue with this data: its remaining samples would differ."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class StreamState:
         rules: fingerprint of lengths, conventions and packing.
         seed: of the order.
         shuffle_shards: shards shuffled together.
-        samples_per_epoch: rows of an epoch, of a dataset in whole global batches; in a mixture
-            each dataset's once.
+        samples_per_epoch: rows of an epoch: a dataset's whole global batches; a mixture's datasets
+            once each.
         consumed_samples: samples that the run has used, over all epochs.
-        where: which documents are read, "" for all.
-        scores: digest of the losses whose scores of documents the conditions name, "" for none.
-        cells: digest of the two vocabularies' cells, counted on these data; "" if the run's method
-            needs none.
-        generations: of the dataset, or of each of a mixture's, in its file's order; the
-            fingerprint says the same, and is what is compared.
+        where: condition on documents, "" for all.
+        scores: digest of the losses that conditions use, "" without any.
+        cells: digest of the two vocabularies' cells, counted on these data; "" if the method needs
+            none.
+        generations: of the dataset, or of each of a mixture's, in its file's order; informative,
+            the fingerprint is compared.
     """
 
     fingerprint: str
@@ -50,7 +50,7 @@ class StreamState:
         Args:
             saved: the checkpoint's.
             global_batch_size: samples per step.
-            moves_on: whether another generation of the data, which was checked to be one, will do.
+            moves_on: whether another generation of the data, already checked, is accepted.
 
         Raises:
             StreamMismatchError: with what differs, both values and the remedy.

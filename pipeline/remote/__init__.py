@@ -1,1 +1,1 @@
-"""Stores and the hub, asked once and not for long."""
+"""Access to stores and the hub that fails quickly."""

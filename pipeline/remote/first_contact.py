@@ -1,7 +1,7 @@
-"""Whether a store or the hub answers at all, asked once and not for long.
+"""Check once, and quickly, whether a store or the hub answers.
 
-Their clients try again and again: Hugging Face's for minutes, Beam's and Google's too, for files
-and for credentials alike. A machine without a network should say so in seconds, in one line.
+Their clients retry for minutes: Hugging Face's, Beam's and Google's, for files and for credentials
+alike. Without a network, a command should say so in seconds, in one line.
 """
 
 import threading
@@ -20,11 +20,11 @@ _answered: set[str] = set()
 
 
 class NoAnswerError(ConnectionError):
-    """A store or the hub gave no answer; the message says which, and what to look at."""
+    """A store or the hub gave no answer; the message names it, and what to check."""
 
 
 def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
-    """Return what a call gives, or NoAnswerError when it takes too long, in a thread that goes on.
+    """Return a call's result, or raise NoAnswerError after a timeout; its thread keeps running.
 
     Example:
         >>> answer_of(lambda: 42, of="the hub")
@@ -53,8 +53,8 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
 def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) -> None:
     """Ask the store of a URL for one file, once per process and store; any answer will do.
 
-    Nobody is asked about a local path. `look_at` is the client's cheapest question; None: fsspec's.
-    NoAnswerError if there is none that is about the file, or nothing here that could ask.
+    Local paths pass. `look_at` is the client's cheapest request; None: fsspec's. NoAnswerError if
+    no answer comes, or no client is installed.
     """
     store = store_of(url)
     if store is None or store in _answered:

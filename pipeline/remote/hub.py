@@ -1,6 +1,6 @@
 """Files of Hugging Face repositories: from the hub, or from its client's cache if it is silent.
 
-The client asks a silent hub six times for every file, for minutes. Here it is asked once.
+The client asks a silent hub six times per file, for minutes. Here it is asked once.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from pipeline.remote.first_contact import NoAnswerError, answer_of
 
 
 class HubError(ValueError):
-    """The hub and its client's cache gave no file; the message says why and what to do."""
+    """The hub and its client's cache gave no file; the message has the reason and the remedy."""
 
 
 def download_file(source: str, names: Sequence[str]) -> Path:
-    """Return the first file, by name, that a repository has: [OWNER/]NAME[@REVISION].
+    """Download the first of `names` that a repository has: [OWNER/]NAME[@REVISION].
 
-    HubError if it has none of them, or there is no repository.
+    HubError if none of them, or the repository, exists.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -41,7 +41,7 @@ def download_file(source: str, names: Sequence[str]) -> Path:
 
 
 def download_folder(source: str, patterns: Sequence[str]) -> Path:
-    """Return the folder of a repository's files that match patterns, as `download_file` does."""
+    """Download a repository's matching files, as `download_file`; return their folder."""
     from huggingface_hub import snapshot_download
 
     repository, revision = _split(source)
@@ -59,7 +59,7 @@ def download_folder(source: str, patterns: Sequence[str]) -> Path:
 
 
 def why_silent(source: str) -> str | None:
-    """Return why the hub can't be asked for a repository, None if it answers, whatever it says."""
+    """Return why the hub can't be asked for a repository, None if it answers at all."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -126,7 +126,7 @@ def _remedy(source: str, error: Exception, patterns: Sequence[str]) -> str:
 
 
 def _download(source: str, patterns: Sequence[str]) -> tuple[str, str]:
-    """Return the command that downloads what is wanted of a repository, and into which folder."""
+    """Return the command that downloads a repository's files, and the folder."""
     repository, revision = _split(source)
     folder = repository.rpartition("/")[2]
     included = [word for pattern in patterns for word in ("--include", pattern)]

@@ -1,4 +1,4 @@
-"""The user's cache folder: what took long to find out and holds on this machine."""
+"""The user's cache folder: slow results that hold on this machine."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ def cache_folder(name: str) -> Path:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the cache whole, if that is possible: else the next process works again."""
+    """Write a cache file whole, if possible; else the next process computes it again."""
     if not path.is_absolute():  # no home is known
         return
     try:
