@@ -80,6 +80,10 @@ def test_the_wheel_holds_every_file_of_the_packages(
     assert "License-File: LICENSE" in metadata
     assert "vocag = vocag.command:main" in scripts
     assert sdist.name == f"vocag-{version('vocag')}.tar.gz"
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert packed >= {*tracked(repository, "docs", "examples"), "Makefile", "constraints.txt"}
+    assert not [name for name in packed if name.startswith("tests")]
 
 
 @pytest.mark.slow
