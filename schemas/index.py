@@ -236,7 +236,7 @@ def encode_cuts(starts: NDArray[np.int64], cuts: NDArray[np.int64]) -> pa.ListAr
 
 
 def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
-    """Return a column without missing values as an index's attributes: of a list, starts too.
+    """Return a column's values, and a list's starts, by attributes of an index.
 
     pa.ArrowInvalid if values are missing.
     """

@@ -1,4 +1,4 @@
-"""Which student tokens count, by the losses of a teacher (Eq. 2 to 4)."""
+"""Choose the student tokens that count, by a teacher's losses (Eq. 2 to 4)."""
 
 from pipeline.guidance.aggregation import aggregate_teacher_losses
 from pipeline.guidance.loss import guided_loss, mapped_tokens

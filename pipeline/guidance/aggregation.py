@@ -1,4 +1,4 @@
-"""Teacher losses of teacher tokens to losses of student tokens (Eq. 2)."""
+"""From losses of teacher tokens to losses of student tokens (Eq. 2)."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def aggregate_teacher_losses(
     teacher_loss_mask: Tensor | None = None,
     widest_span: int | None = None,
 ) -> Tensor:
-    """Give each student token the Φ of the losses of the teacher tokens that cover it.
+    """Give each student token the Φ of its teacher tokens' losses.
 
     Args:
         teacher_losses: float [rows, teacher_seq_length], nats; entry l is -log P(x_l | x_<l), NaN
@@ -26,9 +26,9 @@ def aggregate_teacher_losses(
             shifted to label positions; start == end: unmapped. Spans may overlap.
         how: Φ.
         teacher_loss_mask: bool [rows, teacher_seq_length], True where the teacher must have given a
-            loss. None: every NaN is taken as a token without a loss.
-        widest_span: tokens of the widest span, where spans and losses are known to be sound: the
-            host doesn't wait for the device to look at them. None: both are checked.
+            loss. None: every NaN means no loss.
+        widest_span: tokens of the widest span, if spans and losses are known to be sound: then the
+            host doesn't wait for the device to check them. None: both are checked.
 
     Returns:
         guidance, fp32 [rows, seq_length], nats; NaN = unmapped.
@@ -64,7 +64,7 @@ def _span_maxima(values: Tensor, starts: Tensor, ends: Tensor, widest: int) -> T
     """Take the maximum of each span from tables of the maxima of 1, 2, 4, ... tokens.
 
     Two overlapping windows of the largest power of two that fits cover a span exactly. log2(widest)
-    passes over the row replace one element per span and token. Against `scatter_reduce` and
+    passes over the row replace one element per span and token. Compared with `scatter_reduce` and
     `segment_reduce` over concatenated spans on CPU: as fast on aligned tokens, 70 times faster on
     chunks of 256 (benchmarks/guidance.py).
     """

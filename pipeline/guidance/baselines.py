@@ -1,18 +1,20 @@
-"""Selections that the paper compares with: by a reference model (Rho-1), and by equal chunks.
+"""The paper's baseline selections: by a reference model (Rho-1), and by equal chunks.
 
-`select_by_reference` keeps what the student is furthest behind the reference on: Rho-1 proper,
-which keeps 60 % of the tokens for its 1B model. `select_by_self_reference` asks the reference alone
-and drops what it finds hard or is unsure of: what VocAgnoLM's Table 1 calls Rho-1. One vocabulary
-means that every token of the mask has a reference loss, the end of a document among them: none is
-unmapped.
+`select_by_reference` keeps the tokens on which the student is furthest behind the reference: Rho-1
+proper, which keeps 60 % of the tokens for its 1B model. `select_by_self_reference` uses the
+reference alone and drops tokens that it finds hard or is unsure of: VocAgnoLM's Table 1 calls this
+Rho-1. With one vocabulary every token of the mask has a reference loss, including the end of a
+document: none is unmapped.
 
-`select_chunks` shows what alignment is worth. Both token sequences of a row are cut into the same
-number of equal chunks (8, 16, 32 or 64), and chunk i of one is taken to say what chunk i of the
-other says. A chunk is kept or dropped as a whole, by its mean student loss minus its mean teacher
-loss (selector `teacher`) or by chance (`random`). The paper cuts sequences of 2,048 tokens, and
-each chunk has tokens of both models. A chunk without teacher tokens, which a short row can have,
-takes the average of all teacher token losses and competes like any other: 40 % of the chunks are
-kept, whatever the number of chunks.
+`select_chunks` shows the worth of alignment. Both token sequences of a row are cut into the same
+number of equal chunks (8, 16, 32 or 64), and chunk i of one is matched with chunk i of the other. A
+chunk is kept or dropped as a whole, by its mean student loss minus its mean teacher loss (selector
+`teacher`) or by chance (`random`). The paper cuts sequences of 2,048 tokens, and each chunk has
+tokens of both models. A chunk without teacher tokens, possible in a short row, takes the average of
+all teacher token losses and competes like any other: 40 % of the chunks are kept, whatever their
+number.
+
+Source: VocAgnoLM (arXiv 2503.19123), section 2, Tables 1 and 2; Lin et al. (arXiv 2404.07965).
 
 Source: VocAgnoLM (arXiv 2503.19123), section 2, Tables 1 and 2; Lin et al. (arXiv 2404.07965).
 """
@@ -39,7 +41,9 @@ def select_by_reference(
     """Keep the tokens on which the student is furthest behind the reference model.
 
     Losses, mask, group and errors are those of `select_tokens`; the reference's losses are of the
-    same labels, and the selection's guidance. Of the rule only the share and its scope are read.
+    same labels, and the selection's guidance. Only the rule's share and scope are read.
+
+    Source: arXiv 2404.07965, section 2.2: the excess loss.
 
     Source: arXiv 2404.07965, section 2.2: the excess loss.
     """
@@ -61,11 +65,13 @@ def select_by_self_reference(
 ) -> Selection:
     """Keep the tokens that are easy for the reference model by its loss and by its entropy.
 
-    Both are float [rows, seq_length], nats, of the student's labels. The rule says the lowest share
-    by loss and the lowest share by entropy, and their scope. Kept is what lies in both, so it is
-    less: 0.49 for Rho-1's 0.7 if they had nothing in common. The selection's guidance is the
-    reference loss, its threshold minus the largest loss that passes; mask, group and errors are
-    those of `select_tokens`.
+    Both are float [rows, seq_length], nats, of the student's labels. The rule gives the lowest
+    share by loss and by entropy, and their scope. Tokens in both are kept, so fewer: 0.49 for
+    Rho-1's 0.7 if they were independent. The selection's guidance is the reference loss, its
+    threshold minus the largest loss that passes; mask, group and errors are those of
+    `select_tokens`.
+
+    Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
 
     Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
     """
@@ -82,7 +88,7 @@ def select_by_self_reference(
 
 
 def row_chunk_ids(is_text: Tensor, num_chunks: int) -> Tensor:
-    """Cut the text of packed rows into equal chunks: token i of n lies in floor(i * chunks / n).
+    """Cut the text of packed rows into equal chunks: token i of n is in floor(i * chunks / n).
 
     `is_text` is bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`. The
     result is int64 [rows, T], in 0..num_chunks - 1, and -1 at padding.
@@ -113,14 +119,16 @@ def select_chunks(
 ) -> Selection:
     """Choose whole chunks of student tokens; a token's guidance is its chunk's mean teacher loss.
 
-    Losses, mask, group and step are those of `select_tokens`, and so are its errors; teacher losses
-    are of the teacher's own tokens, float [rows, teacher_seq_length], None for selectors that don't
-    rank by them. Chunk ids are those of the labels, int [rows, seq_length], and of the teacher's
-    tokens, -1 for a token of no chunk, which is never kept.
+    Losses, mask, group, step and errors are those of `select_tokens`; teacher losses are of the
+    teacher's own tokens, float [rows, teacher_seq_length], None for selectors that don't rank by
+    them. Chunk ids are those of the labels, int [rows, seq_length], and of the teacher's tokens, -1
+    for a token of no chunk, which is never kept.
 
-    The rule is read for chunks: `keep_fraction` is of all chunks that hold a student token which
-    counts. `unmapped` isn't read: a chunk without a teacher loss takes the average of the teacher's
-    losses in all chunks of the scope, and competes.
+    The rule applies to chunks: `keep_fraction` is of all chunks with a student token that counts.
+    `unmapped` isn't read: a chunk without a teacher loss takes the average of the teacher's losses
+    in all chunks of the scope, and competes.
+
+    Source: Table 2.
 
     Source: Table 2.
     """

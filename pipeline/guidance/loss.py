@@ -32,12 +32,12 @@ from pipeline.selection_rule import Expectation, check_choice
 
 @torch.no_grad()
 def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor, *, checked: bool = False) -> Tensor:
-    """Say which student tokens a teacher token with a loss covers, bool [rows, seq_length].
+    """Return which student tokens have a teacher token with a loss, bool [rows, seq_length].
 
-    Selectors that rank by something else than a teacher treat unmapped tokens as the rule says,
-    too: give this to `select_tokens` as `mapped`. Spans are as in `aggregate_teacher_losses`,
-    `has_loss`, bool [rows, teacher_seq_length], such as `Rows.teacher_has_loss`. Unless spans are
-    known to be sound they are checked, for which the host waits for the device.
+    For `mapped` of `select_tokens`: selectors that don't rank by a teacher also treat unmapped
+    tokens by the rule. Spans are as in `aggregate_teacher_losses`, `has_loss`, bool [rows,
+    teacher_seq_length], such as `Rows.teacher_has_loss`. Unless `checked`, spans are checked, for
+    which the host waits for the device.
 
     Example:
         >>> mapped_tokens(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[False, True]]))
@@ -52,11 +52,11 @@ def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor, *, checked: bool = Fa
 def guided_loss(
     student_losses: Tensor, selection: Selection, *, expectation: Expectation = "kept"
 ) -> LossResult:
-    """Sum the student's loss over the kept tokens, with what to divide it by.
+    """Sum the student's loss over the kept tokens, with its divisor.
 
-    Eq. 3's expectation can be read as the mean over the kept tokens (the default, and what Rho-1
-    does) or over all tokens with the others' loss set to 0; they differ by the kept fraction, which
-    acts on the learning rate.
+    Eq. 3's expectation can be read as the mean over the kept tokens (the default, as in Rho-1) or
+    over all tokens with the others' loss set to 0; they differ by the kept fraction, which acts on
+    the learning rate.
 
     Args:
         student_losses: float [rows, seq_length], nats, with a gradient.

@@ -1,4 +1,6 @@
-"""Choose the student tokens whose loss counts: by the teacher, and as would falsify it.
+"""Choose the student tokens whose loss counts: by the teacher, and by control methods.
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 """
@@ -20,12 +22,12 @@ _FIXED_POINT = 2.0**24
 
 @dataclass(frozen=True)
 class Selection:
-    """The tokens that count, and what was known when they were chosen.
+    """The tokens that count, and the values behind the choice.
 
     Attributes:
         kept: bool [rows, seq_length].
         mapped: bool [rows, seq_length], tokens of the loss mask that a teacher token with a loss
-            covers (all of them when nothing is known of a teacher).
+            covers (all of them without a teacher).
         loss_mask: bool [rows, seq_length].
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher's losses.
         threshold: fp32 [rows] for scope `row`, else [1]: the smallest ranking among the kept tokens
@@ -54,8 +56,8 @@ def select_tokens(
 ) -> Selection:
     """Choose the student tokens whose loss counts, from detached values.
 
-    With scope `group` every rank of the group must call; the choice is exact, and the same as one
-    process holding all rows would make. Ties at the threshold go to the smaller position.
+    With scope `group` every rank of the group must call; the choice is exact, as if one process
+    held all rows. Ties at the threshold go to the smaller position.
 
     Args:
         student_losses: float [rows, seq_length], nats.
@@ -64,14 +66,14 @@ def select_tokens(
         loss_mask: bool or float [rows, seq_length], 0 for labels that never count.
         rule: selector, fraction, strategy for unmapped tokens, scope.
         group: the data-parallel ranks that share the choice; scope `group` only.
-        teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens, NaN for
-            those without a loss, padding among them; of each token on one rank of the group. For
-            `mean` with a selector that ranks by the teacher; otherwise not read.
-        mapped: bool [rows, seq_length] of `pipeline.guidance.mapped_tokens`, in place of guidance
-            where nothing is ranked by a teacher. None without guidance: every token is mapped.
+        teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens, NaN
+            without a loss, such as padding; of each token on one rank of the group. For `mean` with
+            a selector that ranks by the teacher; otherwise not read.
+        mapped: bool [rows, seq_length] of `pipeline.guidance.mapped_tokens`, instead of guidance if
+            nothing is ranked by a teacher. None without guidance: every token is mapped.
         entropies: float [rows, seq_length], nats, of the predictions of the model that the selector
             names; selectors `student_entropy` and `teacher_entropy` only.
-        step: of training; selector `random` chooses anew for each.
+        step: of training; selector `random` differs between steps.
 
     Returns:
         The selection.
@@ -109,7 +111,7 @@ def _keep_top(
     group: dist.ProcessGroup | None,
     step: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the top fraction of the tokens that compete, all values being finite."""
+    """Return the top fraction of the competing tokens; all values are finite."""
     counted = _that_count(values, mask, known, rule)
     candidates = mask if rule.unmapped == "mean" else known
     totals = sum_totals(
@@ -134,7 +136,7 @@ def _keep_top(
 
 @dataclass(frozen=True)
 class _Values:
-    """What tokens are ranked by, and which the teacher covers, as `select_tokens` takes them."""
+    """Values to rank tokens by, and which tokens the teacher covers, as in `select_tokens`."""
 
     student_losses: Tensor
     guidance: Tensor | None
@@ -143,7 +145,7 @@ class _Values:
     teacher_losses: Tensor | None
 
     def detached(self) -> _Values:
-        """Return fp32 values without gradient, with `mapped`, too, if there is guidance."""
+        """Return fp32 values without gradient, and `mapped` from guidance, if any."""
         guidance = _detach(self.guidance)
         mapped = self.mapped if guidance is None else ~guidance.isnan()
         return _Values(
@@ -265,9 +267,9 @@ def _check_selection_inputs(
 class Totals:
     """Counts and sums over a scope: each row, this process, or all ranks of a group.
 
-    NaN or infinite values that count, on all ranks, and tokens on the ranks before this one are
-    int64 scalars; candidates are int64 [rows or 1], mean losses fp32 [rows or 1, 1], nats, 0 if
-    there is none.
+    `num_broken` counts NaN or infinite values that count, on all ranks, and `num_before` tokens on
+    the ranks before this one, int64 scalars; candidates are int64 [rows or 1], mean losses fp32
+    [rows or 1, 1], nats, 0 without any.
     """
 
     num_broken: Tensor
@@ -284,11 +286,11 @@ def sum_totals(
     per_row: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Totals:
-    """Add up what a choice needs of the whole scope, in one collective.
+    """Add up a scope's totals, in one collective.
 
-    Candidates, bool [rows, T], are the tokens that compete; teacher losses, fp32
-    [rows, teacher_seq_length], nats, are averaged, NaN and None being none. A scope is a row of its
-    own, this process, or all ranks of the group: every one must call.
+    Candidates, bool [rows, T], are the competing tokens; teacher losses, fp32 [rows,
+    teacher_seq_length], nats, are averaged, without NaN. A scope is a row, this process, or all
+    ranks of the group: every one must call.
 
     Example:
         >>> sum_totals(torch.tensor(0), torch.tensor([[True, False]]), None).num_candidates
@@ -314,8 +316,8 @@ def sum_totals(
 def _fixed_point_sums(candidates: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return each row's sum of losses and their number, int64 [rows].
 
-    Fixed-point integers add up to the same sum in any order, so one process and many ranks get the
-    same mean to the last bit, and hence the same selection.
+    Fixed-point integers have the same sum in any order, so one process and many ranks get the same
+    mean to the last bit, and hence the same selection.
     """
     if losses is None:
         nothing = candidates.new_zeros(len(candidates), dtype=torch.int64)

@@ -1,9 +1,9 @@
 """The exact top fraction of a ranking, in one process or over the ranks of a process group.
 
 A radix search finds the k-th largest value by counting digits: three histograms of 2,048 bins,
-summed over the ranks, whatever the number of tokens. No values travel, nothing is sorted, the host
-waits for none of it, and the result is the same for one process and for many that hold the same
-tokens. Ties at the threshold go to the first tokens, row by row and rank by rank.
+summed over the ranks, for any number of tokens. No values travel, nothing is sorted, the host never
+waits, and the result is the same for one process and for many that hold the same tokens. Ties at
+the threshold go to the first tokens, row by row and rank by rank.
 """
 
 import torch
@@ -25,13 +25,13 @@ def keep_top_fraction(
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Keep the `floor_of_fraction` of the candidates, bool [rows, T], those that rank highest.
+    """Keep the highest-ranking `floor_of_fraction` of the candidates, bool [rows, T].
 
     The ranking is fp32 [rows, T], finite for candidates. They compete within each row, or over all
     rows, of all ranks of the group if there is one: then every rank must call, and
     `num_candidates`, int64 [rows, or 1], counts those of all ranks.
 
-    Returns which candidates lie in the top fraction, bool [rows, T]; and the smallest kept value of
+    Returns which candidates are in the top fraction, bool [rows, T]; and the smallest kept value of
     each group, fp32 (one per row, or one for all), NaN if nothing is kept.
     """
     shape = ranking.shape
@@ -53,7 +53,7 @@ def keep_top_fraction(
 def _kth_smallest(
     keys: Tensor, members: Tensor, k: Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Find each group's k-th smallest key, and how many keys equal to it are among the k."""
+    """Find each group's k-th smallest key, and the number of equal keys among the k."""
     prefix, remaining = torch.zeros_like(k), k.clone()
     for shift in range(_RANKING_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
         alive = members & ((keys >> (shift + _DIGIT_BITS)) == prefix.unsqueeze(-1))

@@ -1,7 +1,7 @@
 """A model's probability of cells: sets of tokens, see `pipeline.distributions.cells`.
 
-Most tokens are a cell of their own, whose probability the walk over the vocabulary gives. For the
-others their logits are computed a second time, a few thousand columns, and added up by cell.
+Most tokens are their own cell, whose probability the walk over the vocabulary gives. For the others
+a few thousand columns of logits are computed a second time, and added up by cell.
 
 Shapes: n places, g cells of several tokens, K chosen entries.
 """
@@ -37,7 +37,7 @@ class Cells:
 
     @classmethod
     def of(cls, cells: NDArray[np.integer]) -> "Cells":
-        """Take what `pipeline.distributions.cells.count_cells` has counted.
+        """Take the result of `pipeline.distributions.cells.count_cells`.
 
         Example:
             >>> Cells.of(np.array([0, 1, 1])).numbers
@@ -46,7 +46,7 @@ class Cells:
         return cls(torch.from_numpy(np.asarray(cells, np.int64)))
 
     def on(self, device: torch.device, share: VocabularyShare | None = None) -> "PlacedCells":
-        """Return them on a device, of one rank's part of the vocabulary; made once for each."""
+        """Return them on a device, for one rank's part of the vocabulary; cached."""
         own = (0, len(self.numbers)) if share is None else (share.first, share.num_own)
         key = (device, *own)
         if key not in self._placed:
@@ -56,15 +56,14 @@ class Cells:
 
 @dataclass(frozen=True)
 class PlacedCells:
-    """Cells on a device, as one rank sees them.
+    """Cells on a device, from one rank's view.
 
     Attributes:
         numbers: int64 [V], as in `Cells`.
-        places: int64 [V], where the cell of a token comes among those of several tokens of which
-            this rank holds any, -1 elsewhere.
+        places: int64 [V], a token's cell among this rank's cells of several tokens, -1 without one.
         is_large: bool [V], whether a token's cell has several tokens, on whatever ranks.
         tables: for the cells from a place on, int64 [cells, size], this rank's rows of their
-            tokens, -1 where one has fewer.
+            tokens, padded with -1.
     """
 
     numbers: Tensor
@@ -73,7 +72,7 @@ class PlacedCells:
     tables: tuple[tuple[int, Tensor], ...]
 
     def number_of(self, token_ids: Tensor) -> Tensor:
-        """Return the cells of tokens, int64 [...]; tokens outside, and none (-1), as they are."""
+        """Return the cells of tokens, int64 [...]; unknown tokens, and none (-1), unchanged."""
         inside = (token_ids >= 0) & (token_ids < len(self.numbers))
         return torch.where(inside, self.numbers[token_ids.where(inside, 0)], token_ids)
 
@@ -95,7 +94,7 @@ class CellSums:
         weight: float [V, H], this rank's rows.
         change: scale and cap of `OutputLayer`.
         chunk_rows: rows of the vocabulary at one time.
-        half: what an autocast rounds the weight's rows to.
+        half: dtype to which an autocast rounds the weight's rows.
     """
 
     cells: PlacedCells
@@ -123,7 +122,7 @@ class CellSums:
         grad_hidden: Tensor,
         grad_weight: Tensor | None,
     ) -> None:
-        """Add the gradients of log-sum-exps, those over all ranks being `sums_nk`."""
+        """Add the gradients of log-sum-exps, `sums_nk` being those over all ranks."""
         tokens = torch.arange(len(places_nk), device=places_nk.device)
         tokens = tokens.unsqueeze(-1).expand_as(places_nk)
         for start, rows in self._chunks():
@@ -153,7 +152,7 @@ class CellSums:
         return narrow(self.weight[rows.clamp_min(0).flatten()], self.half)
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield parts of the cells' tables, and where their first cell comes."""
+        """Yield parts of the cells' tables, each with its first cell's place."""
         for start, table in self.cells.tables:
             step = max(1, self.chunk_rows // table.shape[1])
             for first in range(0, len(table), step):

@@ -20,7 +20,7 @@ def chosen_entries(
 
 @dataclass(frozen=True)
 class ComparedEntries:
-    """The same, found in each chunk by comparing all: more work, and no number that is read.
+    """The same, found by comparing all in each chunk: more work, but nothing is read back.
 
     Chunks are large on a device, so there are few of them.
     """
@@ -35,7 +35,7 @@ class ComparedEntries:
         self.values.copy_(logits_nv.gather(-1, places).where(inside, self.values))
 
     def add_to(self, grad_logits_nv: Tensor, number: int) -> None:
-        """Add the values of a chunk's entries to its gradients, of a token named twice both."""
+        """Add the values of a chunk's entries to its gradients; repeated tokens add up."""
         places, inside = self._inside(number)
         added = self.values.where(inside, 0.0)
         # Entry by entry, so that no place is written twice at one time: sums keep their order.
@@ -53,10 +53,10 @@ class ComparedEntries:
 class ChosenEntries:
     """Cells of the logits [n, V] and a value for each, sorted by the chunk that holds them.
 
-    Sorted once, so that a chunk finds its own by two numbers and compares nothing. Values are float
-    [n, K], in the caller's order. Chunks of the vocabulary are as long as the first but for the
-    last; `bounds` are entries before each chunk, and in all. Of each entry, int64: its place in the
-    flat [n * K], its token, the row of the logits, and its id, the column, rising.
+    Sorted once, so a chunk finds its own by two numbers without comparisons. Values are float [n,
+    K], in the caller's order. Chunks are equally long except for the last; `bounds` are entries
+    before each chunk, and in all. Of each entry, int64: its place in the flat [n * K], its token,
+    the row of the logits, and its id, the column, rising.
     """
 
     values: Tensor
@@ -68,7 +68,7 @@ class ChosenEntries:
 
     @staticmethod
     def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> "ChosenEntries":
-        """Sort entries int64 [n, K]; those of -1 come before the first chunk, so none meets them.
+        """Sort entries int64 [n, K]; those of -1 precede the first chunk, so none meets them.
 
         Example:
             >>> ids = torch.tensor([[3, -1], [0, 2]])
@@ -89,7 +89,7 @@ class ChosenEntries:
         self.values.view(-1)[places] = logits_nv[cells]
 
     def add_to(self, grad_logits_nv: Tensor, number: int) -> None:
-        """Add the values of a chunk's entries to its gradients, of a token named twice both."""
+        """Add the values of a chunk's entries to its gradients; repeated tokens add up."""
         places, cells = self._cells(number)
         grad_logits_nv.index_put_(cells, self.values.view(-1)[places], accumulate=True)
 

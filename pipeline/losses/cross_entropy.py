@@ -3,17 +3,16 @@
 A vocabulary of 151,936 makes the fp32 logits of 4,096 tokens 2.3 GiB, and a plain cross entropy
 holds them two to four times. Here the vocabulary is walked in chunks: a running maximum and sum
 give each token's log normaliser, and the backward pass recomputes each chunk of logits from it.
-Walking the vocabulary rather than the tokens makes every row of the weight's gradient the result of
-one matrix product, so it needs no fp32 accumulator of the weight's size, and the chunk stays in
-cache.
+Walking the vocabulary rather than the tokens makes every row of the weight's gradient one matrix
+product, so it needs no fp32 accumulator of the weight's size, and the chunk stays in cache.
 
-The backward pass recomputes only tokens whose loss received a gradient. With guidance that keeps
-40 % of the tokens, this costs less than a plain backward pass that never forgot its logits.
+The backward pass recomputes only tokens whose loss received a gradient. With guidance that keeps 40
+% of the tokens, this costs less than a plain backward pass with stored logits.
 
-Not used, and why: `torch.nn.functional.linear_cross_entropy` (2.15) returns bf16 losses for bf16
-inputs, which is too coarse to rank loss differences, gives no entropies, and is slower on CPU
-(benchmarks/guidance.py compares). `liger-kernel` and `cut-cross-entropy` need a GPU; they would
-replace `linear_cross_entropy` behind the same signature.
+Alternatives: `torch.nn.functional.linear_cross_entropy` (2.15) returns bf16 losses for bf16 inputs,
+too coarse to rank loss differences, gives no entropies, and is slower on CPU
+(benchmarks/guidance.py). `liger-kernel` and `cut-cross-entropy` need a GPU; they could replace
+`linear_cross_entropy`.
 
 Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside, n tokens, v rows of
 the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.
@@ -56,14 +55,14 @@ _UNCHANGED: _Change = (1.0, None)
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a model says about each label.
+    """A model's scores of each label.
 
     Attributes:
         losses: fp32 (fp64 for fp64 inputs) [...], nats; 0 if the loss mask is 0; differentiable.
-        entropies: like losses, nats, without a gradient; None unless asked for.
+        entropies: like losses, nats, without a gradient; None unless requested.
         entry_log_probs: like losses, [..., K], the log-probability of each of `entry_ids`, nats;
-            differentiable; -inf if there is no entry. None without `entry_ids`. With cells, that of
-            the entry's cell.
+            differentiable; -inf for no entry. None without `entry_ids`. With cells, that of the
+            entry's cell.
     """
 
     losses: Tensor
@@ -87,32 +86,32 @@ def linear_cross_entropy(
 ) -> TokenScores:
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
-    Products of half-precision inputs are accumulated and kept in fp32, and so is what the model
-    does to them. Under autocast both operands of a product are rounded to its dtype, chunk by
-    chunk, and nothing else is. An output layer with a bias is not covered.
+    Products of half-precision inputs, and the model's changes to them, are kept in fp32. Under
+    autocast both operands of a product, and nothing else, are rounded to its dtype, chunk by chunk.
+    An output layer with a bias is not covered.
 
     Args:
         hidden: float [..., H], the states that enter the output layer.
-        output_layer: with its scale and cap; or its weight alone, float [V, H], if it has neither.
+        output_layer: with its scale and cap; or only its weight, float [V, H], without either.
         labels: int64 [...], already shifted; any value where the loss mask is 0.
         loss_mask: bool or float [...], 0 if a label doesn't count. None: all count.
         vocab_size: rows of the weight that are tokens; later rows are padding with probability
             and gradient 0. None: all rows.
         with_entropy: also give the entropy of each predicted distribution.
-        entry_ids: int64 [..., K], further tokens whose log-probabilities are wanted, in any order;
-            -1: none. Losses and log-probabilities share one backward pass.
-        cells: an entry stands for its cell, whose probability is that of all its tokens together.
+        entry_ids: int64 [..., K], further tokens to give log-probabilities of, in any order; -1:
+            none. Losses and log-probabilities share one backward pass.
+        cells: an entry means its cell, whose probability is that of all its tokens together.
         group: ranks each of which has an equal part of the weight's rows, in order (tensor
             parallelism); all call, with the same states and labels, and get the same scores.
         check_labels: False: the host doesn't wait for the device to check them; counted labels
             outside the vocabulary get NaN, entries outside count as none.
-        all_learn: True: nearly every label gets a gradient, so the backward pass doesn't look for
+        all_learn: True: nearly every label gets a gradient, so the backward pass doesn't search for
             those that do, for which the host would wait for the device.
 
     Returns:
-        Losses that carry a gradient to `hidden` and the weight, and entropies and
-        log-probabilities of entries if asked for. With a group each rank's gradient of `hidden` is
-        that through its own rows: their sum is the whole.
+        Losses with a gradient to `hidden` and the weight, and requested entropies and
+        log-probabilities of entries. With a group each rank's gradient of `hidden` is that through
+        its own rows: their sum is the whole.
 
     Raises:
         ValueError: shapes disagree, or a counted label or entry lies outside the vocabulary.
@@ -163,13 +162,12 @@ def score_tokens(
 ) -> Tensor:
     """Give a frozen teacher's loss of each of its own tokens, fp32 [rows, T], nats; no gradient.
 
-    The state at position l - 1 predicts token l, so the shift happens here and nowhere else: entry
-    l of the result is `-log P(x_l | x_<l)`, as
-    `pipeline.guidance.aggregation.aggregate_teacher_losses` expects it.
+    The state at position l - 1 predicts token l, so the shift happens only here: entry l of the
+    result is `-log P(x_l | x_<l)`, for `pipeline.guidance.aggregation.aggregate_teacher_losses`.
 
     Hidden states are float [rows, T, H], the teacher's last; tokens int64 [rows, T]. The mask, bool
-    [rows, T], is False where a token has no context (the first of a document) or is padding: its
-    loss is NaN. ValueError if it claims a loss for a row's first token, and as
+    [rows, T], is False for a token without context (the first of a document) and padding: its loss
+    is NaN. ValueError if it claims a loss for a row's first token, and as in
     `linear_cross_entropy`.
     """
     mask = teacher_loss_mask.bool()
@@ -185,7 +183,7 @@ def score_tokens(
 def wide_products(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return products of few states with an output layer, at least fp32 [n, V], without gradient.
 
-    No copy of a half-precision weight is made, only of a chunk of it.
+    Only a chunk of a half-precision weight is copied at a time.
     """
     chunks = row_chunks(len(weight), rows_at_once(len(hidden), hidden.device))
     return torch.cat([matmul_wide(hidden, weight[chunk].T) for chunk in chunks], dim=-1)
@@ -196,10 +194,9 @@ def map_token_chunks(
 ) -> Tensor:
     """Apply a per-token function chunk by chunk, recomputing each chunk in the backward pass.
 
-    For losses that need whole distributions of two models (`pipeline.guidance.baselines`): only one
-    chunk's logits are alive at a time, at the price of computing them twice. The function maps
-    slices of the tensors, which have the same dim 0, to a tensor with that dim 0; gradients reach
-    parameters it closes over.
+    For losses that need whole distributions of two models: only one chunk's logits are alive at a
+    time, at the price of computing them twice. The function maps slices of the tensors, which have
+    the same dim 0, to a tensor with that dim 0; gradients reach parameters it closes over.
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")
@@ -364,8 +361,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Walk the vocabulary again, for the gradients of losses and of entries' log-probabilities.
 
-    grad_logits = softmax * (grad_loss - sum of grad_entries) - grad_loss at the label
-    + grad_entry at each entry. Products get that times the slope of what makes logits of them.
+    grad_logits = softmax * (grad_loss - sum of grad_entries) - grad_loss at the label + grad_entry
+    at each entry. Products get that times the slope of the logits.
     """
     hidden = widen_once(hidden)
     grad_hidden = widen(torch.zeros_like(hidden))

@@ -1,12 +1,14 @@
-"""Distillation, which the paper compares with: cross entropy plus a divergence per token.
+"""Distillation, the paper's comparison: cross entropy plus a divergence per token.
 
-Kullback-Leibler distillation (KLD) has the student imitate a teacher that has its vocabulary.
-Universal logit distillation (ULD) matches sorted probabilities, whatever the vocabularies: the
-Wasserstein distance between two distributions that share no order, at a uniform cost, is the L1
-distance of their sorted probabilities, the smaller vocabulary padded with zeros. As published, it
-compares token t of a document's student tokens with token t of its teacher tokens, and truncates
-the longer sequence to the shorter. Nothing aligns the two; that is the weakness the paper points
-at. Student tokens beyond the shorter length keep their cross entropy and have distance 0.
+In Kullback-Leibler distillation (KLD) the student imitates a teacher with its vocabulary. Universal
+logit distillation (ULD) matches sorted probabilities of any vocabularies: the Wasserstein distance
+between two distributions without a common order, at a uniform cost, is the L1 distance of their
+sorted probabilities, the smaller vocabulary padded with zeros. As published, it compares token t of
+a document's student tokens with token t of its teacher tokens, and truncates the longer sequence.
+Nothing aligns the two; that is the weakness the paper points at. Student tokens beyond the shorter
+length keep their cross entropy and have distance 0.
+
+Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
 """
@@ -29,14 +31,15 @@ def distillation_loss(
 ) -> LossResult:
     """Add a divergence to the cross entropy of the tokens that count.
 
-    Divergences, float [rows, seq_length], are the student's from the teacher, with a gradient as
-    the losses have one; 0 where the teacher has nothing to compare with. The weight is λ; the
-    paper's is 1 for KLD (Eq. 5: equal weights) and 0.5 for ULD (Eq. 6). `kept`, bool
-    [rows, seq_length], are the labels whose cross entropy counts, None: all of the mask;
-    divergences count either way.
+    Divergences, float [rows, seq_length], are the student's from the teacher, with a gradient like
+    the losses; 0 where undefined. The weight is λ; the paper's is 1 for KLD (Eq. 5: equal weights)
+    and 0.5 for ULD (Eq. 6). `kept`, bool [rows, seq_length], are the labels whose cross entropy
+    counts, None: all of the mask; divergences count either way.
 
     Returns the sum of the kept losses and of `weight * divergences` over the mask, the mask's size,
     and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
+
+    Source: Eq. 5 and 6.
 
     Source: Eq. 5 and 6.
     """
@@ -64,14 +67,16 @@ def kld_losses(
     """Give KL(student || teacher) of each token's two predicted distributions.
 
     Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...],
-    nats, infinite where the teacher excludes (logit -inf) a token that the student does not. The
-    gradient reaches the student only. Tokens are independent, so
-    `pipeline.losses.cross_entropy.map_token_chunks` bounds the memory.
+    nats, infinite where only the teacher excludes (logit -inf) a token. Only the student gets a
+    gradient. Tokens are independent, so `pipeline.losses.cross_entropy.map_token_chunks` bounds the
+    memory.
 
-    Both models must share the tokenizer: column v means the same token in both. Columns from
-    `vocab_size` on, the tokenizer's (`manifest.student.vocab_size`), are padding, of which related
-    models have different numbers (Llemma 32,016 for Llama's 32,000 tokens, Qwen2.5 151,936 or
-    152,064). None: both must have equally many columns, and all count.
+    Both models must share the tokenizer. Columns from `vocab_size` on, the tokenizer's
+    (`manifest.student.vocab_size`), are padding, of which related models have different numbers
+    (Llemma 32,016 for Llama's 32,000 tokens, Qwen2.5 151,936 or 152,064). None: both must have
+    equally many columns, and all count.
+
+    Source: Eq. 5.
 
     Source: Eq. 5.
     """
@@ -108,8 +113,8 @@ def uld_losses(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Give the distance between the sorted probabilities of each pair of tokens.
 
     Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...], in
-    0..2. The gradient reaches the student only. Tokens are independent: sort large vocabularies
-    through `pipeline.losses.cross_entropy.map_token_chunks`.
+    0..2. Only the student gets a gradient. Tokens are independent: sort large vocabularies through
+    `pipeline.losses.cross_entropy.map_token_chunks`.
 
     Example:
         >>> uld_losses(torch.zeros(1, 2), torch.zeros(1, 4))
@@ -132,9 +137,8 @@ def truncated_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Pair the t-th student token of each segment with its t-th teacher token.
 
-    Given int [segments + 1], where each segment starts among either's tokens, it returns
-    student_index and teacher_index, int64 [pairs], with min(student, teacher length) pairs for each
-    segment.
+    Takes the segments' starts among either's tokens, int [segments + 1]; returns student_index and
+    teacher_index, int64 [pairs], with min(student, teacher length) pairs per segment.
 
     Example:
         >>> truncated_pairs(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4]))

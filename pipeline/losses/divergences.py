@@ -1,8 +1,8 @@
-"""How far a student's next-token distribution is from the part of a teacher's that was stored.
+"""A student's divergence from the stored part of a teacher's next-token distribution.
 
-Of the teacher's distribution K entries are known, and what they leave over: one more bin, the
-*residual*. The student has the same K + 1 bins, its residual being all other tokens together, so
-nothing is said about how either divides it.
+K entries of the teacher's distribution are known, and one more bin for the rest, the *residual*.
+The student has the same K + 1 bins, its residual being all other tokens together, so the residuals'
+divisions don't matter.
 """
 
 import math
@@ -83,11 +83,12 @@ class LabelDistributions:
     """Distributions of the labels of a batch, over the student's vocabulary.
 
     Attributes:
-        ids: int64 [rows, seq_length, K], -1 for none; the first is -1 if a label has none at all.
-        probs: float32 [rows, seq_length, K], their mass; what they leave of 1 is the residual.
+        ids: int64 [rows, seq_length, K], -1 for none; the first is -1 if a label has no
+            distribution.
+        probs: float32 [rows, seq_length, K], their mass; the rest of 1 is the residual.
         own_ids: int64 [rows, seq_length], `own_token_ids` of the rows.
         shape: which of the K columns are exact, and which drawn.
-        cells: what each token stands for; None: for itself.
+        cells: the cells of tokens; None: each token is its own.
     """
 
     ids: Tensor
@@ -102,9 +103,9 @@ class LabelDistributions:
         return self.ids[..., 0] >= 0
 
     def can_teach(self, labels: Tensor) -> Tensor:
-        """Return which labels have one that says something of them, bool [rows, seq_length].
+        """Return which labels have a usable distribution, bool [rows, seq_length].
 
-        That is, whose own token is in the label's cell. Labels are int [rows, seq_length].
+        Their own token is in the label's cell. Labels are int [rows, seq_length].
         """
         if self.cells is None:
             return self.is_known
@@ -112,7 +113,7 @@ class LabelDistributions:
         return self.is_known & (cells.number_of(self.own_ids) == cells.number_of(labels.long()))
 
     def asked_of(self, labels: Tensor) -> Tensor:
-        """Return the tokens whose log-probabilities are wanted, int64 [rows, seq_length, 1 + K].
+        """Return the tokens whose log-probabilities are needed, int64 [rows, seq_length, 1 + K].
 
         The label comes first, -1 if it has no distribution.
         """
@@ -126,16 +127,15 @@ class LabelDistributions:
 
 @torch.no_grad()
 def teacher_entropies(known: LabelDistributions) -> Tensor:
-    """Return the least entropy of each label's whole distribution, of which a part is known.
+    """Return a lower bound of the entropy of each label's partly known distribution.
 
-    A token that isn't among the K likeliest is no likelier than the last of them, nor than all of
-    these together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
+    A token that isn't among the K likeliest is no likelier than the last of them, nor than all such
+    tokens together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
     bin the rest would make a flat distribution look certain. The text's own token is known whatever
-    its rank, so it isn't taken for the last. Where the mapping to another vocabulary adds masses
-    up, the result is an estimate.
+    its rank, so it doesn't count as the last. If the mapping to another vocabulary adds masses up,
+    the result is an estimate.
 
-    The result is fp32 [rows, seq_length], nats, of exact columns; 0 if a label has no
-    distribution.
+    The result is fp32 [rows, seq_length], nats, of exact columns; 0 if a label has no distribution.
 
     Example:
         >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
@@ -250,11 +250,11 @@ def distilled_loss(
 
 
 def merge_cells(numbers: Tensor, entry_log_probs: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the student's and the teacher's probabilities of entries with one for each cell.
+    """Return the student's and the teacher's probabilities with one entry per cell.
 
     Numbers are int64 [n, K], -1 for none; entries of one cell have equal log-probabilities, fp32
-    [n, K], with a gradient, and their probabilities, float [n, K], are added up. The result is
-    [n, K] each, -inf and 0 where a cell came before.
+    [n, K], with a gradient, and their probabilities, float [n, K], are added up. The result is [n,
+    K] each, -inf and 0 for a repeated cell.
 
     Example:
         >>> merge_cells(
@@ -279,7 +279,7 @@ def merge_cells(numbers: Tensor, entry_log_probs: Tensor, probs: Tensor) -> tupl
 def _metrics(
     sums: dict[str, Tensor], *, mask: Tensor, has_one: Tensor, can_teach: Tensor, taught: Tensor
 ) -> dict[str, Tensor]:
-    """Return what `distilled_loss` says of its sums and labels, all bool [rows, seq_length]."""
+    """Return the metrics of `distilled_loss`; masks of labels are bool [rows, seq_length]."""
     counts = torch.stack((mask, has_one, can_teach, taught)).flatten(1).sum(-1)
     num_labels, num_known, num_teachable, num_taught = counts
     pairs = {
@@ -297,19 +297,19 @@ def _metrics(
 
 
 def _cross_entropies(entry_log_probs: Tensor, probs: Tensor) -> Tensor:
-    """Return the cross entropy with entries over all tokens, [n]; one named twice counts twice."""
+    """Return the cross entropy with entries over all tokens, [n]; repeated ones add up."""
     return -(probs.to(entry_log_probs.dtype) * entry_log_probs.where(probs > 0, 0.0)).sum(-1)
 
 
 def _student_bins(entries: Tensor) -> Tensor:
-    """Append the log-probability of all other tokens to that of the entries, [n, K + 1]."""
+    """Append all other tokens' log-probability to the entries', [n, K + 1]."""
     # log(1 - exp(x)) as log(-expm1(x)): exact where the entries hold nearly everything.
     mass = entries.logsumexp(-1, keepdim=True).clamp_max(_MOST_LOG_MASS)
     return torch.cat((entries, torch.log(-torch.expm1(mass))), -1)
 
 
 def _teacher_bins(probs: Tensor, absent: Tensor, floor: float) -> Tensor:
-    """Return the log-probabilities of the same bins; -inf where one is empty and may be."""
+    """Return the log-probabilities of the same bins; -inf for an empty one, if allowed."""
     mass = probs.sum(-1, keepdim=True)
     entries = (probs / mass.clamp_min(1.0)).clamp_min(floor).log().masked_fill(absent, _NO_BIN)
     residual = 1.0 - mass

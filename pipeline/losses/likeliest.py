@@ -1,8 +1,8 @@
 """The likeliest next tokens, found in the walk over the vocabulary that also gives the losses.
 
-As in `pipeline.losses.cross_entropy` the vocabulary comes in chunks, and no more than one chunk
-of logits is held. A token's likeliest so far are compared with a chunk only where the chunk holds a
-larger logit, so that most chunks cost little.
+As in `pipeline.losses.cross_entropy` only one chunk of logits is held at a time. A token's
+likeliest so far are compared with a chunk only if it has a larger logit, so most chunks cost
+little.
 
 Shapes: n tokens, v rows of the vocabulary, K likeliest tokens.
 """
@@ -42,25 +42,25 @@ def score_with_likeliest(
     share: VocabularyShare | None = None,
     tail: TailDraws | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses of labels and, of the same walk, what a model finds likeliest; no gradient.
+    """Return losses of labels and a model's likeliest tokens, from one walk; no gradient.
 
     Args:
         hidden: float [n, H], the states that enter the output layer.
         output_layer: with its scale and cap.
-        labels: int64 [n]; -1 if nothing comes, whose loss is any number.
+        labels: int64 [n]; -1 without a label, whose loss is undefined.
         top_k: K, how many tokens.
         vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
             layer in any case. None: all rows.
-        share: which rows of the whole output layer this rank's are, where ranks share them; all
-            call, with the same states and labels, and get the same. Rows behind them are padding.
-        tail: asks for tokens drawn from what is neither among the likeliest nor the label.
+        share: this rank's rows of the whole output layer, if ranks share it; all call, with the
+            same states and labels, and get the same. Rows after them are padding.
+        tail: draws tokens from those neither among the likeliest nor the label.
 
     Returns:
         fp32 (fp64 for fp64 inputs) [n], `-log softmax(logits)[label]` in nats; int64 [n, K], token
         ids, likeliest first, equally likely ones by rising id; and [n, K], their log-probabilities.
 
     Raises:
-        ValueError: more tokens than there are.
+        ValueError: `top_k` exceeds the number of tokens.
 
     Example:
         >>> layer = OutputLayer(torch.tensor([[0.0], [0.0]]))
@@ -94,7 +94,7 @@ def _walk_shared(
     share: VocabularyShare,
     tail: TailDraws | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_walk` does, over the rows of all ranks."""
+    """Return the result of `_walk` over the rows of all ranks."""
     if share.group is None:
         own = replace(layer, weight=layer.weight[: share.num_own])
         return _walk(hidden_nh, own, top_k, num_ids, tail)
@@ -124,9 +124,9 @@ def _walk(
     tail: TailDraws | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids [n, K], logits [n, K] and log normalisers [n]; let `tail` see the chunks.
+    """Return ids [n, K], logits [n, K] and log normalisers [n]; `tail` sees the chunks.
 
-    To it the layer's first row is token `first`.
+    For it the layer's first row is token `first`.
     """
     num_rows = layer.vocab_size
     if not 1 <= top_k <= num_ids:
@@ -157,11 +157,11 @@ def _walk(
 
 
 class _RunningTop:
-    """The largest K logits of what has been seen, equal ones by rising id.
+    """The largest K logits seen so far, equal ones by rising id.
 
-    torch leaves open which of equal values `topk` returns. Within a chunk it is asked for one more
-    than K: where that equals the last one, the tokens of this value are looked at again at the end,
-    if the value is among the largest by then.
+    torch doesn't define which of equal values `topk` returns. So K + 1 are taken per chunk: if the
+    last two are equal, the tokens of this value are checked again at the end, if it is among the
+    largest by then.
     """
 
     def __init__(self, like_n: Tensor, top_k: int) -> None:
@@ -170,7 +170,7 @@ class _RunningTop:
         self._tied = like_n.new_full((len(like_n),), -torch.inf)
 
     def add(self, logits_nv: Tensor, start: int, largest_n: Tensor) -> None:
-        """See a chunk of the vocabulary, whose first token is `start`."""
+        """Take a chunk of the vocabulary, whose first token is `start`."""
         top_k = self.values.shape[1]
         # An equal logit comes later here, so it changes nothing. NaN is let through, to be seen.
         rows = (~(largest_n <= self.values[:, -1])).nonzero().squeeze(-1)

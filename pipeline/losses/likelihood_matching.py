@@ -42,10 +42,10 @@ def likelihood_divergences(
     """Return how far the student's likelihood of each chunk is from the teacher's.
 
     With p = exp(-loss / temperature) for both models it is the KL divergence of two coins,
-    KL(p_teacher || p_student), times the temperature. For high temperatures that is
-    `student - teacher + teacher * log(teacher / student)` of the chunk's losses, so that the
-    gradient is cross entropy's times `1 - teacher / student`: nothing is learned of what the
-    teacher finds as unlikely as the student does.
+    KL(p_teacher || p_student), times the temperature. For high temperatures that is `student -
+    teacher + teacher * log(teacher / student)` of the chunk's losses, so the gradient is cross
+    entropy's times `1 - teacher / student`: text that both models find equally unlikely teaches
+    nothing.
 
     Args:
         student_losses: float [rows, seq_length], nats, with a gradient.
@@ -55,7 +55,8 @@ def likelihood_divergences(
         loss_mask: bool or float [rows, seq_length].
         teacher_loss_mask: bool [rows, teacher_seq_length], which teacher tokens have a loss.
         temperature: divides the losses.
-        spans_checked: spans are known to be sound: the host doesn't wait for the device to look.
+        spans_checked: whether spans are known to be sound: then the host doesn't wait for the
+            device to check them.
 
     Returns:
         fp32 (fp64 for fp64 losses) [rows, seq_length], nats: a chunk's divergence at its first
@@ -121,7 +122,7 @@ class _Chunks:
 def _find_chunks(teacher_spans: Tensor, loss_mask: Tensor, teacher_loss_mask: Tensor) -> _Chunks:
     """Find the chunks between boundaries that both tokenizations share, from the spans alone.
 
-    Between two student tokens lies a common boundary if no teacher token reaches over it: if the
+    Between two student tokens there is a common boundary if no teacher token crosses it: if the
     spans so far end before the next one starts. The spans 0-1, 0-1, 1-2, 2-4, 3-4 are in the chunks
     0, 0, 1, 2, 2.
     """

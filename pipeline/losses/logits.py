@@ -1,4 +1,4 @@
-"""What turns hidden states into logits, how its rows are walked in chunks, and shared by ranks."""
+"""Output layers: from hidden states to logits, in chunks of rows, shared by ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +20,13 @@ MIN_EXPONENT = -87.0
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """An output layer without a bias, and what its model does to the products.
+    """An output layer without a bias, and its model's changes to the products.
 
     A logit is `product * scale`, and with a cap `cap * tanh(product * scale / cap)`.
 
     Attributes:
         weight: float [V, H].
-        scale: what products are multiplied by (Granite, Cohere, Falcon-H1).
+        scale: factor of products (Granite, Cohere, Falcon-H1).
         cap: the bound that logits never reach (Gemma, RecurrentGemma, xLSTM); None: no bound.
     """
 
@@ -53,20 +53,20 @@ class OutputLayer:
 
 
 def to_logits(products: Tensor, scale: float, cap: float | None) -> Tensor:
-    """Return the logits of products of hidden states and output layer; see `OutputLayer`."""
+    """Turn products of hidden states and output layer into logits; see `OutputLayer`."""
     scaled = products if scale == 1.0 else products * scale
     return scaled if cap is None else torch.tanh(scaled / cap) * cap
 
 
 def logit_slopes(logits: Tensor, scale: float, cap: float | None) -> Tensor | float:
-    """Return what `to_logits` multiplies a gradient by, at these logits."""
+    """Return the derivative of `to_logits` at these logits."""
     return scale if cap is None else (1.0 - (logits / cap).square()) * scale
 
 
 def matmul_wide(left: Tensor, right: Tensor) -> Tensor:
     """Multiply with an fp32 result (fp64 for fp64 inputs).
 
-    torch has a half-precision product with an fp32 result on CUDA only (2.15); elsewhere operands
+    torch has a half-precision product with an fp32 result only on CUDA (2.15); elsewhere operands
     are widened first. A gradient of logits (fp32) is narrowed to meet half-precision weights.
     """
     half = next(
@@ -97,9 +97,9 @@ class _WideProducts(torch.autograd.Function):
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """Return the dtype to which an autocast rounds what enters a product; None without one.
+    """Return the dtype to which an autocast rounds a product's operands; None without one.
 
-    Weights of a student stay fp32, and so do the states behind its last norm: unless both are
+    A student's weights stay fp32, and so do the states after its last norm: unless both are
     rounded, its largest product would run in fp32, without tensor cores.
     """
     kind = tensor.device.type
@@ -109,18 +109,18 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
 
 
 def narrow(tensor: Tensor, half: torch.dtype | None) -> Tensor:
-    """Return a tensor as an autocast of this dtype takes it into a product."""
+    """Round a tensor as an autocast of this dtype would."""
     return tensor if half is None else tensor.to(half)
 
 
 def narrow_once(gradient: Tensor, rows: Tensor) -> Tensor:
-    """Narrow once what `matmul_wide` would narrow again for every product."""
+    """Narrow once what `matmul_wide` would narrow for every product."""
     is_half = gradient.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)
     return gradient.to(rows.dtype) if is_half else gradient
 
 
 def widen_once(hidden: Tensor) -> Tensor:
-    """Widen once what `matmul_wide` would widen again for every chunk."""
+    """Widen once what `matmul_wide` would widen for every chunk."""
     return hidden if hidden.is_cuda else widen(hidden)
 
 
@@ -130,22 +130,22 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def row_chunks(vocab_size: int, chunk_rows: int) -> list[slice]:
-    """Return a vocabulary's rows in chunks, the last of which may be shorter."""
+    """Return a vocabulary's rows in chunks; the last may be shorter."""
     starts = range(0, vocab_size, chunk_rows)
     return [slice(start, min(start + chunk_rows, vocab_size)) for start in starts]
 
 
 def rows_at_once(num_tokens: int, device: torch.device) -> int:
-    """Return how many rows of the vocabulary a chunk of logits of so many tokens has."""
+    """Return the rows of the vocabulary per chunk of logits of `num_tokens` tokens."""
     elements = _CPU_CHUNK_ELEMENTS if device.type == "cpu" else _ACCELERATOR_CHUNK_ELEMENTS
     return max(_MIN_CHUNK_ROWS, elements // max(1, num_tokens))
 
 
 @dataclass(frozen=True)
 class VocabularyShare:
-    """This rank's part of the vocabulary of all ranks of a group, `num_own` tokens from `first` on.
+    """This rank's part of a group's vocabulary, `num_own` tokens from `first` on.
 
-    The rank may have nothing but padding. Without a group this process has the whole vocabulary.
+    It may be only padding. Without a group this process has the whole vocabulary.
     """
 
     vocab_size: int
@@ -157,9 +157,9 @@ class VocabularyShare:
     def of(
         cls, num_rows: int, vocab_size: int | None, group: dist.ProcessGroup | None
     ) -> "VocabularyShare":
-        """Return the share of a rank of the group, each of which has `num_rows` rows, in order.
+        """Return a rank's share in a group, each rank with `num_rows` rows, in order.
 
-        `vocab_size` of all ranks' rows are tokens, ValueError if they have fewer; None: all rows.
+        `vocab_size` of all rows are tokens, ValueError if there are fewer rows; None: all rows.
 
         Example:
             >>> VocabularyShare.of(512, 500, None)
@@ -178,7 +178,7 @@ class VocabularyShare:
         return cls(vocab_size, first, min(max(vocab_size - first, 0), num_rows), group)
 
     def own_ids(self, token_ids: Tensor) -> Tensor:
-        """Return the rows of this rank's layer for tokens, int64 [...]; -1 for other ranks'."""
+        """Return tokens' rows in this rank's layer, int64 [...]; -1 for other ranks'."""
         if self.group is None:
             return token_ids
         own = token_ids - self.first

@@ -1,7 +1,7 @@
-"""Checks that the loss modules share: a broken input is named, with its row, before it spreads.
+"""Shared checks of the losses: a broken input is named, with its row, before it spreads.
 
-To look at what a device has found, the host waits for it. A trainer puts that off to the end of a
-step (`put_off`), where it reads its numbers anyway.
+To read a device's result, the host waits for it. A trainer postpones that to the end of a step
+(`put_off`), where it reads its numbers anyway.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ class NonFiniteLossError(ValueError):
 
 
 class Checks:
-    """What has been checked and not been looked at.
+    """Checks whose results haven't been read yet.
 
     Attributes:
-        flags: bool scalars on the device, True where something is broken.
+        flags: bool scalars on the device, True if something is broken.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Checks:
         self._explanations: list[Callable[[], None]] = []
 
     def add(self, flag: Tensor, explain: Callable[[], None]) -> None:
-        """Remember a flag, and what raises if it is set."""
+        """Remember a flag, and a function that raises its error."""
         self.flags.append(flag)
         self._explanations.append(explain)
 
@@ -41,7 +41,7 @@ class Checks:
             self.refuse(torch.stack(self.flags).tolist())
 
     def refuse(self, flags: Sequence[float]) -> None:
-        """Raise what the first of the flags that are set asks for; their values, once read."""
+        """Raise the error of the first set flag, given the flags' values."""
         for flag, explain in zip(flags, self._explanations, strict=True):
             if flag:
                 explain()
@@ -52,7 +52,7 @@ _put_off: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 @contextmanager
 def put_off() -> Iterator[Checks]:
-    """Collect the checks that are made inside, to be looked at together."""
+    """Collect the checks made inside the block, to be read together."""
     checks = Checks()
     token = _put_off.set(checks)
     try:
@@ -62,7 +62,7 @@ def put_off() -> Iterator[Checks]:
 
 
 def refuse_any(broken: Tensor, explain: Callable[[], None]) -> None:
-    """Let `explain` raise if any is broken: at once, or when checks that are put off are read."""
+    """Let `explain` raise if any is broken: at once, or when postponed checks are read."""
     flag = broken.any()
     checks = _put_off.get()
     if checks is not None:
@@ -77,7 +77,7 @@ def check_finite(
     """Raise NonFiniteLossError, with the rows, for NaN and infinite values where a mask counts.
 
     Each name's tensors are values [rows, T] and the bool mask [rows, T] of those that count. A
-    group shares the finding, so that every rank raises and none waits for a broken one.
+    group shares the finding, so every rank raises and none waits for a broken one.
     """
     num_broken = count_broken(tensors)
     if group is not None:
@@ -86,12 +86,12 @@ def check_finite(
 
 
 def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """Return how many values that count are NaN or infinite, int64 scalar; see `check_finite`."""
+    """Count NaN or infinite values that count, int64 scalar; see `check_finite`."""
     return torch.stack([bad.sum() for bad in _broken(tensors).values()]).sum()
 
 
 def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
-    """Raise NonFiniteLossError, with the rows, if values are broken, `num_broken` on all ranks."""
+    """Raise NonFiniteLossError, with the rows, if `num_broken` values of all ranks are broken."""
     refuse_any(num_broken, partial(_refuse_broken, tensors))
 
 
@@ -117,7 +117,7 @@ def _broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_same_shape(student_losses: Tensor, **others: Tensor | None) -> None:
-    """Raise ValueError for tensors that aren't of the same tokens; None is skipped."""
+    """Raise ValueError for tensors of different tokens; None is skipped."""
     for name, other in others.items():
         if other is not None and other.shape != student_losses.shape:
             raise ValueError(

@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 class LossResult(NamedTuple):
-    """A loss as a sum and a count, so that it adds up over microbatches and ranks.
+    """A loss as a sum and a count, which add up over microbatches and ranks.
 
-    A tuple, because what wraps modules looks for tensors in tuples.
+    A tuple, because wrappers of modules look for tensors in tuples.
 
     Attributes:
         loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
             `loss_sum / num_tokens`.
-        num_tokens: int64 scalar, what to divide by; 0 when nothing was kept (then `loss_sum` is 0
-            and so is its gradient).
+        num_tokens: int64 scalar, the divisor; 0 when nothing was kept (then `loss_sum` is 0 and so
+            is its gradient).
         metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
             and ranks, then divide: `metric_values`.
     """

@@ -1,18 +1,17 @@
-"""Draws of what a model finds possible next and isn't among its likeliest, each as likely as that.
+"""Draws from a model's next tokens except its likeliest, in proportion to their probability.
 
-The walk over the vocabulary that finds the likeliest tokens leaves the mass of each block of 256
-tokens behind. A draw takes a block, then a token of it, both by the largest of log-mass plus Gumbel
-noise (which draws in proportion to the mass). Only blocks that hold a token which may not be
-drawn, and blocks that were drawn, have their logits computed a second time: no logits are kept.
+The walk over the vocabulary that finds the likeliest tokens also gives the mass of each block of
+256 tokens. A draw takes a block, then one of its tokens, both by the largest of log-mass plus
+Gumbel noise (which draws in proportion to the mass). Only blocks with an excluded token, and drawn
+blocks, have their logits computed a second time: no logits are kept.
 
 Noise is a hash of a key (`draw_keys`: the tokens that the model reads, and the place among them),
-of the draw and of the block or token. It depends on no batch, chunk or device, and unlike a point
-of the cumulated distribution, to which every token before it adds its rounding, the largest of
-noisy values changes only where two of them agree to the last digits. Ranks that share a vocabulary
-draw what one that has all of it does: each adds up its part of a block, and the largest noisy value
-of all ranks is taken.
+of the draw and of the block or token. It depends on no batch, chunk or device. Unlike a point of
+the cumulated distribution, in which rounding accumulates, the largest noisy value changes only if
+two of them agree to the last digits. Ranks that share a vocabulary draw the same as one with all of
+it: each adds up its part of a block, and the largest noisy value of all ranks is taken.
 
-Shapes: n places, v rows of the vocabulary, b blocks, K tokens that may not be drawn.
+Shapes: n places, v rows of the vocabulary, b blocks, K excluded tokens.
 """
 
 from collections.abc import Iterator
@@ -46,10 +45,10 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
-    """Return the key of what comes after each token of a text, int64 [l, 2] below 2^32.
+    """Return the key of the draws after each token of a text, int64 [l, 2] below 2^32.
 
-    A text's keys are no other text's, though both begin alike: means over texts lose their noise.
-    `input_ids`, integers [l], are all that a model reads, tokens before the text included.
+    Keys differ between texts, even with a common beginning: means over texts lose their noise.
+    `input_ids`, integers [l], are all that a model reads, including tokens before the text.
 
     Example:
         >>> draw_keys(np.array([5, 7]), seed=0).tolist()
@@ -66,9 +65,9 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
 
 
 def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the keys of rows' places, int64 [rows, T, 2]; segments are texts, the seed is 0.
+    """Return the keys of rows' places, int64 [rows, T, 2]; segments are texts.
 
-    That is the default of `vocag score`. Ids are int32 [rows, T], in this machine's memory.
+    The seed is 0, the default of `vocag score`. Ids are int32 [rows, T], in host memory.
     """
     tokens = input_ids.numpy()
     keys = np.zeros((*tokens.shape, 2), np.int64)
@@ -80,14 +79,14 @@ def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 class TailDraws:
-    """Draws n times at each place, with replacement; `score_with_likeliest` fills it.
+    """Draws at each place, with replacement; `score_with_likeliest` fills it.
 
     Attributes:
-        ids: int64 [n, draws], the tokens drawn, once the walk is over.
+        ids: int64 [n, draws], the drawn tokens, after the walk.
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:
-        """Draw so often at each place, if at all, with keys of `draw_keys`, int64 [n, 2]."""
+        """Draw `num_draws` times per place, possibly 0, with keys of `draw_keys`, int64 [n, 2]."""
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
         self._log_masses: list[tuple[int, Tensor]] = []
@@ -156,13 +155,13 @@ class TailDraws:
         self.ids[:] = share.gather(drawn.unsqueeze(-1)).gather(-1, winner).view_as(self.ids)
 
     def behind(self, ids_nk: Tensor, log_probs_nk: Tensor) -> tuple[Tensor, Tensor]:
-        """Return entries as `pipeline.distributions` takes them: a free place, then the draws."""
+        """Return entries for `pipeline.distributions`: with a free place, then the draws, added."""
         ids = torch.cat([pad(ids_nk, (0, 1), value=-1), self.ids], -1)
         return ids, pad(log_probs_nk, (0, 1 + self.ids.shape[1]), value=-torch.inf)
 
 
 class _Tail:
-    """Logits of some places in this rank's part of a block, -inf where a token may not be drawn."""
+    """Logits of some places in this rank's part of a block, -inf for excluded tokens."""
 
     def __init__(
         self,
@@ -176,7 +175,7 @@ class _Tail:
         self._own = range(share.first, min(share.first + share.num_own, num_ids))
 
     def by_block(self, blocks: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Yield this rank's tokens of each block that occurs, and where in the list, int64."""
+        """Yield this rank's tokens of each occurring block, and their places in the list, int64."""
         blocks, order = blocks.sort(stable=True)
         found, counts = blocks.unique_consecutive(return_counts=True)
         for block, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
@@ -206,7 +205,7 @@ def _gumbel(keys_n: Tensor, streams: Tensor, counters_v: Tensor) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Return hashes of numbers below 2^33, as 32 bits each; no product has more than 63."""
+    """Return 32-bit hashes of numbers below 2^33; products stay within 63 bits."""
     words = words & _WORD
     words = ((words ^ (words >> 16)) * 0x21F0AAAD) & _WORD
     words = ((words ^ (words >> 15)) * 0x735A2D97) & _WORD
