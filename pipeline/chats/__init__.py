@@ -1,1 +1,1 @@
-"""Conversations: messages to a document's bytes, and each side's rendering of them, proven."""
+"""Conversations: from messages to a document's bytes and each side's proven rendering."""

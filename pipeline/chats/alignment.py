@@ -1,7 +1,7 @@
 """Chats, rendered twice and tokenized, as aligned documents.
 
-A token's offsets are its *origin*: the document's bytes that it covers, and none if it covers only
-text of the template. So spans, statistics and distributions need not know of templates.
+A token's offsets are its *origin*: the document's bytes that it covers, none for a template's text.
+So spans, statistics and distributions need not know of templates.
 """
 
 import re
@@ -63,8 +63,8 @@ def align_chats(
 ) -> AlignedBatch:
     """Render chats with both templates, tokenize the renderings and align them.
 
-    Texts of the documents are what `Chat.encode` gives; those of the result are the chats' own
-    bytes. If controls are refused, so is a chat with a text that holds a control string.
+    The documents' texts are from `Chat.encode`; those of the result are the chats' own bytes. With
+    `refuse_controls`, a chat with a control string in a text is refused.
     """
     found = _Found()
     with ThreadPoolExecutor(max_workers=1) as first, ThreadPoolExecutor(max_workers=1) as second:
@@ -148,7 +148,7 @@ def _texts(chats: Sequence[RenderedChat], side: int) -> list[bytes]:
 
 
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
-    """Return how many strings of control tokens, which have these names, texts hold."""
+    """Count the control tokens with these names that texts spell."""
     pattern = _controls_of(names)
     return 0 if pattern is None else len(pattern.findall(text))
 
@@ -160,7 +160,7 @@ def _controls_of(names: tuple[str, ...]) -> re.Pattern[bytes] | None:
 
 
 def _without(batch: TokenBatch, failures: dict[int, str]) -> TokenBatch:
-    """Return the batch without some documents, which have no tokens and no place any more."""
+    """Remove some documents from the batch, tokens and places."""
     bare = without_failures(replace(batch, failures=failures))
     kept = np.array([n for n in range(batch.num_documents) if n not in failures], np.int64)
     counts = np.diff(bare.cu_tokens)[kept]
@@ -185,7 +185,7 @@ def _in_documents(
 
 
 def _join(parts: Sequence[Sequence[tuple[int, ...]]], columns: int = 2) -> _Table:
-    """Return the rows of all documents as one array, and which are whose."""
+    """Return the rows of all documents as one array, and their bounds."""
     rows = chain.from_iterable(parts)
     joined = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, columns)
     return joined, np.cumsum([0, *map(len, parts)], dtype=np.int64)
@@ -204,7 +204,7 @@ def _parts(
     origins: tuple[TokenBatch, TokenBatch],
     spans: Ranges,
 ) -> Iterator[ChatParts]:
-    """Yield what each chat has besides its tokens: `rendered` and, in documents, `origins`."""
+    """Yield each chat's parts besides its tokens, from `rendered` and, in documents, `origins`."""
     student, teacher = origins
     documents = _join([chat.learned for chat in chats])
     said = _join([chat.sides[0].said for chat in chats])
@@ -243,25 +243,25 @@ def _bytes_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.uint8]:
 
 
 def _bounds_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.int64]:
-    """Return where each rendering starts in them."""
+    """Return the start of each rendering in these bytes."""
     return np.cumsum([0, *map(len, _texts(chats, side))], dtype=np.int64)
 
 
 def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
-    """Return where turns end in both renderings."""
+    """Return the ends of turns in both renderings."""
     student, teacher = (side.turn_ends for side in chat.sides)
     return [(end, teacher[number]) for number, end in student.items() if number in teacher]
 
 
 def _sides(renderings: Sequence[Rendering], learned: _Table) -> Iterator[RenderedSide]:
-    """Yield what is stored of each rendering."""
+    """Yield the stored parts of each rendering."""
     pieces = _join([_pieces(each) for each in renderings], columns=3)
     for each, table, runs in zip(renderings, _split(pieces), _split(learned), strict=True):
         yield RenderedSide(b"".join(each.own), table, runs)
 
 
 def _pieces(rendering: Rendering) -> list[tuple[int, int, int]]:
-    """Return the bytes of each own text, and the range of the document behind it."""
+    """Return the bytes of each own text, and the document's range after it."""
     end = rendering.ranges[-1][1] if rendering.ranges else 0
     ranges = (*rendering.ranges, (end, end))
     return [(len(own), *behind) for own, behind in zip(rendering.own, ranges, strict=True)]

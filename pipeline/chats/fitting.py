@@ -1,7 +1,7 @@
-"""A side's rendering taken apart: proof that own texts and texts, put together, make it up.
+"""Take a side's rendering apart: proof that own texts and texts, joined, make it up.
 
-Everything here is bytes. Of calls of tools, which no message holds as a text, what both sides write
-alike becomes a text, too.
+Everything here is bytes. Calls of tools, which no message holds as a text, become texts as far as
+both sides write them alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +22,9 @@ class Fitted:
     """A rendering of which every byte is a text's, or the template's own.
 
     Attributes:
-        rendered: what the template gave.
-        own: its own texts, one before each part of a text and one behind the last.
-        held: the parts of texts that come between them, ascending.
+        rendered: the template's output.
+        own: its own texts, one before each part of a text and one after the last.
+        held: the parts of texts between them, ascending.
         said: which of its bytes belong to turns.
     """
 
@@ -36,16 +36,16 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts that a document is made of, in its order, and their bytes."""
+    """The texts of a document, in order, and their bytes."""
 
     texts: Sequence[Text]
     data: Sequence[bytes]
 
 
 def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitted:
-    """Return a chat's rendering with the place of each of its texts; ChatError if there is none.
+    """Find each text in a chat's rendering; ChatError if one can't be found.
 
-    `marked` is the chat with marks for its texts, as `mark_texts` gives it.
+    `marked` is the chat with marks for its texts, from `mark_texts`.
     """
     shape = find_shape(speaker, marked)
     rendered = speaker.template.render(chat.messages, chat.tools).encode()
@@ -63,7 +63,7 @@ def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitte
 
 
 def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
-    """Return the part of each text that a rendering holds, if white space at ends is missing."""
+    """Return each text's part in a rendering, of which white space at ends may be missing."""
     held: list[Held] = []
     at = len(shape.own[0])
     if not rendered.startswith(shape.own[0]):
@@ -89,7 +89,7 @@ def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
 
 
 def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> ChatError:
-    """Return the error for a rendering in which a text, or what is behind it, is another."""
+    """Return the error for a changed text, or changed text after it, in a rendering."""
     number = shape.texts[max(0, place - 1)]
     near, more = texts[number], ""
     if any("</think>" in text.text for text in texts[number : number + 2]):
@@ -102,7 +102,7 @@ def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> Chat
 
 
 def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
-    """Yield what templates make of a text: all its bytes, or less white space at its ends."""
+    """Yield templates' forms of a text: all its bytes, or without white space at its ends."""
     yield 0, size
     if text and (text[0].isspace() or text[-1].isspace()):
         for blank in (None, "\n"):
@@ -114,9 +114,9 @@ def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
 
 
 def share_calls(chat: Chat, texts: Texts, fitted: Sequence[Fitted]) -> Texts:
-    """Return all texts, the calls of tools that both sides render alike among them.
+    """Add the calls of tools that both sides render alike to the texts.
 
-    Their bytes are the templates'; of calls that they write in two ways, the arguments may be.
+    Their bytes are the templates'; if the calls differ, equal arguments are added.
     """
     added: list[tuple[Text, bytes, list[tuple[int, int]]]] = []
     for number, message in enumerate(chat.messages):
@@ -173,7 +173,7 @@ def _shared(
 
 
 def _is_in_order(each: Fitted, place: tuple[int, int], texts: Texts, message: int) -> bool:
-    """Return whether a range lies in one own text, behind the texts of its message and earlier."""
+    """Whether a range is in one own text, after the texts of its message and earlier."""
     at = 0
     for number, own in enumerate(each.own):
         if at <= place[0] and place[1] <= at + len(own):
@@ -187,7 +187,7 @@ def _is_in_order(each: Fitted, place: tuple[int, int], texts: Texts, message: in
 
 
 def _cut_out(each: Fitted, number: int, place: tuple[int, int]) -> None:
-    """Make a range of the rendering, which lies in one own text, a text's."""
+    """Turn a range of the rendering, within one own text, into a text's."""
     at = 0
     for n, own in enumerate(each.own):
         if at <= place[0] and place[1] <= at + len(own):

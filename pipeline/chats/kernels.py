@@ -1,7 +1,7 @@
-"""Loops over tokens of renderings: which bytes of the document each covers, and which are wanted.
+"""Loops over tokens of renderings: the document's bytes that each covers, and wanted ones.
 
-A batch keeps the ranges of all documents in one array; `cu` arrays, int64 [D + 1], say which of
-them are each document's, as `TokenBatch.cu_tokens` does for tokens.
+A batch keeps the ranges of all documents in one array; `cu` arrays, int64 [D + 1], bound each
+document's, like `TokenBatch.cu_tokens`.
 """
 
 import numpy as np
@@ -23,9 +23,9 @@ def find_origins(
     """Return the document's bytes that tokens cover, int32 [N, 2]; an empty range for none.
 
     Offsets, [N, 2], are ranges of renderings, in which ranges of the document, int64 [R, 2], start
-    at `places`, int64 [R], and are of texts that end at `closes`, int64 [R]. A token that covers no
-    byte of a text is at the end of the text before it; one inside a text, as SentencePiece's dummy
-    prefix is, is there.
+    at `places`, int64 [R], and belong to texts that end at `closes`, int64 [R]. A token without a
+    byte of a text is at the end of the text before it; one inside a text, such as SentencePiece's
+    dummy prefix, is there.
     """
     origins = np.empty((len(offsets), 2), np.int32)
     for d in range(len(cu_tokens) - 1):
@@ -81,7 +81,7 @@ def mark_spans(
     cu_tokens: NDArray[np.int64],
     cu_others: NDArray[np.int64],
 ) -> None:
-    """Mark the other side's tokens that wanted tokens are mapped to."""
+    """Mark the other side's tokens to which wanted tokens are mapped."""
     for d in range(len(cu_tokens) - 1):
         for i in range(cu_tokens[d], cu_tokens[d + 1]):
             if wanted[i]:
@@ -92,7 +92,7 @@ def mark_spans(
 def list_runs(
     marks: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the runs of marked tokens, counted within each document, and `cu` of them."""
+    """Return the runs of marked tokens, counted within each document, and their `cu`."""
     runs = np.empty((len(marks) // 2 + len(cu_tokens), 2), np.int64)
     cu_runs = np.zeros(len(cu_tokens), np.int64)
     count = 0
@@ -124,9 +124,9 @@ def count_seams(
 ) -> NDArray[np.int64]:
     """Count each document's wanted student tokens across a seam, int64 [D, 2], and the lone ones.
 
-    A token across a seam covers bytes of a text and of the template. It is alone unless the first
-    teacher token that it is mapped to begins in the document where it does, with the same bytes of
-    the template before. Texts are the bytes of all renderings.
+    A token across a seam covers bytes of a text and of the template. It is alone unless its first
+    teacher token begins at the same place in the document, with the same bytes of the template
+    before. Texts are the bytes of all renderings.
     """
     counts = np.zeros((len(cu_tokens[0]) - 1, 2), np.int64)
     for d in range(len(counts)):
@@ -155,7 +155,7 @@ def count_seams(
 def find_tiled(
     origins: Ranges, cu_tokens: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return of which documents, of these sizes in bytes, tokens cover each byte once, in order."""
+    """Return which documents have each byte covered once, in order; `sizes` are in bytes."""
     tiled = np.empty(len(sizes), np.bool_)
     for d in range(len(sizes)):
         end = np.int64(0)
@@ -179,9 +179,9 @@ def find_turn_cuts(
 ) -> NDArray[np.int64]:
     """Return the student and teacher token before which documents can be cut, int64 [E, 2].
 
-    Ends, [E, 2], are where turns end in both renderings. A cut is behind the token that holds the
-    end's last byte; if there is none, or the sides' tokens don't divide the document there, both
-    numbers are 0.
+    Ends, [E, 2], are where turns end in both renderings. A cut comes after the token with the end's
+    last byte; without one, or if the sides' tokens don't divide the document there, both numbers
+    are 0.
     """
     cuts = np.zeros((len(ends), 2), np.int64)
     for d in range(len(cu_ends) - 1):

@@ -1,4 +1,4 @@
-"""A conversation as its input gives it: checked, and with one form for every spelling of it."""
+"""A conversation from its input: checked, and in one form for every spelling of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _REASONING_NAMES = (REASONING, "thinking", "reasoning")
 
 
 class ChatError(ValueError):
-    """A conversation can't be used; says which message and why, never its text."""
+    """A conversation can't be used; the message names the part and the reason, never its text."""
 
 
 class Text(NamedTuple):
@@ -28,7 +28,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation: messages as templates take them, and the tools that they may call.
+    """A conversation: messages for templates, and the tools that they may call.
 
     Contents are strings, reasoning is called `reasoning_content`, and no value is None.
     """
@@ -37,7 +37,7 @@ class Chat:
     tools: Sequence[Any] = ()
 
     def texts(self) -> Iterator[Text]:
-        """Yield the texts that messages hold, in the document's order."""
+        """Yield the messages' texts, in the document's order."""
         for number, message in enumerate(self.messages):
             for field in (REASONING, CONTENT):
                 if field in message:
@@ -49,12 +49,12 @@ class Chat:
 
 
 def decode_chat(data: bytes) -> Chat:
-    """Return what `Chat.encode` gave."""
+    """Reverse `Chat.encode`."""
     return Chat(**orjson.loads(data))
 
 
 def read_chat(messages: Any, tools: Any = None) -> Chat:
-    """Return the conversation that a record's fields hold; ChatError says what is wrong with it.
+    """Return the conversation in a record's fields; ChatError if it is invalid.
 
     Example:
         >>> read_chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]).messages
@@ -74,7 +74,7 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
 
 
 def _parse(value: Any, what: str) -> Any:
-    """Return a value that tables hold as JSON, for want of a type."""
+    """Parse a value that tables hold as JSON, for want of a type."""
     if not isinstance(value, str):
         return value
     try:
@@ -110,7 +110,7 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
 
 
 def _read_call(call: Any) -> Any:
-    """Return a call with its arguments as an object, which some services give as JSON."""
+    """Return a call with its arguments as an object; some services give JSON."""
     inner = call.get("function") if isinstance(call, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
         return call

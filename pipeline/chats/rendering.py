@@ -1,9 +1,9 @@
-"""A chat as one document that two templates render: its own bytes, and proof of where they are.
+"""A chat as one document that two templates render: its own bytes, and proof of their places.
 
 The document is the texts of the messages, one after another. Each side's rendering is *pieces*: own
-text of the template, then a range of the document. That is proven for every chat: own texts and
-texts, put together, must give what the template renders, byte for byte; a template may take white
-space from a text's ends, and drop the reasoning of earlier turns.
+text of the template, then a range of the document. That is proven for every chat: joined, they must
+give the template's rendering, byte for byte; a template may trim white space from a text's ends,
+and drop the reasoning of earlier turns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ _TEXT_FIELDS = (CONTENT, REASONING)
 
 @dataclass(frozen=True)
 class LearnRule:
-    """What of a chat is learned.
+    """The learned part of a chat.
 
     Attributes:
         learn: whose texts.
-        end: whether what ends a turn is learned behind one.
+        end: whether the end of a learned turn is learned, too.
     """
 
     learn: Learn = "assistant"
@@ -46,13 +46,13 @@ class Rendering:
 
     Attributes:
         text: its UTF-8 bytes.
-        own: the template's own texts, one before each range and one behind the last.
-        ranges: of the document, which come between them, ascending.
-        places: where each range starts in the text.
-        closes: where the document's text that each range is of ends.
-        said: ranges of the text that the side's model has to say itself, ascending.
-        turn_ends: where turns of an assistant end behind which another's message comes, by the
-            number of the message.
+        own: the template's own texts, one before each range and one after the last.
+        ranges: the document's ranges between them, ascending.
+        places: the start of each range in the text.
+        closes: the end of each range's text in the document.
+        said: ranges of the text that the side's model must write itself, ascending.
+        turn_ends: ends of an assistant's turns before another's message, by the number of the
+            message.
     """
 
     text: bytes
@@ -72,7 +72,7 @@ class RenderedChat:
         text: the document's UTF-8 bytes.
         messages: JSON of the messages without their texts, the tools, and for each text its
             message, field and bytes.
-        learned: ranges of the document that are learned: parts of texts that both sides render.
+        learned: learned ranges of the document: parts of texts that both sides render.
         sides: the student's rendering, and the teacher's.
     """
 
@@ -85,8 +85,8 @@ class RenderedChat:
 def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> RenderedChat:
     """Return a chat as a document.
 
-    ChatError if a template refuses the chat, or where its texts are can't be proven; it names side,
-    message and field.
+    ChatError, with side, message and field, if a template refuses the chat, or its texts' places
+    can't be proven.
     """
     found = [*chat.texts()]
     texts = Texts(found, [text.text.encode() for text in found])
@@ -124,7 +124,7 @@ def _learned_messages(chat: Chat, rule: LearnRule) -> set[int]:
 
 
 def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:
-    """Return which bytes of the document a side renders of each text."""
+    """Return the document's bytes that a side renders of each text."""
     found = [_NOTHING] * (len(starts) - 1)
     for number, start, stop in each.held:
         found[number] = starts[number] + start, starts[number] + stop
@@ -132,15 +132,15 @@ def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:
 
 
 class _Turns(NamedTuple):
-    """What is learned of a chat.
+    """The learned part of a chat.
 
     Attributes:
         chat: the chat.
-        messages: the numbers of messages that are.
-        end: whether what ends a turn is.
+        messages: the numbers of learned messages.
+        end: whether the end of a turn is learned.
         texts: all texts.
-        starts: where each starts in the document, and where the last one ends.
-        learned: the range of the document that is learned of each.
+        starts: each text's start in the document, and the last one's end.
+        learned: the learned range of each text in the document.
     """
 
     chat: Chat
@@ -151,7 +151,6 @@ class _Turns(NamedTuple):
     learned: Sequence[Range]
 
     def wants(self, said: Said) -> bool:
-        """Return whether a part of a turn is learned."""
         if said.message not in self.messages:
             return False
         if said.kind == "end":
@@ -164,14 +163,14 @@ class _Turns(NamedTuple):
         )
 
     def end_before_another(self, number: int) -> bool:
-        """Return whether a message is an assistant's, and what follows is no answer to it."""
+        """Whether a message is an assistant's, not followed by an answer to it."""
         messages = self.chat.messages
         later = messages[number + 1]["role"] if number + 1 < len(messages) else ""
         return messages[number]["role"] == "assistant" and later in ("user", "system")
 
 
 def _render(each: Fitted, seen: Sequence[Range], turns: _Turns) -> Rendering:
-    """Return a side's rendering, of which each text is a range of the document."""
+    """Return a side's rendering, with each text as a range of the document."""
     ranges, places, closes, said = list[Range](), list[int](), list[int](), list[Range]()
     at = 0
     for own, (number, _, _) in zip(each.own, each.held, strict=False):
@@ -205,7 +204,7 @@ def _describe(chat: Chat, texts: Texts) -> bytes:
 
 
 def restore_chat(messages: bytes, text: bytes) -> Chat:
-    """Return the chat that a document was made of, by what `RenderedChat.messages` says of it."""
+    """Restore the chat of a document from `RenderedChat.messages`."""
     body = orjson.loads(messages)
     at = 0
     for number, field, size in body["texts"]:

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered as `transformers` renders it, and always the same."""
+"""A model's chat template, rendered as in `transformers`, and always the same."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ TODAY = "today"
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template with all that decides what it renders, but the chat.
+    """A template with everything but the chat that decides its rendering.
 
     Attributes:
         text: in Jinja.
-        names: what it calls `bos_token`, `eos_token` and so on.
-        options: what else it is given, such as `enable_thinking`.
-        parts: whether it takes a content as a list of parts only.
-        json_arguments: whether it takes the arguments of calls as JSON only.
+        names: its strings for `bos_token`, `eos_token` and so on.
+        options: further values, such as `enable_thinking`.
+        parts: whether it takes a content only as a list of parts.
+        json_arguments: whether it takes the arguments of calls only as JSON.
     """
 
     text: str
@@ -47,7 +47,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return a chat's text; ChatError with the template's words if it refuses it."""
+        """Return a chat's text; ChatError with the template's message if it refuses the chat."""
         values = {**self.names, **self.options, "add_generation_prompt": add_generation_prompt}
         try:
             template = _compile(self.text, self.options.get(TODAY, ""))
@@ -64,7 +64,7 @@ class ChatTemplate:
         return sha256(self.text.encode()).hexdigest()
 
     def _given(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message as `transformers` hands it on."""
+        """Return a message as `transformers` passes it."""
         given = dict(message)
         if REASONING in given:
             given["thinking"] = given[REASONING]
@@ -93,12 +93,11 @@ def _words(error: Exception) -> str:
 
 
 class _Marks(Extension):
-    """`{% generation %}`, with which some templates mark what an assistant says."""
+    """`{% generation %}`, with which some templates mark an assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
 
     def parse(self, parser: Parser) -> list[Node]:
-        """Return what is between the marks."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -108,20 +107,19 @@ _PLAIN_TYPES = frozenset({str, dict, list, tuple, LoopContext, Namespace})
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The same sandbox, which remembers what it found out: half of the time of rendering."""
+    """The same sandbox with a cache, which halves the time of rendering."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._is_safe: dict[tuple[type, str], bool] = {}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute or item; a plain dict's item at once, as messages mostly are."""
+        """Return an attribute or item, with a fast path for plain dicts, as most messages are."""
         if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether templates may use an attribute."""
         kind = type(obj)
         if kind not in _PLAIN_TYPES:
             return super().is_safe_attribute(obj, attr, value)

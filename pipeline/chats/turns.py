@@ -1,10 +1,10 @@
 """Where a template puts a chat's texts, and what else of its rendering an assistant says.
 
-A chat is rendered with each of its texts replaced by a character of its own. What lies between
-these characters is the template's *own text*; it depends on the chat's structure alone, so chats of
-one structure share it. Which of it an assistant says, that is: what a model must write itself, the
-template shows, too: a turn begins behind what `add_generation_prompt` gives, and ends as a chat
-does whose last message it is.
+A chat is rendered with each of its texts replaced by a unique character. The text between these
+characters is the template's *own text*; it depends only on the chat's structure, so chats of one
+structure share it. The template also shows which of it an assistant says, so a model must write it:
+a turn begins after the text of `add_generation_prompt`, and ends like a chat whose last message it
+is.
 """
 
 import re
@@ -42,12 +42,12 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """How a template renders chats of one structure.
+    """A template's rendering of chats with one structure.
 
     Attributes:
-        own: the template's texts in UTF-8, one more than there are texts of messages.
-        texts: which text of the chat comes between them, ascending.
-        said: what of them belongs to a turn, in their order.
+        own: the template's texts in UTF-8, one more than the messages' texts.
+        texts: the chat's texts between them, ascending.
+        said: their parts that belong to a turn, in order.
     """
 
     own: tuple[bytes, ...]
@@ -57,7 +57,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A side's template, and what its tokenizer reads as control tokens.
+    """A side's template, and its tokenizer's control tokens.
 
     Attributes:
         template: of the side.
@@ -70,15 +70,15 @@ class Speaker:
 
 @dataclass(frozen=True)
 class _Habits:
-    """What a template puts around turns, as small chats show it.
+    """A template's text around turns, as small chats show it.
 
     Attributes:
         header: begins an assistant's turn.
-        prompt: what a generation prompt has behind that.
-        before: what comes before an assistant's turn, by the role of the message before.
+        prompt: a generation prompt's text after that.
+        before: the text before an assistant's turn, by the role of the message before.
         end: ends an assistant's turn.
         user_end: ends a user's.
-        no_reasoning: how it marks that nothing was thought, less white space.
+        no_reasoning: its mark for empty reasoning, without white space.
     """
 
     header: str
@@ -90,9 +90,10 @@ class _Habits:
 
 
 def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str) -> Speaker:
-    """Return a side's template in the form of content that it takes.
+    """Return a side's template with the form of content that it takes.
 
-    ChatError if it shows neither strings nor parts of type text: it wants images, or is none.
+    ChatError if it shows neither strings nor parts of type text: it wants images, or isn't a
+    template.
     """
     reasons = []
     for parts in (False, True):
@@ -111,7 +112,7 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
 
 
 def _with_arguments(template: ChatTemplate) -> ChatTemplate:
-    """Return a template that is given the arguments of calls as it takes them."""
+    """Return a template with the form of calls' arguments that it takes."""
     messages: list[dict[str, Any]] = [
         {"role": "user", CONTENT: "?"},
         {"role": "assistant", CALLS: [_CALL]},
@@ -125,7 +126,7 @@ def _with_arguments(template: ChatTemplate) -> ChatTemplate:
 
 
 def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
-    """Return a chat, as JSON, with a mark in the place of each of its texts."""
+    """Return a chat, as JSON, with marks instead of its texts."""
     if len(texts) > _LAST_MARK - _FIRST_MARK:
         raise ChatError(f"{len(texts)} texts are too many for one chat")
     messages = [dict(message) for message in chat.messages]
@@ -137,9 +138,9 @@ def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def find_shape(speaker: Speaker, marked: bytes) -> Shape:
-    """Return how a template renders a chat, of which `mark_texts` gives the structure.
+    """Return a template's rendering of a chat's structure, from `mark_texts`.
 
-    ChatError says which text it drops, repeats or moves. Reasoning may be dropped: most templates
+    ChatError names a text that it drops, repeats or moves. Reasoning may be dropped: most templates
     leave out that of earlier turns.
     """
     chat = Chat(**orjson.loads(marked))
@@ -157,7 +158,7 @@ def find_shape(speaker: Speaker, marked: bytes) -> Shape:
 
 
 def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
-    """Return where each text is in the rendering, by its number, ascending."""
+    """Return each text's place in the rendering, by its number, ascending."""
     places: dict[int, int] = {}
     last = -1
     for match in _MARK.finditer(rendered):
@@ -179,7 +180,7 @@ def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
 
 
 def _in_own(said: Said, bounds: Sequence[int], own: Sequence[str]) -> Said:
-    """Return characters of the whole rendering as bytes of the own text that they lie in."""
+    """Convert characters of the whole rendering to bytes of their own text."""
     number = sum(place < said.start for place in bounds)
     first = bounds[number - 1] + 1 if number else 0
     start, stop = (len(own[number][: at - first].encode()) for at in (said.start, said.stop))
@@ -188,7 +189,7 @@ def _in_own(said: Said, bounds: Sequence[int], own: Sequence[str]) -> Said:
 
 @lru_cache(maxsize=64)
 def habits_of(speaker: Speaker) -> _Habits:
-    """Return what a template puts around turns; ChatError if it doesn't show two small texts."""
+    """Return a template's text around turns; ChatError if it doesn't show two small texts."""
     template = speaker.template
     user = {"role": "user", CONTENT: _USER}
     both = template.render([user, {"role": "assistant", CONTENT: _SAID}])
@@ -216,7 +217,7 @@ def habits_of(speaker: Speaker) -> _Habits:
 
 
 def _behind(template: ChatTemplate, messages: Sequence[Any], *, prompt: bool = False) -> str:
-    """Return what comes behind the last text of a chat; "" if the template refuses the chat."""
+    """Return the text after a chat's last text; "" if the template refuses the chat."""
     try:
         rendered = template.render(messages, add_generation_prompt=prompt)
     except ChatError:
@@ -229,7 +230,7 @@ def _dense(text: str) -> str:
 
 
 def _length_of(dense: str, text: str) -> int:
-    """Return how much of a text spells, but for white space, what has none; 0 if it doesn't."""
+    """Return the length of a text's start that spells `dense` except for white space, or 0."""
     at = 0
     for character in dense:
         at += len(text[at:]) - len(text[at:].lstrip())
@@ -240,7 +241,7 @@ def _length_of(dense: str, text: str) -> int:
 
 
 class _Turns:
-    """Finds what of a rendering with marks its messages say."""
+    """Finds what messages say in a rendering with marks."""
 
     def __init__(
         self, speaker: Speaker, chat: Chat, rendered: str, places: Mapping[int, int]
@@ -295,7 +296,7 @@ class _Turns:
         return min(later, default=len(self._rendered))
 
     def _start(self, number: int, at: int, first: int, *, has_text: bool) -> int | None:
-        """Return where a turn begins, behind the header; None if that can't be seen."""
+        """Return a turn's beginning, after the header; None if it is invisible."""
         rendered, habits = self._rendered, self._habits
         if habits.header:
             find = rendered.rfind if has_text else rendered.find
@@ -313,7 +314,7 @@ class _Turns:
         return start + empty
 
     def _end(self, number: int, last: int) -> tuple[int, int]:
-        """Return where what ends a turn begins and where it stops, behind the last text."""
+        """Return start and stop of a turn's end, after its last text."""
         rendered, usual = self._rendered, self._habits.end
         is_last, calls = (
             number == len(self._chat.messages) - 1,
@@ -339,7 +340,7 @@ class _Turns:
         return last, last + length
 
     def _length_of_calls(self, number: int, last: int, until: int) -> int:
-        """Return how much of what comes behind `last` a chat has that stops with the calls."""
+        """Return how much text after `last` a chat has that stops with the calls."""
         behind, habits = self._rendered[last:until], self._habits
         alone = ""
         with suppress(ChatError):
@@ -362,7 +363,7 @@ class _Turns:
         return len(commonprefix([tail, behind]))
 
     def _closing(self, turn: str) -> int:
-        """Return how many characters at the end of a turn end it."""
+        """Return the number of characters that end a turn."""
         if self._habits.end and turn.endswith(self._habits.end):
             return len(self._habits.end)
         bare = turn.rstrip()
@@ -370,7 +371,7 @@ class _Turns:
         return len(turn) - len(bare) + max(map(len, ends)) if ends else 0
 
     def _control_at(self, place: int) -> int:
-        """Return the length of the control string that the own text at a place begins with."""
+        """Return the length of the control string at the start of the own text at a place."""
         behind = self._rendered[place:]
         blank = len(behind) - len(behind.lstrip())
         names = [n for n in self._speaker.controls if behind.startswith(n, blank)]
