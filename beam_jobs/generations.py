@@ -1,9 +1,9 @@
 """A dataset's next generation: first the old manifest is kept, last the new one replaces it."""
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from pipeline.command_line.failures import hinted
-from pipeline.dataset.reading import nearest_dataset
+from pipeline.dataset.dataset_reading import nearest_dataset
 from schemas.manifest import (
     MANIFEST_FILE,
     Manifest,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK
 from pipeline.command_line.failures import hinted
 from pipeline.remote.first_contact import NoAnswerError, require_answer

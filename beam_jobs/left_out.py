@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.errors import TooManyDeadLettersError
+from beam_jobs.job_errors import TooManyDeadLettersError
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import Manifest, totals_of
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from pipeline.command_line.folder_lock import (
     describe_owner,
     describe_refusal,

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from pipeline.drawing.formatting import format_bytes
 
 _FULL = re.compile(r"\[Errno (?:28|122)\] [^:\n]*(?:: '([^'\n]+)')?")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from beam_jobs import storage
 from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
-from pipeline.tokenization.splits import library_versions
+from pipeline.tokenization.pretokenizer_splits import library_versions
 from schemas.errors import ForeignTokenizerError
 
 

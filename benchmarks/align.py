@@ -26,7 +26,7 @@ from rivals import encode_only, load_encoder, load_limit, plain_loop
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.writing import ShardWriter
 from pipeline.tokenization import load_tokenizer
 from schemas.index import encode_index

@@ -25,7 +25,7 @@ from measure import Report, measure
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.chats.alignment import ChatSide, align_chats
+from pipeline.chats.chat_alignment import ChatSide, align_chats
 from pipeline.chats.messages import Chat
 from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate

@@ -37,7 +37,7 @@ from pipeline.models.output_layer import output_layer
 from pipeline.streaming import AlignedRows, Rows, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import stored_values, to_stored
+from schemas.stored_distributions import stored_values, to_stored
 
 WHOLE, LABEL = "the whole distribution", "the label alone"
 SCHEMES = [(8, 0), (16, 0), (64, 0), (4, 4), (8, 4), (12, 6)]

@@ -120,7 +120,7 @@ class Bench:
         from scoring import bare_pass, ready_teacher
 
         from beam_jobs.score.steps import score_shard
-        from pipeline.scoring.engines.settings import TopSettings, TransformersSettings
+        from pipeline.scoring.engines.engine_settings import TopSettings, TransformersSettings
 
         teacher = make_model(self.work, "seven", self.scale, self.device)
         sizes = {"seq_length": self.scale.seq_length, "dtype": "bfloat16"}

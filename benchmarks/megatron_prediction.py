@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from megatron_plugin.models.shape import ModelShape, read_shape
 from megatron_plugin.models.stage_cut import cut_layers, output_cost
 from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
-from pipeline.command_line.options import ModelSource, Option, parse_options
+from pipeline.command_line.option_parsing import ModelSource, Option, parse_options
 
 GpuName = Literal["a100", "h100", "h200", "b200"]
 # Dense bf16 operations per second and GiB, as their maker says.

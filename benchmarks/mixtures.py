@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 from measure import Report, measure
 
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.packing.mixture_file import Stage
 from pipeline.packing.mixture_plan import Source, plan_mixture
 from pipeline.packing.plan import RowPlan, plan_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from schemas.document_scores import (
+from schemas.document_score_table import (
     DocumentScores,
     document_scores_name,
     encode_document_scores,

@@ -35,7 +35,7 @@ from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.engines.settings import TopSettings, TransformersSettings
+from pipeline.scoring.engines.engine_settings import TopSettings, TransformersSettings
 from pipeline.scoring.engines.transformers import Scorer, make_batch, plan_batches
 from schemas.manifest import Manifest
 from schemas.sidecar import SidecarRecord, sidecar_name

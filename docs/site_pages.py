@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from pipeline.command_line.options import add_options
+from pipeline.command_line.option_parsing import add_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

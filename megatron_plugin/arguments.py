@@ -7,9 +7,9 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pipeline.command_line import options
+from pipeline.command_line import option_parsing
 from pipeline.command_line.failures import hinted
-from pipeline.command_line.options import ModelSource, Option
+from pipeline.command_line.option_parsing import ModelSource, Option
 from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
 from pipeline.methods.method import Method
@@ -199,7 +199,7 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     Example:
         >>> parse_and_validate_args(extra_args_provider=add_arguments)
     """
-    options.add_options(parser, VocagOptions, prefix=_PREFIX, groups=_GROUPS)
+    option_parsing.add_options(parser, VocagOptions, prefix=_PREFIX, groups=_GROUPS)
     return parser
 
 
@@ -215,4 +215,4 @@ def read_options(argv: Sequence[str]) -> VocagOptions | None:
     # Every rank would print the usage, without Megatron's half of it.
     parser = ArgumentParser(usage=SUPPRESS, add_help=False, allow_abbrev=False)
     given, _ = add_arguments(parser).parse_known_args(argv)
-    return options.read_options(VocagOptions, vars(given), prefix=_PREFIX)
+    return option_parsing.read_options(VocagOptions, vars(given), prefix=_PREFIX)

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any, Literal
 
 from megatron_plugin.arguments import ArgumentError, TeacherOptions, VocagOptions
-from megatron_plugin.models.weights import open_weights
+from megatron_plugin.models.weight_sources import open_weights
 from megatron_plugin.splits import Batch, balance, best_of_each, legal_splits
 from megatron_plugin.upstream import HAVE_APEX_OR_TE, add_megatron_arguments
 from pipeline.command_line.failures import hinted

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.command_line import command
+from pipeline.command_line import commands
 from pipeline.command_line.failures import report
-from pipeline.command_line.options import Option, parse_options
+from pipeline.command_line.option_parsing import Option, parse_options
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.main(["export", *sys.argv[1:]])
+    commands.main(["export", *sys.argv[1:]])

@@ -16,7 +16,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from megatron_plugin.models.shape import ModelShape
-from megatron_plugin.models.weights import checkpoint_args, newest_iteration, read_student
+from megatron_plugin.models.weight_sources import checkpoint_args, newest_iteration, read_student
 from pipeline.command_line.failures import hinted
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
 from pipeline.models.generation_defaults import read_generation_defaults

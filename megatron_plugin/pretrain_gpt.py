@@ -22,11 +22,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from megatron_plugin.arguments import add_arguments, read_options
 from megatron_plugin.checks import require_split
-from megatron_plugin.models.arguments import installed_arguments, model_arguments
 from megatron_plugin.models.build import forget_engine_attention
-from megatron_plugin.models.weights import open_weights
-from megatron_plugin.student.run import StudentRun
+from megatron_plugin.models.megatron_arguments import installed_arguments, model_arguments
+from megatron_plugin.models.weight_sources import open_weights
 from megatron_plugin.student.run_identity import read_checkpoint, saved_stream
+from megatron_plugin.student.student_run import StudentRun
 from megatron_plugin.teacher.world import serve
 from megatron_plugin.upstream import (
     ModelType,

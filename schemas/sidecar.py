@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import EntriesRecord, ShardEntries, decode_entries
 from schemas.errors import DamagedShardError, DatasetError, SchemaVersionError
 from schemas.records import (
     Count,
@@ -29,6 +28,7 @@ from schemas.records import (
     write_file,
 )
 from schemas.safetensors_view import read_header, view_vector
+from schemas.stored_distributions import EntriesRecord, ShardEntries, decode_entries
 
 SIDECAR_VERSION = 1
 FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "vocag score")
@@ -81,8 +81,8 @@ class TeacherRule:
         context: where each token's left context starts, see
             `pipeline.scoring.contexts.ContextRule`.
         engine: what ran it; None for transformers and Megatron, and then omitted.
-        where: documents that don't match were not scored, see `pipeline.dataset.selection`; "": all
-            were, and it is omitted.
+        where: documents that don't match were not scored, see `pipeline.dataset.chosen_documents`; "":
+            all were, and it is omitted.
         distributions: the stored part of its distributions; None: losses only, and omitted.
         learned_only: whether of chats only tokens of learned texts are stored; omitted if not.
     """

@@ -38,8 +38,8 @@ ALLOWED = {
     "pipeline.dataset": "pipeline.chats pipeline.alignment pipeline.tokenization pipeline.batches"
     " pipeline.compiled pipeline.remote",
     "pipeline.dataset.cache": "",
-    "pipeline.dataset.reading": "pipeline.remote",
-    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.reading",
+    "pipeline.dataset.dataset_reading": "pipeline.remote",
+    "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.dataset_reading",
     "pipeline.packing": "pipeline.compiled",
     "pipeline.packing.mixture_file": "",
     "pipeline.packing.reading": "pipeline.packing",
@@ -136,15 +136,15 @@ _FRAMEWORKS = "torch transformers apache_beam megatron"
 # What must not be loaded where some modules are imported, one after another.
 LOADS_NO = {
     "vocag vocag.command": f"{_FRAMEWORKS} {_TOKENIZERS} numpy pipeline schemas",
-    "pipeline.command_line.options pipeline.command_line.command": f"{_FRAMEWORKS} {_TOKENIZERS}"
-    " numpy schemas",
+    "pipeline.command_line.option_parsing pipeline.command_line.commands": f"{_FRAMEWORKS}"
+    f" {_TOKENIZERS} numpy schemas",
     "schemas.document schemas.index schemas.manifest schemas.errors": "tokenizers fastokens numba"
     " pipeline",
-    "pipeline.dataset.reading pipeline.scoring.contexts pipeline.packing.plan"
+    "pipeline.dataset.dataset_reading pipeline.scoring.contexts pipeline.packing.plan"
     " pipeline.packing.saved_plans": f"{_TOKENIZERS} torch",
     # What Beam's workers import: each module more is paid by every worker.
     "pipeline pipeline.alignment pipeline.dataset.writing pipeline.tokenization pipeline.validate"
-    " pipeline.models.probe pipeline.models.teacher_files pipeline.command_line.options"
+    " pipeline.models.probe pipeline.models.teacher_files pipeline.command_line.option_parsing"
     " schemas.document schemas.manifest": _FRAMEWORKS,
     "beam_jobs.align.steps": "beam_jobs.align.command torch",
     "beam_jobs.align.command": "torch transformers megatron",
@@ -284,7 +284,7 @@ def test_cycles_and_borrowed_names_are_found() -> None:
     assert cycles({**there_and_back, "schemas/b.py": "import json"}) == []
     line = "from pipeline.dataset.files import _open"
     assert len(borrowed_private_names("pipeline/packing/plan.py", line)) == 1
-    assert borrowed_private_names("pipeline/dataset/reading.py", line) == []
+    assert borrowed_private_names("pipeline/dataset/dataset_reading.py", line) == []
 
 
 def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
@@ -310,7 +310,10 @@ def test_owned_libraries_are_used_by_their_owners(repository: Path) -> None:
         ("pipeline/guidance/baselines.py", "from fastokens import Tokenizer"),
         ("megatron_plugin/x.py", "import apache_beam"),
         ("megatron_plugin/teacher/x.py", "from megatron.core import parallel_state"),
-        ("pipeline/dataset/reading.py", "from pipeline.dataset.encoding import encode_batch"),
+        (
+            "pipeline/dataset/dataset_reading.py",
+            "from pipeline.dataset.encoding import encode_batch",
+        ),
         ("pipeline/guidance/x.py", "from pipeline.scoring import contexts"),
         ("pipeline/losses/x.py", "from pipeline.guidance import select_tokens"),
         ("beam_jobs/align/x.py", "from beam_jobs.score.steps import ScoreJob"),
@@ -349,3 +352,50 @@ def test_what_modules_must_not_load(modules: str, repository: Path) -> None:
         [sys.executable, "-c", script], cwd=repository, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+# A room's part of one thing, and so of one name in every room that has it. Else a name is one
+# module's: `selection` was four things.
+ROLES = {
+    "__init__": "a room",
+    "__main__": "what `python -m` runs",
+    "command": "a command's function `main`",
+    "dry_run": "what `--dry-run` prints",
+    "job": "what a Beam job is, in its launcher",
+    "kernels": "loops that numba compiles",
+    "models": "a room of models: of transformers, and next to Megatron",
+    "options": "a command's frozen dataclass",
+    "steps": "what a Beam job's workers run",
+}
+
+
+def shared_names(files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names of modules and rooms, and of public classes, that mean more than one thing."""
+    found: dict[str, list[str]] = {}
+    for path, source in files.items():
+        found.setdefault(Path(path).stem, []).append(path)
+        if path.endswith("/__init__.py"):
+            found.setdefault(Path(path).parent.name, []).append(path)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return {name: sorted(places) for name, places in found.items() if len(places) > 1}
+
+
+def test_a_name_of_a_module_or_a_class_means_one_thing(repository: Path) -> None:
+    shared = shared_names(sources(repository))
+    assert {name: places for name, places in shared.items() if name not in ROLES} == {}
+    assert shared.keys() == ROLES.keys(), "a role that one room alone has needs no exception"
+
+
+def test_shared_names_are_found() -> None:
+    files = {
+        "schemas/a.py": "class Piece: ...",
+        "pipeline/x/a.py": "def f():\n    class Piece: ...",
+        "pipeline/a/__init__.py": "class _Own: ...",
+        "pipeline/x/b.py": "class _Own: ...",
+    }
+    assert shared_names(files) == {
+        "Piece": ["pipeline/x/a.py:2", "schemas/a.py:1"],
+        "a": ["pipeline/a/__init__.py", "pipeline/x/a.py", "schemas/a.py"],
+    }

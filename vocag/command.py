@@ -16,6 +16,6 @@ def main() -> "NoReturn":
     except HiddenPackageError as error:
         print(f"vocag: error: {error}", file=sys.stderr)
         sys.exit(2)
-    from pipeline.command_line.command import main
+    from pipeline.command_line.commands import main
 
     main()

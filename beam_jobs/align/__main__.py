@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from beam_jobs.align.options import parse_options
 from beam_jobs.running.exits import exit_status
 from beam_jobs.running.run_options import configure_logging
-from pipeline.command_line import command
+from pipeline.command_line import commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse_options(arguments)
         configure_logging("align", options.run)
         from beam_jobs.align.command import align, describe
-        from beam_jobs.errors import TooManyDeadLettersError
+        from beam_jobs.job_errors import TooManyDeadLettersError
 
         if options.dry_run:
             told, loss = describe(options)
@@ -32,4 +32,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.main(["align", *sys.argv[1:]])
+    commands.main(["align", *sys.argv[1:]])

@@ -16,7 +16,7 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.align.options import Shuffle
-from beam_jobs.runs import BLOCKS_PREFIX
+from beam_jobs.resuming import BLOCKS_PREFIX
 from schemas.document import document_key
 
 Record = PlacedDocument | DeadLetter | TakenId

@@ -11,16 +11,16 @@ import msgspec
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.blocks import BlockStore, Record, holds_taken_ids, key_of, unpack_block
-from beam_jobs.align.chats import align_documents
+from beam_jobs.align.bucket_blocks import BlockStore, Record, holds_taken_ids, key_of, unpack_block
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, Reason
 from beam_jobs.align.inputs.metadata import columns_of
 from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.align.job import BucketRecord, BucketTar, Job
+from beam_jobs.align.job_chats import align_documents
 from beam_jobs.left_out import DUPLICATE_OF
-from beam_jobs.running.progress import worker_progress
-from beam_jobs.runs import read_commit
+from beam_jobs.resuming import read_commit
+from beam_jobs.running.job_progress import worker_progress
 from beam_jobs.tokenizer_files import load_stored
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.dataset.writing import ShardWriter, shard_record

@@ -8,22 +8,22 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
-from beam_jobs.align.attempt import Attempt, configure
+from beam_jobs.align.configuration import Attempt, configure
+from beam_jobs.align.dataset_making import make_dataset
 from beam_jobs.align.dry_run import describe_job
 from beam_jobs.align.inputs.input_identity import require_same_inputs
 from beam_jobs.align.inputs.parts import STANDARD_INPUT
 from beam_jobs.align.inputs.standard_input import remove_abandoned, spool_standard_input
-from beam_jobs.align.making import make_dataset
-from beam_jobs.align.opened import open_input
+from beam_jobs.align.opened_input import open_input
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import InputError, OptionsError
 from beam_jobs.hub_copies import input_here, output_here
+from beam_jobs.job_errors import InputError, OptionsError
 from beam_jobs.left_out import require_few_left_out
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
+from beam_jobs.resuming import SUMMARY_FILE
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
-from beam_jobs.runs import SUMMARY_FILE
-from pipeline.command_line.options import option_names
+from pipeline.command_line.option_parsing import option_names
 from schemas.manifest import MANIFEST_FILE, Manifest
 
 

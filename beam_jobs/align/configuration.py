@@ -8,12 +8,12 @@ from typing import Any
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs.align.differences import describe_configurations
-from beam_jobs.align.inputs.files import describe_inputs
-from beam_jobs.align.opened import OpenedInput
+from beam_jobs.align.inputs.input_files import describe_inputs
+from beam_jobs.align.opened_input import OpenedInput
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import OptionsError
 from beam_jobs.generations import read_newest
-from beam_jobs.runs import Describe, find_finished, require_all_files, run_folder_of
+from beam_jobs.job_errors import OptionsError
+from beam_jobs.resuming import Describe, find_finished, require_all_files, run_folder_of
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION

@@ -9,8 +9,7 @@ from functools import partial
 import apache_beam as beam
 
 from beam_jobs import storage
-from beam_jobs.align.attempt import Attempt, tokenizer_records
-from beam_jobs.align.chats import SIDES, render_first
+from beam_jobs.align.configuration import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
 from beam_jobs.align.inputs.parts import plan_tasks
@@ -18,14 +17,15 @@ from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_me
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
+from beam_jobs.align.job_chats import SIDES, render_first
 from beam_jobs.align.steps import (
     build_pipeline,
     count_lost_texts,
     describe_lost_texts,
     read_lost_texts,
 )
-from beam_jobs.errors import InputError, TooManyDeadLettersError
 from beam_jobs.generations import keep_manifest, read_newest
+from beam_jobs.job_errors import InputError, TooManyDeadLettersError
 from beam_jobs.left_out import (
     count_lost,
     count_reasons,
@@ -34,15 +34,15 @@ from beam_jobs.left_out import (
     require_few_left_out,
 )
 from beam_jobs.report.page import RunSummary, SideSummary
-from beam_jobs.report.summary import library_versions, summarise, write_report
-from beam_jobs.running.progress import aligning_stage
+from beam_jobs.report.run_summary import library_versions, summarise, write_report
+from beam_jobs.resuming import SUMMARY_FILE, close_run, read_left_file, start_run
+from beam_jobs.running.job_progress import aligning_stage
 from beam_jobs.running.runners import describe_runner, run_pipeline
-from beam_jobs.runs import SUMMARY_FILE, close_run, read_left_file, start_run
 from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
 from pipeline.dataset.conventions import describe_convention
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_manifest
 from pipeline.distributions.pair import FEW_TOKENS, look_at_pair
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import MANIFEST_FILE, Manifest

@@ -6,8 +6,8 @@ from typing import Any
 
 from beam_jobs import storage
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.runs import describe_differences
-from pipeline.command_line.options import option_names
+from beam_jobs.resuming import describe_differences
+from pipeline.command_line.option_parsing import option_names
 from pipeline.drawing.formatting import format_bytes, format_plural
 
 _OPTIONS = {

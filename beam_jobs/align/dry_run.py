@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 import msgspec
 
-from beam_jobs.align.blocks import estimate_bytes
-from beam_jobs.align.chats import align_documents, render_first
+from beam_jobs.align.bucket_blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import InputFile
@@ -23,8 +22,9 @@ from beam_jobs.align.inputs.sampling import (
 )
 from beam_jobs.align.inputs.unusable import describe_unusable, may_be_unusable
 from beam_jobs.align.job import choose_shuffle, estimate_memory
-from beam_jobs.align.opened import OpenedInput
-from beam_jobs.errors import TooManyDeadLettersError
+from beam_jobs.align.job_chats import align_documents, render_first
+from beam_jobs.align.opened_input import OpenedInput
+from beam_jobs.job_errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room
 from pipeline.batches import AlignedBatch, SourceDocument

@@ -6,9 +6,9 @@ from itertools import count
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.align.chats import JobChats
 from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
+from beam_jobs.align.job_chats import JobChats
 from beam_jobs.align.options import AlignOptions, Shuffle
 from beam_jobs.tokenizer_files import StoredTokenizer
 from schemas.manifest import DEAD_LETTERS_FILE, ShardRecord, TokenizerRecord

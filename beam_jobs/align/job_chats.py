@@ -11,10 +11,10 @@ import orjson
 
 from beam_jobs.align.inputs.documents import PlacedDocument
 from beam_jobs.align.options import ChatOptions
-from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
-from pipeline.chats.alignment import ChatSide, align_chats
+from pipeline.chats.chat_alignment import ChatSide, align_chats
 from pipeline.chats.messages import ChatError, decode_chat
 from pipeline.chats.rendering import LearnRule, render_chat
 from pipeline.chats.templates import ChatTemplate

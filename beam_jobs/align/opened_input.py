@@ -9,7 +9,6 @@ from shlex import quote
 from typing import Any
 
 from beam_jobs import storage
-from beam_jobs.align.chats import JobChats, open_chats
 from beam_jobs.align.inputs.datasets import (
     InputDataset,
     StoredDataset,
@@ -17,14 +16,15 @@ from beam_jobs.align.inputs.datasets import (
     open_dataset_as_input,
 )
 from beam_jobs.align.inputs.documents import ReadingRules
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.metadata import parse_metadata
 from beam_jobs.align.inputs.parts import DATASET, InputFile, count_buckets
 from beam_jobs.align.inputs.standard_input import is_spooled
-from beam_jobs.align.inputs.templates import parse_template
+from beam_jobs.align.inputs.text_templates import parse_template
+from beam_jobs.align.job_chats import JobChats, open_chats
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import InputError, OptionsError
 from beam_jobs.generations import read_newest
+from beam_jobs.job_errors import InputError, OptionsError
 from beam_jobs.tokenizer_files import load_stored
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.conventions import NOTHING

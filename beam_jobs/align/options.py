@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from beam_jobs.align.inputs.parts import DATASET, STANDARD_INPUT, Format
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
-from pipeline.command_line import options
-from pipeline.command_line.options import (
+from pipeline.command_line import option_parsing
+from pipeline.command_line.option_parsing import (
     Condition,
     Folder,
     Option,
@@ -279,6 +279,6 @@ class AlignOptions:
 
 def parse_options(arguments: Sequence[str] | None = None) -> AlignOptions:
     """Parse a command line; unknown options go to Beam."""
-    return options.parse_options(
+    return option_parsing.parse_options(
         AlignOptions, arguments, prog="vocag align", epilog=_EXAMPLES, groups=_GROUPS
     )

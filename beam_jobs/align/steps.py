@@ -19,20 +19,20 @@ import apache_beam as beam
 import orjson
 
 from beam_jobs import storage
-from beam_jobs.align.blocks import BlockStore, Record, pack_blocks
+from beam_jobs.align.bucket_blocks import BlockStore, Record, pack_blocks
 from beam_jobs.align.buckets import align_bucket
 from beam_jobs.align.inputs.datasets import InputDataset
+from beam_jobs.align.inputs.document_reading import read_part, show_progress
 from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.metadata import columns_of
 from beam_jobs.align.inputs.parts import decode_task
-from beam_jobs.align.inputs.reading import read_part, show_progress
 from beam_jobs.align.inputs.taken_ids import TAKEN_IDS, read_taken_ids
 from beam_jobs.align.inputs.unusable import letters_of_files, note_unusable
 from beam_jobs.align.job import BucketRecord, Job, number_shards
 from beam_jobs.generations import read_kept
+from beam_jobs.resuming import SUMMARY_FILE, read_commit
 from beam_jobs.running.transforms import Gather, Spread, worker_step
-from beam_jobs.runs import SUMMARY_FILE, read_commit
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import (

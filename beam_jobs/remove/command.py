@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from beam_jobs.remove.options import EXAMPLES, RemoveOptions
 from beam_jobs.running.exits import exit_status
-from pipeline.command_line.options import parse_options
+from pipeline.command_line.option_parsing import parse_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

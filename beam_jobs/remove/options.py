@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.command_line.options import DatasetSource, Option, Rest
+from pipeline.command_line.option_parsing import DatasetSource, Option, Rest
 
 EXAMPLES = """\
 examples:

@@ -15,18 +15,18 @@ from apache_beam.io.filesystems import FileSystems
 from numpy.typing import NDArray
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
 from beam_jobs.first_bytes import why_not_utf8
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
 from beam_jobs.hub_copies import output_here
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.remove.options import RemoveOptions
-from beam_jobs.report.summary import write_card
+from beam_jobs.report.run_summary import write_card
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
-from pipeline.command_line.options import option_names
+from pipeline.command_line.option_parsing import option_names
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation

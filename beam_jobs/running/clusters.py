@@ -22,7 +22,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 
 _ANSWER_SECONDS = 8.0
 _INSIDE_THE_LAUNCHER = {"[local]", "[auto]"}

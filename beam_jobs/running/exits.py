@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from beam_jobs.errors import JobError, TooManyDeadLettersError
+from beam_jobs.job_errors import JobError, TooManyDeadLettersError
 from beam_jobs.shortages import explain_shortage
 from pipeline.command_line.failures import report
 

@@ -94,7 +94,7 @@ def total_counts(folder: str) -> Counter[str]:
     return total
 
 
-class Stage(NamedTuple):
+class JobStage(NamedTuple):
     """A job's progress: `done` of `total`, and the student tokens made so far."""
 
     verb: str
@@ -104,27 +104,27 @@ class Stage(NamedTuple):
     num_tokens: int = 0
 
 
-def aligning_stage(counts: Counter[str], *, text_bytes: int) -> Stage:
+def aligning_stage(counts: Counter[str], *, text_bytes: int) -> JobStage:
     """Progress of reading about `text_bytes` of text, then of aligning documents."""
     if done := counts["aligned_documents"]:
         total, tokens = counts["read_documents"], counts["student_tokens"]
-        return Stage("aligning", done, total, " documents", tokens)
+        return JobStage("aligning", done, total, " documents", tokens)
     done = counts["read_bytes"]
-    return Stage("reading", done, max(text_bytes, done), "B")
+    return JobStage("reading", done, max(text_bytes, done), "B")
 
 
-def scoring_stage(counts: Counter[str], *, num_tokens: int) -> Stage:
+def scoring_stage(counts: Counter[str], *, num_tokens: int) -> JobStage:
     """Progress of scoring a dataset's `num_tokens` teacher tokens."""
     total = num_tokens - min(num_tokens, counts["reused_tokens"])
     # Bundles that run twice count twice; the bar must not overflow.
-    return Stage("scoring", min(total, counts["scored_tokens"]), total, " teacher tokens")
+    return JobStage("scoring", min(total, counts["scored_tokens"]), total, " teacher tokens")
 
 
 def run_with_bar(
     folder: str,
     work: Callable[[], None],
     *,
-    stage: Callable[[Counter[str]], Stage],
+    stage: Callable[[Counter[str]], JobStage],
     quiet: bool = False,
 ) -> None:
     """Run `work` while a thread shows progress: a bar, or a line a minute."""
@@ -155,7 +155,7 @@ def _poll(folder: str, finished: threading.Event) -> Iterator[Counter[str]]:
         yield counts
 
 
-def _draw(stages: Iterator[Stage]) -> None:
+def _draw(stages: Iterator[JobStage]) -> None:
     is_terminal = sys.stderr.isatty()
     screen = sys.stderr if is_terminal else io.StringIO()
     next_line = time.monotonic() + HEARTBEAT_SECONDS

@@ -4,7 +4,7 @@ import logging
 import os
 from dataclasses import dataclass
 
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from pipeline.command_line.logs import set_up_logging
 
 

@@ -32,11 +32,11 @@ from apache_beam.runners.portability.portable_runner import JobServiceHandle
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from beam_jobs import storage
-from beam_jobs.errors import JobError, OptionsError
+from beam_jobs.job_errors import JobError, OptionsError
 from beam_jobs.running.causes import cause_of
 from beam_jobs.running.clusters import require_tried_runner
 from beam_jobs.running.exits import RESUME
-from beam_jobs.running.progress import Stage, reset_progress, run_with_bar
+from beam_jobs.running.job_progress import JobStage, reset_progress, run_with_bar
 from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.running.workers import WorkerDiedError, Workers, run_supervised
 from beam_jobs.shortages import explain_shortage
@@ -110,7 +110,7 @@ def run_pipeline(
     run_folder: str,
     *,
     run: RunOptions,
-    stage: Callable[[Counter[str]], Stage],
+    stage: Callable[[Counter[str]], JobStage],
     disk_bytes: int | None = None,
 ) -> None:
     """Run a pipeline, with a live bar if its folder is local; a JobError names the cause."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import apache_beam as beam
 
-from beam_jobs.running.progress import worker_progress
-from beam_jobs.runs import require_shared
+from beam_jobs.resuming import require_shared
+from beam_jobs.running.job_progress import worker_progress
 
 _Strings = beam.PCollection[str]
 _Gathered = beam.PCollection[tuple[int, Iterable[str]]]

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.command_line.command import main
+from pipeline.command_line.commands import main
 
 if __name__ == "__main__":
     main(["score", *sys.argv[1:]])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.command_line.options import DatasetSource, Option, parse_options
+from pipeline.command_line.option_parsing import DatasetSource, Option, parse_options
 from pipeline.drawing.formatting import format_count
 from pipeline.drawing.printing import prints
 

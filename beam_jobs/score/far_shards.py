@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from beam_jobs import storage
 from pipeline.scoring.engines.interface import EngineError
-from schemas.document_scores import document_scores_name
+from schemas.document_score_table import document_scores_name
 from schemas.sidecar import SidecarRecord
 
 FAR_SHARDS_FILE = "far-shards.json"

@@ -11,15 +11,15 @@ from apache_beam.ml.inference.base import RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
-from beam_jobs.errors import JobError, OptionsError
 from beam_jobs.hub_copies import HUB, input_here, output_here
+from beam_jobs.job_errors import JobError, OptionsError
 from beam_jobs.locks import hold_lock
+from beam_jobs.resuming import LOCK_FILE, SUMMARY_FILE, run_folder_of, start_run
 from beam_jobs.running.clusters import require_cluster
-from beam_jobs.running.progress import scoring_stage
+from beam_jobs.running.job_progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import make_beam_options, run_pipeline
 from beam_jobs.running.transforms import Gather, Spread
-from beam_jobs.runs import LOCK_FILE, SUMMARY_FILE, run_folder_of, start_run
 from beam_jobs.score.options import ScoreOptions
 from beam_jobs.score.reuse import find_reusable, save_reusable
 from beam_jobs.score.steps import (
@@ -33,13 +33,13 @@ from beam_jobs.score.steps import (
 from beam_jobs.score.summary import describe_trial, estimate_disk, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
-from pipeline.command_line.options import option_names
-from pipeline.dataset.selection import ChosenDocuments, require_documents
+from pipeline.command_line.option_parsing import option_names
+from pipeline.dataset.chosen_documents import ChosenDocuments, require_documents
 from pipeline.drawing.formatting import format_plural
 from pipeline.packing.opening import OpenedDataset, open_run
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
-from schemas.document_scores import document_scores_name
+from schemas.document_score_table import document_scores_name
 from schemas.manifest import ShardRecord
 from schemas.records import read_record
 from schemas.sidecar import ScoreManifest, TeacherRule, score_manifest_name

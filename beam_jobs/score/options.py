@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
-from pipeline.command_line import options
-from pipeline.command_line.options import ModelSource, Option, Rest
+from pipeline.command_line import option_parsing
+from pipeline.command_line.option_parsing import ModelSource, Option, Rest
 from pipeline.packing.reading import Reading
-from pipeline.scoring.engines.settings import ServedSettings, TopSettings, TransformersSettings
+from pipeline.scoring.engines.engine_settings import (
+    ServedSettings,
+    TopSettings,
+    TransformersSettings,
+)
 
 Dtype = Literal["", "float32", "bfloat16", "float16"]
 EngineName = Literal["transformers", "openai"]
@@ -137,6 +141,6 @@ class ScoreOptions:
 
 def parse_options(arguments: Sequence[str] | None = None) -> ScoreOptions:
     """Parse a command line; unknown options go to Beam."""
-    return options.parse_options(
+    return option_parsing.parse_options(
         ScoreOptions, arguments, prog="vocag score", epilog=_EXAMPLES, groups=_GROUPS
     )

@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 
 from beam_jobs import storage
+from beam_jobs.resuming import describe_differences
 from beam_jobs.running.run_options import RunOptions
-from beam_jobs.runs import describe_differences
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.drawing.formatting import format_plural
-from pipeline.scoring.known_losses import KnownDocuments, KnownLosses, ScoredShard, scored_shards
+from pipeline.scoring.reusable_losses import (
+    ReusableDocuments,
+    ReusableLosses,
+    ScoredShard,
+    scored_shards,
+)
 from schemas.sidecar import TeacherRule
 
 _LIST = "known.json"
@@ -58,7 +63,7 @@ def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOption
     body, path = json.dumps(files).encode(), storage.join(run_folder, _LIST)
     if storage.num_bytes_of(path) is not None and storage.read_bytes(path) == body:
         return
-    known = KnownDocuments.merge([shard.list_documents(n) for n, shard in enumerate(shards)])
+    known = ReusableDocuments.merge([shard.list_documents(n) for n, shard in enumerate(shards)])
     run.say(f"--reuse: the losses of {format_plural(len(known), 'different document')} are known")
     for name, values in vars(known).items():
         file = io.BytesIO()
@@ -68,18 +73,18 @@ def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOption
     _write(run_folder, _LIST, body)
 
 
-def open_reusable(run_folder: str) -> KnownLosses:
+def open_reusable(run_folder: str) -> ReusableLosses:
     """On a worker, open the output of `save_reusable`; a local table is mapped."""
     listed = storage.read_bytes(storage.join(run_folder, _LIST))
     tables = (
         _read_table(storage.join(run_folder, f"known-{entry.name}.npy"))
-        for entry in fields(KnownDocuments)
+        for entry in fields(ReusableDocuments)
     )
     files = [ListedFile(**file) for file in json.loads(listed)]
     cache = None
     if any("://" in file.url for file in files):
         cache = ShardCache(Path.home() / ".cache" / "vocag" / "shards", _CACHE_BYTES)
-    return KnownLosses(KnownDocuments(*tables), files, cache=cache)
+    return ReusableLosses(ReusableDocuments(*tables), files, cache=cache)
 
 
 def _teacher(rule: TeacherRule, *, with_top: bool) -> dict[str, Any]:

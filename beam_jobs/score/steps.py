@@ -18,23 +18,22 @@ import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
 from beam_jobs import storage
-from beam_jobs.running.progress import worker_progress
-from beam_jobs.runs import SUMMARY_FILE
+from beam_jobs.resuming import SUMMARY_FILE
+from beam_jobs.running.job_progress import worker_progress
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
 from beam_jobs.score.teachers import api_key
+from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
 from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.models.probe import probe_tokens
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule
+from pipeline.scoring.engines.engine_settings import Handshake, ServedSettings, TransformersSettings
 from pipeline.scoring.engines.interface import Engine, Work, require_trained_engine
-from pipeline.scoring.engines.settings import Handshake, ServedSettings, TransformersSettings
-from pipeline.scoring.known_losses import KnownDocuments, KnownLosses
+from pipeline.scoring.reusable_losses import ReusableDocuments, ReusableLosses
 from pipeline.scoring.sidecars import ShardToScore
-from schemas.distributions import TopTokens
-from schemas.document_scores import document_scores_name
+from schemas.document_score_table import document_scores_name
 from schemas.records import read_record, write_record
 from schemas.sidecar import (
     ScoreManifest,
@@ -45,8 +44,9 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
+from schemas.stored_distributions import TopTokens
 
-NOTHING_KNOWN = KnownLosses(KnownDocuments(), ())
+NOTHING_KNOWN = ReusableLosses(ReusableDocuments(), ())
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class ReadyTeacher:
     """
 
     def __init__(
-        self, job: ScoreJob, documents: ChosenDocuments, known: KnownLosses = NOTHING_KNOWN
+        self, job: ScoreJob, documents: ChosenDocuments, known: ReusableLosses = NOTHING_KNOWN
     ) -> None:
         """Load nothing yet."""
         self.job = job

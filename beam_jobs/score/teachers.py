@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from beam_jobs import storage
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.score.options import ScoreOptions
 from pipeline.dataset.files import Dataset
 from pipeline.models.fit import find_fitting
 from pipeline.scoring.contexts import ContextRule
-from pipeline.scoring.engines.settings import Handshake
+from pipeline.scoring.engines.engine_settings import Handshake
 from schemas.manifest import Manifest
 from schemas.sidecar import (
     EngineRecord,

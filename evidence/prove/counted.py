@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.selection import select_documents
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.streaming.dataset_rows import DatasetRows
 from pipeline.streaming.layout import RowLayout
 from pipeline.training.command import main

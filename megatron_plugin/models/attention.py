@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Piece:
+class AttentionPiece:
     """Neighbouring places [start, stop) among o of one document, and [key_start, key_stop) among t.
 
     A piece attends to the latter: from the document's first place to the piece's last.
@@ -63,7 +63,7 @@ class RowSegments(PackedSeqParams):
     `key_places`, int64, are their keys among t; None if that is every place once.
     """
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[AttentionPiece, ...] = ()
     key_places: Tensor | None = None
 
 
@@ -100,7 +100,7 @@ def row_segments(
     )
 
 
-def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[Piece]:
+def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[AttentionPiece]:
     """Yield the pieces of the documents between bounds."""
     end = 0  # of the pieces so far
     for row in range(bounds[-1] // seq_length):
@@ -109,7 +109,9 @@ def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[Pi
             while place < last:
                 document = bisect_right(bounds, place)
                 next_place = min(bounds[document], last)
-                yield Piece(end, end + next_place - place, bounds[document - 1], next_place)
+                yield AttentionPiece(
+                    end, end + next_place - place, bounds[document - 1], next_place
+                )
                 end += next_place - place
                 place = next_place
 

@@ -12,7 +12,7 @@ from megatron_plugin.models.layers import PartedNorm, group_experts, replace_nor
 from megatron_plugin.models.shape import Experts, ModelShape
 from megatron_plugin.models.stage_cut import cut_layers, megatron_layout, output_cost
 from megatron_plugin.models.weight_rules import load_weights
-from megatron_plugin.models.weights import Weights
+from megatron_plugin.models.weight_sources import Weights
 from megatron_plugin.upstream import (
     Float16Module,
     GPTModelBuilder,

@@ -11,8 +11,8 @@ from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.bridge import StudentBridge
 from megatron_plugin.models.places import own_share
-from megatron_plugin.student.batch import MicroBatch, micro_batch
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.student.micro_batch import MicroBatch, micro_batch
 from megatron_plugin.student.requests import GuidedBatches
 from megatron_plugin.upstream import parallel_state
 from pipeline.distributions.vocabulary_map import VocabularyMap

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_plugin.models.output_layer import score_labels
+from megatron_plugin.models.label_scores import score_labels
 from megatron_plugin.models.places import gather_places, own_share
-from megatron_plugin.student.batch import MicroBatch
+from megatron_plugin.student.micro_batch import MicroBatch
 from megatron_plugin.upstream import parallel_state
 from pipeline.losses.cross_entropy import TokenScores
 from pipeline.losses.divergences import LabelDistributions

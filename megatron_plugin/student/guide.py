@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megatron_plugin.bridge import TeacherAnswer
 from megatron_plugin.models.copies import to_device
-from megatron_plugin.student.batch import MicroBatch, Taught, teacher_rows
+from megatron_plugin.student.micro_batch import MicroBatch, Taught, teacher_rows
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import training
 from pipeline.distributions.mapping import map_batch

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from megatron_plugin.arguments import TeacherOptions
 from megatron_plugin.bridge import START_TIMEOUT, Pairing, StudentBridge, TeacherAnswer
 from megatron_plugin.models.copies import to_device
-from megatron_plugin.student.batch import MicroBatch, teacher_rows
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.student.micro_batch import MicroBatch, teacher_rows
 from megatron_plugin.upstream import parallel_state
 
 # Of Megatron's own timeout: the leader, which can say why, ends before ranks that wait for it.

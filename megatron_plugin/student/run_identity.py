@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_plugin.models.weights import (
+from megatron_plugin.models.weight_sources import (
     TRACKER_FILE,
     checkpoint_args,
     newest_iteration,

@@ -19,13 +19,13 @@ from torch import distributed as dist
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.bridge import START_TIMEOUT, StudentBridge
-from megatron_plugin.models.arguments import config_of_arguments, require_model
 from megatron_plugin.models.build import load_model, packed_layer_spec
-from megatron_plugin.models.weights import Weights, open_weights
-from megatron_plugin.student.batch import MicroBatch
+from megatron_plugin.models.megatron_arguments import config_of_arguments, require_model
+from megatron_plugin.models.weight_sources import Weights, open_weights
 from megatron_plugin.student.data import StudentData
 from megatron_plugin.student.forward_step import StepRules, run_forward_step
 from megatron_plugin.student.guide import score_steps_ahead
+from megatron_plugin.student.micro_batch import MicroBatch
 from megatron_plugin.student.requests import connect
 from megatron_plugin.student.run_identity import RunIdentity, require_same_run
 from megatron_plugin.teacher.setup import load_teacher

@@ -20,9 +20,9 @@ from megatron_plugin.bridge import TeacherAnswer, TeacherRows
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import build_frozen_model
 from megatron_plugin.models.copies import to_device
-from megatron_plugin.models.output_layer import score_labels, score_next_tokens
+from megatron_plugin.models.label_scores import score_labels, score_next_tokens
 from megatron_plugin.models.places import gather_places, own_share
-from megatron_plugin.models.weights import Weights
+from megatron_plugin.models.weight_sources import Weights
 from megatron_plugin.upstream import (
     forward_backward_no_pipelining,
     forward_backward_pipelining_without_interleaving,

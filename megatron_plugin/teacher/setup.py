@@ -8,7 +8,7 @@ import torch
 from megatron_plugin import checks
 from megatron_plugin.arguments import VocagOptions
 from megatron_plugin.models.shape import ModelShape
-from megatron_plugin.models.weights import open_weights
+from megatron_plugin.models.weight_sources import open_weights
 from megatron_plugin.teacher.model import Teacher
 from megatron_plugin.upstream import parallel_state
 from pipeline.models.fit import require_room, require_tokenizer

@@ -14,7 +14,7 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.alignment.align import align_tokens, find_failures
+from pipeline.alignment.token_spans import align_tokens, find_failures
 from pipeline.batches import (
     AlignedBatch,
     ChatParts,

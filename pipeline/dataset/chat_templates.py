@@ -8,8 +8,8 @@ import orjson
 from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate
 from pipeline.chats.turns import Speaker, settle_speaker
+from pipeline.dataset.dataset_reading import read_whole
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_whole
 from pipeline.tokenization.definition import control_tokens
 from schemas.errors import DatasetError
 from schemas.manifest import ChatsRecord, TemplateRecord, TokenizerRecord

@@ -24,7 +24,7 @@ from pipeline.dataset.score_files import (
     read_sidecar,
     scores_of,
 )
-from schemas.document_scores import (
+from schemas.document_score_table import (
     COLUMN_VERSIONS,
     FIRST_TOKENS,
     STORED_COLUMNS,
@@ -49,7 +49,7 @@ _HALVES = 1 << 15
 _OCTAVES = 33
 
 
-class Ranks:
+class CostRanks:
     """Documents' ranks by cost, among all scored documents of a dataset."""
 
     def __init__(self, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> None:
@@ -87,7 +87,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class ScoredDocuments:
+class ScoredDataset:
     """A teacher's scores of all documents of a dataset, at a generation; see `scores_of`."""
 
     dataset: Dataset
@@ -110,7 +110,7 @@ class ScoredDocuments:
         return sha256(named.encode()).hexdigest()
 
     @cached_property
-    def ranks(self) -> Ranks:
+    def ranks(self) -> CostRanks:
         """Ranks among all documents in the shards, read once.
 
         Removed ones count, so a removal changes no other document's rank.
@@ -123,7 +123,7 @@ class ScoredDocuments:
             values = self.read(shard_index, ["bits_per_byte", "num_text_bytes"])
             return values["bits_per_byte"], values["num_text_bytes"]
 
-        return Ranks(self.dataset.map_shards(read))
+        return CostRanks(self.dataset.map_shards(read))
 
     def read(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None = None
@@ -188,14 +188,14 @@ class ScoredDocuments:
         return {**vars(summarise_losses(losses, index)), "num_text_bytes": num_bytes}
 
 
-def open_scored_documents(name: str, dataset: Dataset) -> ScoredDocuments:
+def open_scored_documents(name: str, dataset: Dataset) -> ScoredDataset:
     """Return the scores of a dataset's documents by their name, see `find_scores`.
 
     Raises:
         DatasetError: none or several of that name, with those that there are; or scores of another
             generation, or of some of the shards.
     """
-    return ScoredDocuments(dataset, scores_of(find_scores(name, dataset.location), dataset))
+    return ScoredDataset(dataset, scores_of(find_scores(name, dataset.location), dataset))
 
 
 def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.dataset.cache import ListedFile
-from pipeline.dataset.reading import (
+from pipeline.dataset.dataset_reading import (
     folder_of,
     num_bytes_of,
     read_generation,

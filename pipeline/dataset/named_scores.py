@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset.conditions import WhereError
-from pipeline.dataset.document_scores import SCORE_COLUMNS, ScoredDocuments, open_scored_documents
+from pipeline.dataset.document_scores import SCORE_COLUMNS, ScoredDataset, open_scored_documents
 from pipeline.dataset.files import Dataset
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex
@@ -22,7 +22,7 @@ _NAME = re.compile(rb'"(?:[^"]|"")*"|[^\W\d][\w$]*')
 class NamedScores:
     """A teacher's scores, and the columns that a condition names."""
 
-    scores: ScoredDocuments
+    scores: ScoredDataset
     columns: tuple[str, ...]
 
     @property
@@ -76,7 +76,7 @@ def name_scores(
     """
     taken = {entry.name.lower() for entry in dataset.manifest.metadata}
     columns: dict[str, set[str]] = {}
-    opened: dict[str, ScoredDocuments] = {}
+    opened: dict[str, ScoredDataset] = {}
     text, end, parts = where.encode(), 0, list[bytes]()
     for place, name, column in paths:
         if column.lower() not in SCORE_COLUMNS or f"{name}.{column}".lower() in taken:

@@ -13,8 +13,8 @@ import fsspec
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.dataset.cache import ListedFile, ShardCache
+from pipeline.dataset.dataset_reading import find_generation, read_manifest_bytes, read_whole
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import find_generation, read_manifest_bytes, read_whole
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from schemas.manifest import ShardRecord
 from schemas.sidecar import (

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipeline.batches import SourceDocument
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.dataset.tokenizers import text_in
 from schemas.document import decode_document
 

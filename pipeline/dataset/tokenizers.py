@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from pipeline.dataset.dataset_reading import read_whole
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_whole
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import AlignedDocument, Tokens
 from schemas.errors import ForeignTokenizerError

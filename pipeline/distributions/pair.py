@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.dataset.chosen_documents import ChosenDocuments
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import ChosenDocuments
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.distributions.cells import count_pairs, describe_cell, join_pairs, largest_cells
 from pipeline.distributions.sample import SAMPLE_TOKENS, sample_documents

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.selection import ChosenDocuments
+from pipeline.dataset.chosen_documents import ChosenDocuments
 from pipeline.distributions.walk import RowFields
 from schemas.document import decode_spans, decode_tensors
 from schemas.errors import DamagedSampleError, DamagedShardError

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from pipeline.command_line.command import COMMANDS
+from pipeline.command_line.commands import COMMANDS
 from pipeline.command_line.installed import install, installed_version
-from pipeline.command_line.options import parse_options
+from pipeline.command_line.option_parsing import parse_options
 from pipeline.drawing.printing import prints
 
 _EPILOG = """\

@@ -29,7 +29,7 @@ class PreviewToken:
     learned: bool = False
 
 
-class Tokens(Protocol):
+class DrawnTokens(Protocol):
     """One side's tokens."""
 
     @property
@@ -98,8 +98,8 @@ class PreviewDocument:
 def lay_out(
     title: str,
     text: bytes | None,
-    student: Tokens,
-    teacher: Tokens,
+    student: DrawnTokens,
+    teacher: DrawnTokens,
     teacher_spans: NDArray[np.int64],
     *,
     num_text_bytes: int,
@@ -193,7 +193,7 @@ def _show_character(character: str) -> str:
 
 
 def _preview_tokens(
-    text: bytes | None, tokens: Tokens, mapped: NDArray[np.int64]
+    text: bytes | None, tokens: DrawnTokens, mapped: NDArray[np.int64]
 ) -> list[PreviewToken]:
     """Return one side's first tokens, as many as `mapped` has ranges."""
     # Cut first: of a long document, lists of all tokens take 100 times the text's memory.

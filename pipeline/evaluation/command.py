@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.options import Folder, Option, parse_options
+from pipeline.command_line.option_parsing import Folder, Option, parse_options
 from pipeline.drawing.printing import prints
 from pipeline.evaluation.sets import SETS
-from pipeline.evaluation.settings import Asked, Engine
+from pipeline.evaluation.settings import Asked, StudentEngine
 
 _GROUPS = {
     "tasks": "what is measured",
@@ -57,7 +57,7 @@ class EvaluateOptions:
     student: Annotated[str, Option("STUDENT", form="positional")]
     output: Folder
     asked: Asked
-    engine: Engine
+    engine: StudentEngine
 
 
 @prints("vocag evaluate")
@@ -68,12 +68,12 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
     )
     _quieten()
     # After the options: help needs neither lm-eval nor torch.
-    from pipeline.evaluation.differences import describe_differences
-    from pipeline.evaluation.report import write_report
+    from pipeline.evaluation.measuring import measure_all, open_results, plan
+    from pipeline.evaluation.paired_differences import describe_differences
     from pipeline.evaluation.results import student_folders
-    from pipeline.evaluation.run import measure_all, open_results, plan
+    from pipeline.evaluation.results_page import write_report
+    from pipeline.evaluation.results_table import describe_measurement, describe_results
     from pipeline.evaluation.students import find_student, open_model, with_device
-    from pipeline.evaluation.summary import describe_measurement, describe_results
 
     output, asked = Path(options.output), options.asked
     student, engine = find_student(options.student), with_device(options.engine)

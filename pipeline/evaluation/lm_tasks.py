@@ -10,8 +10,8 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from pipeline.evaluation.data import read_items
 from pipeline.evaluation.likelihood import text_to_score
+from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import SETS, Item, make_prompt
 from pipeline.evaluation.settings import MEASURES, Measure
 

@@ -14,17 +14,17 @@ from lm_eval.evaluator import evaluate
 
 from pipeline.evaluation.answer_log import AnswerLog
 from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of
-from pipeline.evaluation.contexts import find_room
-from pipeline.evaluation.data import describe_data, read_items
+from pipeline.evaluation.context_room import find_room
 from pipeline.evaluation.lm_tasks import load_task, measures_of, spread
 from pipeline.evaluation.results import RESULTS_FILE, Measurement, Results, read_results, summarise
-from pipeline.evaluation.settings import Asked, Engine, Measure
+from pipeline.evaluation.set_files import describe_data, read_items
+from pipeline.evaluation.settings import Asked, Measure, StudentEngine
 from pipeline.evaluation.students import Student
 
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
 
 
-def open_results(student: Student, folder: Path, engine: Engine) -> Results:
+def open_results(student: Student, folder: Path, engine: StudentEngine) -> Results:
     """Return the folder's results, or new ones; ValueError if student or dtype differ."""
     fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
@@ -67,7 +67,7 @@ def measure_all(
     steps: Sequence[tuple[str, Measure]],
     *,
     asked: Asked,
-    engine: Engine,
+    engine: StudentEngine,
     folder: Path,
 ) -> Iterator[tuple[str, Measure, Measurement]]:
     """Measure set by set; yield each step with its result.
@@ -84,7 +84,7 @@ def measure_all(
             yield name, measure, made
 
 
-def answers_name(student_sha256: str, engine: Engine) -> str:
+def answers_name(student_sha256: str, engine: StudentEngine) -> str:
     """Return a student's answer file; other weights, rounding or devices get another."""
     kind = engine.device.partition(":")[0]
     identity = json.dumps([student_sha256, engine.dtype, kind])

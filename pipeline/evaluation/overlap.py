@@ -25,7 +25,7 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_read
 from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.formatting import format_count, format_share, format_table
-from pipeline.evaluation.data import read_items
+from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import SETS, Item
 from schemas.document import decode_document
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.options import (
+from pipeline.command_line.option_parsing import (
     DatasetSource,
     Folder,
     Option,

@@ -17,8 +17,8 @@ from pipeline.evaluation.results import (
     read_samples,
     share_difference,
 )
+from pipeline.evaluation.results_table import COLUMNS, format_range
 from pipeline.evaluation.sets import SETS
-from pipeline.evaluation.summary import COLUMNS, format_range
 
 Sample = Mapping[str, Any]
 

@@ -8,10 +8,10 @@ from xml.etree.ElementTree import Element
 
 from pipeline.drawing.charts import NOT_DRAWN, Interval, can_draw, draw_svg, interval_chart
 from pipeline.drawing.web_page import render_page, tag
-from pipeline.evaluation.differences import describe_differences
+from pipeline.evaluation.paired_differences import describe_differences
 from pipeline.evaluation.results import Results, Value, read_results, student_folders
+from pipeline.evaluation.results_table import describe_results, describe_settings
 from pipeline.evaluation.sets import SETS
-from pipeline.evaluation.summary import describe_results, describe_settings
 
 REPORT_FILE: Final = "report.html"
 

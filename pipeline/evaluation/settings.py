@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from pipeline.command_line.options import Option, require_known
+from pipeline.command_line.option_parsing import Option, require_known
 from pipeline.evaluation.sets import NINE, SETS
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Engine:
+class StudentEngine:
     """How a student runs.
 
     Attributes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from pipeline.evaluation.settings import Engine
+from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.teacher_files import digest_of_files, find_teacher
 from pipeline.models.weights import load_weights
 
@@ -53,7 +53,7 @@ def name_of(source: str) -> str:
     return re.sub(r"[^\w.-]", "_", last.removesuffix(".gguf"))
 
 
-def open_model(student: Student, engine: Engine) -> LM:
+def open_model(student: Student, engine: StudentEngine) -> LM:
     """Load a student as a model for lm-eval; ValueError if it or its tokenizer fails."""
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
@@ -89,11 +89,11 @@ class _Loaded(HFLM):  # type: ignore[misc]
         self._model = model.to(self.device)
 
 
-def with_device(engine: Engine) -> Engine:
+def with_device(engine: StudentEngine) -> StudentEngine:
     """Return the engine with its device: by default the GPU, if any.
 
     Example:
-        >>> with_device(Engine(device="cpu")).device
+        >>> with_device(StudentEngine(device="cpu")).device
         'cpu'
     """
     from pipeline.models.devices import find_device  # loads torch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.options import DatasetSource, Option, parse_command, require_known
+from pipeline.command_line.option_parsing import DatasetSource, Option, parse_command, require_known
 from pipeline.drawing.printing import prints
 from pipeline.packing.reading import Reading
 

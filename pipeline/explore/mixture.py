@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.command_line.failures import printable
-from pipeline.dataset.selection import require_documents
+from pipeline.dataset.chosen_documents import require_documents
 from pipeline.drawing.formatting import (
     format_count,
     format_plural,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.command_line.failures import printable
-from pipeline.dataset.document_scores import ScoredDocuments, open_scored_documents
+from pipeline.dataset.document_scores import ScoredDataset, open_scored_documents
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import require_field
 from pipeline.dataset.score_files import list_scores, scores_of
@@ -19,7 +19,7 @@ from pipeline.drawing.formatting import (
     format_share,
     format_table,
 )
-from schemas.document_scores import STORED_COLUMNS
+from schemas.document_score_table import STORED_COLUMNS
 from schemas.errors import DatasetError, ForeignLossesError
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -62,7 +62,7 @@ class Threshold:
 
 
 def read_table(
-    dataset: Dataset, columns: Mapping[str, tuple[ScoredDocuments, str]], *, by: str = ""
+    dataset: Dataset, columns: Mapping[str, tuple[ScoredDataset, str]], *, by: str = ""
 ) -> ScoreTable:
     """Read columns of teachers' scores of all documents that aren't removed.
 
@@ -165,7 +165,7 @@ def describe_quantiles(dataset: Dataset) -> Iterator[str]:
         rule, name = files.manifest.rule, files.manifest.source.rstrip("/").rpartition("/")[2]
         name = f"{printable(name)} ({rule.fingerprint[:8]})"
         try:
-            scores = ScoredDocuments(dataset, scores_of(files, dataset))
+            scores = ScoredDataset(dataset, scores_of(files, dataset))
         except ForeignLossesError:
             rows.append([name, "of a different generation: run vocag score again", *[""] * 7])
             continue
@@ -191,7 +191,7 @@ def count_bins(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArr
     return np.histogram(np.clip(known, edges[0], edges[-1]), edges)[0]
 
 
-def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredDocuments]:
+def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredDataset]:
     """Return scores by the given names; without names, all of the dataset's newest state.
 
     Raises:

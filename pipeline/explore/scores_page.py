@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.document_scores import ScoredDocuments
+from pipeline.dataset.document_scores import ScoredDataset
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.score_files import read_sidecar
 from pipeline.dataset.tokenizers import text_in
@@ -71,7 +71,7 @@ def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) 
 
 def render_scores(
     dataset: Dataset,
-    scores: Mapping[str, ScoredDocuments],
+    scores: Mapping[str, ScoredDataset],
     table: ScoreTable,
     *,
     column: str,
@@ -115,7 +115,7 @@ def _draw(table: ScoreTable, values: NDArray[np.float64], name: str, column: str
 
 def _document(
     dataset: Dataset,
-    scores: Mapping[str, ScoredDocuments],
+    scores: Mapping[str, ScoredDataset],
     table: ScoreTable,
     row: int,
     column: str,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pipeline.command_line.options import ModelSource, Option, TokenizerSource, parse_command
+from pipeline.command_line.option_parsing import ModelSource, Option, TokenizerSource, parse_command
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import short_names
 from pipeline.drawing.printing import prints
@@ -127,7 +127,7 @@ class AlignmentOptions:
     def lines(self) -> Iterator[str]:
         """Yield the output, and write the figure if requested."""
         from pipeline.dataset.texts import read_texts
-        from pipeline.figures.alignment import describe_chunking, draw_chunking, measure_chunking
+        from pipeline.figures.chunking import describe_chunking, draw_chunking, measure_chunking
 
         documents = read_texts([str(self.input)], text_field=self.text_field)
         texts = [document.text.decode() for document in documents]

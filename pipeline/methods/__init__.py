@@ -9,13 +9,13 @@ need it.
 from dataclasses import fields
 from importlib import import_module
 
-from pipeline.command_line.options import require_known
-from pipeline.methods import alm, chunks, distill, kld, rho1, selection, uld
+from pipeline.command_line.option_parsing import require_known
+from pipeline.methods import alm, chunks, distill, kld, rho1, selected_tokens, uld
 from pipeline.methods.kind import MethodKind
 from pipeline.methods.method import Method
 
 _FAMILIES = (
-    *(selection.KINDS, alm.KINDS, distill.KINDS),
+    *(selected_tokens.KINDS, alm.KINDS, distill.KINDS),
     *(kld.KINDS, uld.KINDS, rho1.KINDS, chunks.KINDS),
 )
 METHODS = {kind.name: kind for kinds in _FAMILIES for kind in kinds}

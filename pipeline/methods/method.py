@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.command_line.options import Option
+from pipeline.command_line.option_parsing import Option
 from pipeline.selection_rule import (
     PAPER_RULE,
     Aggregation,

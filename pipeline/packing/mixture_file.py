@@ -6,7 +6,7 @@
     repeat = true
     [datasets.math]
     path = "aligned/math"
-    where = "score > 0.5"     # of its documents those only, see pipeline.dataset.selection
+    where = "score > 0.5"     # of its documents those only, see pipeline.dataset.chosen_documents
     max_epochs = 4
     [[stages]]
     weights = { web = 0.7, math = 0.3 }

@@ -10,10 +10,10 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.conventions import NOTHING, choose_conventions
 from pipeline.dataset.files import Dataset, open_dataset
-from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.mixture_file import MixedDataset, Mixture
 from pipeline.packing.reading import LATEST, Reading
 from pipeline.packing.rules import teacher_share

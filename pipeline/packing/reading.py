@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.command_line.options import Condition, Option, TokenName
+from pipeline.command_line.option_parsing import Condition, Option, TokenName
 from pipeline.packing.mixture_file import MixedDataset, Mixture, Stage, read_mixture
 
 Generation = int | Literal["latest"] | None

@@ -26,10 +26,15 @@ from numpy.typing import NDArray
 
 from pipeline.command_line.failures import naming
 from pipeline.command_line.links import refuse_link
+from pipeline.dataset.chosen_documents import (
+    ChosenDocuments,
+    Kept,
+    require_documents,
+    select_documents,
+)
 from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.dataset_reading import find_generation
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import find_generation
-from pipeline.dataset.selection import ChosenDocuments, Kept, require_documents, select_documents
 from pipeline.packing.plan import SEGMENT, RowPlan, SplitShard, Splitter, plan_rows, require_sound
 from pipeline.packing.rules import PackingRules
 from schemas.errors import DatasetError

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from pipeline.compiled import compiled
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import LARGEST_MASS, ShardEntries, TopTokens, stored_values
 from schemas.errors import DamagedShardError
+from schemas.stored_distributions import LARGEST_MASS, ShardEntries, TopTokens, stored_values
 
 _ID, _ORDER, _MASS, _TWICE = 1, 2, 3, 4
 _BLOCK = 1 << 14  # positions checked at once

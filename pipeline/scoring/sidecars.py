@@ -9,12 +9,11 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.chosen_documents import ChosenDocuments, Kept
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.selection import ChosenDocuments, Kept
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.entries import require_sound
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens, position_starts
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
 from schemas.index import ShardIndex
@@ -27,6 +26,7 @@ from schemas.sidecar import (
     sidecar_name,
     to_fp16,
 )
+from schemas.stored_distributions import TopTokens, position_starts
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DocumentTokens:
 
     @cached_property
     def position_starts(self) -> NDArray[np.int64]:
-        """Starts of the documents' positions, int64 [D + 1]; see `schemas.distributions`."""
+        """Starts of the documents' positions, int64 [D + 1]; see `schemas.stored_distributions`."""
         return position_starts(self.starts)
 
     def unlearned_positions(self) -> NDArray[np.int64]:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.cache import ShardCache
+from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
+from pipeline.dataset.dataset_reading import num_bytes_of
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import num_bytes_of
 from pipeline.dataset.score_files import (
     NO_DISTRIBUTIONS,
     SCORE_AGAIN,
@@ -25,7 +26,6 @@ from pipeline.dataset.score_files import (
     read_sidecar,
     scores_of,
 )
-from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from pipeline.scoring.entries import fill_entries

@@ -5,7 +5,7 @@ from math import inf
 from typing import Annotated, Literal
 
 from pipeline.command_line.failures import hinted
-from pipeline.command_line.options import ModelSource, Option
+from pipeline.command_line.option_parsing import ModelSource, Option
 from schemas.distribution_rule import MOST_ENTRIES
 
 TeacherChoice = Literal["mean", "likelier"]

@@ -3,9 +3,9 @@
 from pipeline.packing.reading import Reading
 from pipeline.packing.state import StreamMismatchError, StreamState
 from pipeline.streaming.batch import Rows, collate_rows
-from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.loader import load_batches
 from pipeline.streaming.rows import AlignedRows
+from pipeline.streaming.stream_config import StreamConfig
 
 __all__ = [
     "AlignedRows",

@@ -15,12 +15,12 @@ from pipeline.packing.order import RowOrder, order_rows
 from pipeline.packing.rules import PackingRules
 from pipeline.packing.saved_plans import load_plan, plan_folder
 from pipeline.scoring.stored_teachers import open_teachers
-from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.damage import DamageLog
 from pipeline.streaming.kernels import fill_nothing, fill_segment, finish_row
 from pipeline.streaming.layout import RowLayout
 from pipeline.streaming.next_tokens import NextTokens, RowAnswers, TeacherLosses
 from pipeline.streaming.samples import SampleReader
+from pipeline.streaming.stream_config import StreamConfig
 from schemas.errors import DatasetError
 
 

@@ -23,9 +23,9 @@ from pipeline.packing.rules import PackingRules
 from pipeline.packing.state import StreamState
 from pipeline.scoring.stored_teachers import TeachersRule
 from pipeline.streaming.batch import Rows
-from pipeline.streaming.config import StreamConfig
 from pipeline.streaming.dataset_rows import DatasetRows
 from pipeline.streaming.layout import RowLayout
+from pipeline.streaming.stream_config import StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
 from schemas.distribution_rule import NO_ENTRIES
 from schemas.errors import ForeignLossesError

@@ -1,6 +1,6 @@
 """Tokenize text with any tokenizer, with each token's bytes."""
 
-from pipeline.tokenization.probes import PROBES
+from pipeline.tokenization.hard_texts import PROBES
 from pipeline.tokenization.sources import TokenizerError
 from pipeline.tokenization.tokenizer import SpecialStrings, Tokenizer, load_tokenizer
 

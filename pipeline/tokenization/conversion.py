@@ -39,7 +39,7 @@ class ModelKind(IntEnum):
     CHAR = 4
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     """One token: its string, its score (higher is merged earlier) and its kind."""
 
     text: str
@@ -55,7 +55,7 @@ class SentencePieceModel(NamedTuple):
     within.
     """
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[VocabularyPiece]
     kind: ModelKind
     unk_id: int
     byte_fallback: bool
@@ -149,7 +149,7 @@ def _bpe(model: SentencePieceModel) -> Definition:
     }
 
 
-def _merges(pieces: Sequence[Piece]) -> list[list[str]]:
+def _merges(pieces: Sequence[VocabularyPiece]) -> list[list[str]]:
     """Return every pair that makes a piece, the best piece first, as SentencePiece merges.
 
     Control, byte and user-defined pieces come from no merge: no text spells them. Of pieces with
@@ -179,9 +179,11 @@ def _unigram(model: SentencePieceModel) -> Definition:
     }
 
 
-def _piece(message: Mapping[int, Any]) -> Piece:
+def _piece(message: Mapping[int, Any]) -> VocabularyPiece:
     (score,) = struct.unpack("<f", message.get(2, bytes(4)))
-    return Piece(message.get(1, b"").decode(), score, PieceKind(message.get(3, PieceKind.NORMAL)))
+    return VocabularyPiece(
+        message.get(1, b"").decode(), score, PieceKind(message.get(3, PieceKind.NORMAL))
+    )
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -30,7 +30,7 @@ from pipeline.tokenization.definition import (
     normalizer_steps,
     pre_tokenizer_steps,
 )
-from pipeline.tokenization.ranks import merges_of
+from pipeline.tokenization.rank_files import merges_of
 from pipeline.tokenization.sources import TokenizerFile
 
 CONTEXT = "\n  {0}Aa\n一{0}一\na'{0}a\n!!{0}1\ne\u0301{0}\u0334"

@@ -82,7 +82,8 @@ def convert_tiktoken(data: bytes) -> bytes:
         raise RankFileError(
             f"its {len(data.splitlines())} tiktoken ranks are none of those known here ({known}), "
             "and a rank file holds no pattern: take pattern, control tokens and normaliser from "
-            "the model's own code, and in Python write what pipeline.tokenization.ranks gives as "
+            "the model's own code, and in Python write what "
+            "pipeline.tokenization.rank_files gives as "
             "convert_ranks(read_ranks(data), RankModel(name, pattern, control_tokens, normalizer)) "
             "to a tokenizer.json"
         )

@@ -21,8 +21,7 @@ from pipeline.command_line.installed import install
 from pipeline.command_line.nearest import look_near, nearest
 from pipeline.remote.hub import HubError, download_file
 from pipeline.tokenization.definition import Definition, with_model_type
-from pipeline.tokenization.rank_models import BYTES
-from pipeline.tokenization.ranks import (
+from pipeline.tokenization.rank_files import (
     RankFileError,
     byte_tokenizer,
     convert_tekken,
@@ -30,6 +29,7 @@ from pipeline.tokenization.ranks import (
     is_tekken,
     is_tiktoken,
 )
+from pipeline.tokenization.rank_models import BYTES
 
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")

@@ -8,8 +8,8 @@ is exact:
 - At load, `fastokens` and the reference encode the hard cases of `PROBES` (and, with
   `Tokenizer.check_fast_path`, a job's first documents); one difference disables it.
 - Once per way of splitting and version of the libraries, both split every character off its
-  neighbours, with a copy whose ids show each split (`pipeline.tokenization.splits`); a difference
-  disables it, too.
+  neighbours, with a copy whose ids show each split
+  (`pipeline.tokenization.pretokenizer_splits`); a difference disables it, too.
 - For every document the tokens' lengths must add up to the text, and unless it is pure ASCII their
   bytes must spell it, or its normal form; else the document goes through the reference
   (`pipeline.tokenization.reference`).
@@ -35,11 +35,11 @@ from pipeline.batches import (
     without_failures,
 )
 from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
+from pipeline.tokenization.hard_texts import probes_of, require_usable
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
-from pipeline.tokenization.probes import probes_of, require_usable
+from pipeline.tokenization.pretokenizer_splits import why_unlike
 from pipeline.tokenization.reference import ReferencePath
 from pipeline.tokenization.sources import TokenizerError, TokenizerFile, find_tokenizer
-from pipeline.tokenization.splits import why_unlike
 from schemas.document import tiles_text
 from schemas.manifest import ConventionRecord, default_convention
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pipeline.command_line.failures import report
-from pipeline.command_line.options import parse_options
+from pipeline.command_line.option_parsing import parse_options
 from pipeline.methods import METHODS
 from pipeline.training.config import TrainConfig
 

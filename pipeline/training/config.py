@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pipeline.command_line.options import ModelSource, Option, require_known
+from pipeline.command_line.option_parsing import ModelSource, Option, require_known
 from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
 from pipeline.methods.method import Method

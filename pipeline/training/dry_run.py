@@ -32,7 +32,7 @@ from pipeline.training.prediction import (
     step_seconds,
 )
 from pipeline.training.ranks import Ranks
-from pipeline.training.rows import open_rows
+from pipeline.training.run_rows import open_rows
 from pipeline.training.shortage import smaller
 
 _WARM_STEPS = 2

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
-from pipeline.dataset.selection import Kept
+from pipeline.dataset.chosen_documents import Kept
 from pipeline.losses.loss_checks import put_off
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.packing.opening import open_run

@@ -34,10 +34,10 @@ from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.models.running_teacher import open_model, require_model_room
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import heldout_bytes, open_heldout
 from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
-from pipeline.training.models import load_teacher
+from pipeline.training.held_out import heldout_bytes, open_heldout
+from pipeline.training.run_models import load_teacher
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"

@@ -29,13 +29,13 @@ from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
 from pipeline.training.disk import DiskFullError
-from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.export import export_model, prove_tokenizer
 from pipeline.training.guided import GuidedStudent
+from pipeline.training.held_out import evaluate, open_heldout
 from pipeline.training.log import RunLog
-from pipeline.training.models import load_student, load_teacher
 from pipeline.training.ranks import Ranks
-from pipeline.training.rows import open_rows
+from pipeline.training.run_models import load_student, load_teacher
+from pipeline.training.run_rows import open_rows
 from pipeline.training.shortage import naming_memory
 from pipeline.training.stopping import RunStoppedError, StopRequest, listening
 from pipeline.training.update import check_gradient, divide_gradients, naming_step

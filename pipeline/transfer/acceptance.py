@@ -62,7 +62,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenizedModel:
     """A model and its tokenizer."""
 
     model: PreTrainedModel
@@ -112,8 +112,8 @@ class Side:
 
 
 def measure_acceptance(
-    target: Side,
-    draft: Side,
+    target: TokenizedModel,
+    draft: TokenizedModel,
     prompts: Sequence[bytes],
     *,
     sampled: bool,
@@ -142,7 +142,12 @@ def measure_acceptance(
 
 
 def _chances(
-    target: Side, draft: Side, ids: list[int], written: list[int], *, sampled: bool
+    target: TokenizedModel,
+    draft: TokenizedModel,
+    ids: list[int],
+    written: list[int],
+    *,
+    sampled: bool,
 ) -> list[float]:
     """Return each written token's chance that it was accepted, given that it was written."""
     expected = draft.predict(ids + written, len(written))
@@ -175,8 +180,8 @@ def _count_rounds(chances: Sequence[float], num_proposed: int) -> Acceptance:
 
 
 def _count_texts(
-    target: Side,
-    draft: Side,
+    target: TokenizedModel,
+    draft: TokenizedModel,
     prompt: bytes,
     written: list[int],
     num_proposed: int,
@@ -197,7 +202,7 @@ def _count_texts(
 
 
 def _propose(
-    target: Side, draft: Side, text: bytes, num_proposed: int, *, sampled: bool
+    target: TokenizedModel, draft: TokenizedModel, text: bytes, num_proposed: int, *, sampled: bool
 ) -> list[int]:
     """Return the draft's continuation in the target's tokens; empty within a character."""
     ids = draft.encode(text)
@@ -212,7 +217,7 @@ def _propose(
     return behind if len(text) in starts and not batch.failures else []
 
 
-def judge_servers(target: Side, draft: Side) -> Iterator[str]:
+def judge_servers(target: TokenizedModel, draft: TokenizedModel) -> Iterator[str]:
     """Say which servers take a draft, and why others don't.
 
     Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's

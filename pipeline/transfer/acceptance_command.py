@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.command_line.options import ModelSource, Option, parse_options
+from pipeline.command_line.option_parsing import ModelSource, Option, parse_options
 from pipeline.drawing.printing import prints
 
 _EPILOG = """\
@@ -70,12 +70,17 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
     from pipeline.models.teacher_files import find_folder
     from pipeline.models.weights import load_weights
     from pipeline.tokenization import load_tokenizer
-    from pipeline.transfer.acceptance import Acceptance, Side, judge_servers, measure_acceptance
-    from pipeline.transfer.run import cut_text
+    from pipeline.transfer.acceptance import (
+        Acceptance,
+        TokenizedModel,
+        judge_servers,
+        measure_acceptance,
+    )
+    from pipeline.transfer.transferring import cut_text
 
-    def load(source: str) -> Side:
+    def load(source: str) -> TokenizedModel:
         folder = find_folder(source, role="model")
-        return Side(load_weights(folder, dtype="auto"), load_tokenizer(str(folder)))
+        return TokenizedModel(load_weights(folder, dtype="auto"), load_tokenizer(str(folder)))
 
     texts = read_texts(options.text, text_field=options.text_field)
     prompts = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipeline.command_line.options import parse_options
+from pipeline.command_line.option_parsing import parse_options
 from pipeline.drawing.printing import prints
 from pipeline.transfer.options import TransferOptions
 
@@ -36,6 +36,6 @@ the teacher:
 def main(argv: list[str] | None = None) -> Iterator[str]:
     """Return the command's output."""
     options = parse_options(TransferOptions, argv, prog="vocag transfer", epilog=_EPILOG)
-    from pipeline.transfer.run import transfer_model  # help does without
+    from pipeline.transfer.transferring import transfer_model  # help does without
 
     return transfer_model(options)

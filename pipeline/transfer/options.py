@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.options import Folder, ModelSource, Option, TokenizerSource
+from pipeline.command_line.option_parsing import Folder, ModelSource, Option, TokenizerSource
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from pipeline.models.weights import load_weights, read_config
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
-from pipeline.transfer.model import keep_layers, transfer_vocabulary
 from pipeline.transfer.options import TransferOptions
 from pipeline.transfer.origins import Origins, count_pairs, find_origins
+from pipeline.transfer.vocabulary_layers import keep_layers, transfer_vocabulary
 
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000

@@ -8,7 +8,7 @@ import orjson
 from numpy.typing import NDArray
 
 from pipeline.batches import TokenBatch
-from pipeline.chats.alignment import count_controls
+from pipeline.chats.chat_alignment import count_controls
 from pipeline.chats.kernels import find_origins
 from pipeline.chats.messages import ChatError
 from pipeline.chats.rendering import LearnRule, render_chat, restore_chat

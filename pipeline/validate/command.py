@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.command_line import failures
 from pipeline.command_line.failures import printable
-from pipeline.command_line.options import DatasetSource, ModelSource, parse_options
+from pipeline.command_line.option_parsing import DatasetSource, ModelSource, parse_options
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -22,7 +22,7 @@ from pipeline.drawing.formatting import (
 from pipeline.validate.findings import CHECKS, Finding
 
 if TYPE_CHECKING:
-    from pipeline.validate.dataset import ValidationReport
+    from pipeline.validate.dataset_checks import ValidationReport
 
 CLEAN, FOUND, CANNOT_RUN = 0, 1, 2
 SHOWN_PER_CHECK = 10
@@ -113,7 +113,7 @@ def _validate(options: ValidateOptions) -> "ValidationReport":
     # Here, after the options: help needs no numpy.
     from tqdm import tqdm
 
-    from pipeline.validate.dataset import validate_dataset
+    from pipeline.validate.dataset_checks import validate_dataset
 
     # disable=None: no bar if stderr isn't a terminal.
     with tqdm(unit="B", unit_scale=True, desc="validating", disable=None, leave=False) as bar:
@@ -131,7 +131,7 @@ def _validate(options: ValidateOptions) -> "ValidationReport":
 
 def _num_bytes(dataset: str) -> int | None:
     """Return the bytes to read; None for a damaged manifest, which is reported later."""
-    from pipeline.dataset.reading import read_manifest
+    from pipeline.dataset.dataset_reading import read_manifest
 
     try:
         return read_manifest(dataset).totals["num_bytes"]

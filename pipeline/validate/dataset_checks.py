@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from pipeline.alignment.quality import OVER_WIDE, AlignmentStatistics
+from pipeline.dataset.dataset_reading import read_generation, read_manifest_bytes
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_generation, read_manifest_bytes
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.packing.saved_plans import check_plans
 from pipeline.validate.findings import Finding, Findings
-from pipeline.validate.samples import SIDES
-from pipeline.validate.scores import check_scores
+from pipeline.validate.sample_checks import SIDES
+from pipeline.validate.score_checks import check_scores
 from pipeline.validate.shard import Advance, ShardResult, check_digest, check_shard, describe
 from pipeline.validate.tar import digest_file
 from schemas.errors import DatasetError, SchemaVersionError

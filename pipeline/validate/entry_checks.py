@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 
 from pipeline.scoring.entries import fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import ShardEntries, largest_error
 from schemas.errors import DamagedShardError
 from schemas.sidecar import ShardLosses
+from schemas.stored_distributions import ShardEntries, largest_error
 
 
 def contradicting_entries(

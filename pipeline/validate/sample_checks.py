@@ -21,7 +21,7 @@ from pipeline.validate.arrays import (
     stack_cuts,
     stack_documents,
 )
-from pipeline.validate.chats import (
+from pipeline.validate.chat_checks import (
     RENDERED_AGAIN,
     Speakers,
     counts_of,

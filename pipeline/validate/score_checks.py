@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.conditions import WhereError
+from pipeline.dataset.dataset_reading import read_whole
 from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import read_whole
 from pipeline.dataset.score_files import (
     ScoreFiles,
     find_unlisted,
@@ -21,11 +22,10 @@ from pipeline.dataset.score_files import (
     scored_generation,
     scores_of,
 )
-from pipeline.dataset.selection import select_documents
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import ShardToScore
-from pipeline.validate.entries import (
+from pipeline.validate.entry_checks import (
     compare_draws,
     compare_entries,
     contradicting_entries,
@@ -33,7 +33,7 @@ from pipeline.validate.entries import (
 )
 from pipeline.validate.findings import Findings
 from pipeline.validate.shard import describe
-from schemas.document_scores import ALL_COLUMNS, decode_document_scores, document_scores_name
+from schemas.document_score_table import ALL_COLUMNS, decode_document_scores, document_scores_name
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.sidecar import LARGEST_LOSS, ShardLosses, SidecarRecord, decode_sidecar
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
-from pipeline.validate.chats import Speakers
+from pipeline.validate.chat_checks import Speakers
 from pipeline.validate.findings import Findings
-from pipeline.validate.samples import SIDES, check_samples
+from pipeline.validate.sample_checks import SIDES, check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
 from schemas.errors import DatasetError
 from schemas.index import METADATA_TYPES, ShardIndex, decode_index

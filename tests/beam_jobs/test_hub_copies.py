@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from beam_jobs.remove.removal import find_documents
-from pipeline.command_line.command import run_command
+from pipeline.command_line.commands import run_command
 from pipeline.packing.reading import Reading
 from pipeline.remote import first_contact
 from pipeline.scoring.teaching import Teaching

@@ -6,8 +6,8 @@ import pytest
 
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.options import parse_options
-from beam_jobs.errors import OptionsError
-from pipeline.dataset.reading import read_manifest
+from beam_jobs.job_errors import OptionsError
+from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import (
     Corpus,
     align_options,

@@ -10,7 +10,7 @@ from beam_jobs.align.command import align
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.remove.removal import remove
 from beam_jobs.storage import open_shard_to_write, open_to_write, write_atomically
-from pipeline.command_line.command import run_command
+from pipeline.command_line.commands import run_command
 from pipeline.command_line.links import LinkError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.streaming.damage import DamageLog, QuarantinedSample

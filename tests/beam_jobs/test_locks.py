@@ -15,7 +15,7 @@ import pytest
 
 from beam_jobs import locks
 from beam_jobs.align.command import align
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, STALE_SECONDS, hold_lock, hold_remote
 from tests.support.corpus import align_options, reference_dataset
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens
 from schemas.sidecar import (
     ScoreManifest,
     ShardLosses,
@@ -21,6 +20,7 @@ from schemas.sidecar import (
     score_manifest_name,
     sidecar_name,
 )
+from schemas.stored_distributions import TopTokens
 
 FOLDER = Path(__file__).with_name("golden_scores_v1")
 SHARD = "golden-000000-of-000001.tar"

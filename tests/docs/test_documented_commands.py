@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.running.runners import make_beam_options
-from pipeline.command_line import options
-from pipeline.command_line.command import COMMANDS, run_command
+from pipeline.command_line import option_parsing
+from pipeline.command_line.commands import COMMANDS, run_command
 from tests.support.chats import TWO_TURNS, chat_tokenizer, write_chats, write_tokenizer
 from tests.support.datasets import byte_level, make_texts
 from tests.support.hf_folders import write_model
@@ -107,7 +107,7 @@ OURS = [command for command in COMMANDS_SHOWN if command.words[0] == "vocag"]
 
 @pytest.mark.parametrize("command", OURS, ids=str)
 def test_a_shown_command_is_accepted(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = options.read_options
+    read = option_parsing.read_options
 
     def stop(kind: type, values: Any, **more: Any) -> None:
         found: Any = read(kind, values, **more)
@@ -115,7 +115,7 @@ def test_a_shown_command_is_accepted(command: Command, monkeypatch: pytest.Monke
         make_beam_options(rest)  # refuses what Beam does not know
         raise Accepted
 
-    monkeypatch.setattr(options, "read_options", stop)
+    monkeypatch.setattr(option_parsing, "read_options", stop)
     with pytest.raises(Accepted):
         run_command(completed(command))
 

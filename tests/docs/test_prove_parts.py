@@ -25,7 +25,7 @@ from prove.numerals import Numbers, find_odd, write_on
 from prove.texts import read_questions
 
 from pipeline.training.config import TrainConfig
-from pipeline.transfer.acceptance import Side
+from pipeline.transfer.acceptance import TokenizedModel
 from pipeline.transfer.measure import context_of
 from tests.support.datasets import byte_level
 from tests.support.experiments import make_record, make_words, write_benchmarks
@@ -262,7 +262,7 @@ def test_continuations_of_many_prompts_are_those_of_each(tmp_path: Path) -> None
     prompts = [b"one", b"a longer prompt of many tokens", b"two words"] * 9
     together = write_on(model, tokenizer, prompts, context=context, num_tokens=6)
     found = [list(own) for own in together]
-    side = Side(model, tokenizer)
+    side = TokenizedModel(model, tokenizer)
     for prompt, own in zip(prompts[:3], found, strict=False):
         ids = side.encode(prompt)
         assert ids is not None

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from pipeline.command_line.options import option_names
+from pipeline.command_line.option_parsing import option_names
 from pipeline.training.config import TrainConfig
 
 pytest.importorskip("mkdocs")

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.reading import read_manifest
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.distribution_rule import DistributionRule

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.command_line.command import COMMANDS, main
+from pipeline.command_line.commands import COMMANDS, main
 from tests.fuzz.reader import DamageError, Seen, read_dataset
 from tests.fuzz.report import Fault, Report
 from tests.fuzz.texts import make_text

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.align.inputs.decompression import zstd
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     Outcome,
@@ -33,11 +34,10 @@ from beam_jobs.align.inputs.documents import (
     ReadingRules,
     Reason,
 )
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.parts import cut_files
-from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.unusable import letters_of_files, note_unusable
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 from tests.fuzz.report import Fault, Report
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from megatron_plugin.models.attention import row_segments
 from megatron_plugin.models.build import build_frozen_model
-from megatron_plugin.models.weights import open_weights
+from megatron_plugin.models.weight_sources import open_weights
 from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
 
 PLACES = 256

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from transformers import AutoModelForCausalLM
 
 from megatron_plugin.bridge import TeacherRows
-from megatron_plugin.models.weights import open_weights
+from megatron_plugin.models.weight_sources import open_weights
 from megatron_plugin.teacher.model import Teacher
 from pipeline.models.probe import UntrainedTeacherError, require_trained
 from tests.megatron_plugin.reference_step import document_losses

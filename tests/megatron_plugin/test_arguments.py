@@ -20,10 +20,14 @@ from megatron_plugin.checks import (
     require_service,
     require_student,
 )
-from megatron_plugin.models import arguments
-from megatron_plugin.models.arguments import config_of_arguments, model_arguments, require_model
+from megatron_plugin.models import megatron_arguments
+from megatron_plugin.models.megatron_arguments import (
+    config_of_arguments,
+    model_arguments,
+    require_model,
+)
 from megatron_plugin.models.shape import read_shape, shape_of_config
-from megatron_plugin.student.run import StudentRun
+from megatron_plugin.student.student_run import StudentRun
 from megatron_plugin.teacher.setup import require_fit
 from megatron_plugin.upstream import add_megatron_arguments
 from megatron_plugin.worlds import World, enter_world
@@ -63,7 +67,7 @@ def options(*extra):
     return read_options(["--vocag-data", "data", "--num-layers", "2", *extra])
 
 
-def megatron_arguments(*argv):
+def parsed_arguments(*argv):
     return add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args(argv)
 
 
@@ -402,7 +406,7 @@ def test_a_students_tokenizer_must_be_the_datasets(tmp_path):
     of_data = options("--vocag-data", str(tmp_path / "data"))
     run = StudentRun(of_data, World("student", 0, 1, 1), open_run(of_data.data))
     shape = read_shape(tmp_path / "student")
-    args = megatron_arguments(*model_arguments(shape), "--seq-length", "64")
+    args = parsed_arguments(*model_arguments(shape), "--seq-length", "64")
     run._open_student(args, str(tmp_path / "student"))
     (tmp_path / "student" / "tokenizer.json").write_text("{}")
     with pytest.raises(ForeignTokenizerError, match=r"student tokenizer .* is not the dataset's"):
@@ -419,12 +423,14 @@ def test_validation_data_must_have_the_same_tokenizers(tmp_path, side):
 
 
 def test_local_layers_beside_transformer_engine_have_no_fused_gradients(monkeypatch):
-    monkeypatch.setattr(arguments, "find_spec", {"transformer_engine": True}.get)
+    monkeypatch.setattr(megatron_arguments, "find_spec", {"transformer_engine": True}.get)
     fusion = "--no-gradient-accumulation-fusion"
-    assert fusion not in arguments.installed_arguments()
-    assert "local" not in arguments.installed_arguments()
-    assert fusion in arguments.installed_arguments(["--lr", "1", "--transformer-impl", "local"])
-    assert fusion in arguments.installed_arguments(["--transformer-impl=local"])
+    assert fusion not in megatron_arguments.installed_arguments()
+    assert "local" not in megatron_arguments.installed_arguments()
+    assert fusion in megatron_arguments.installed_arguments(
+        ["--lr", "1", "--transformer-impl", "local"]
+    )
+    assert fusion in megatron_arguments.installed_arguments(["--transformer-impl=local"])
 
 
 def test_only_a_teacher_may_be_a_mixture_of_experts():
@@ -444,7 +450,7 @@ def test_only_a_teacher_may_be_a_mixture_of_experts():
 @pytest.mark.parametrize("family", ["llama", "qwen2_tied", "qwen3"])
 def test_a_models_arguments_describe_the_model(family):
     shape = shape_of_config(make_model(family).config.to_dict())
-    args = megatron_arguments(*model_arguments(shape))
+    args = parsed_arguments(*model_arguments(shape))
     again = shape_of_config(config_of_arguments(args, shape.vocab_size))
     assert replace(again, config={}) == replace(shape, config={})
     require_model(args, shape)

@@ -21,8 +21,8 @@ from megatron_plugin.bridge import (
     TeacherRows,
 )
 from megatron_plugin.models.places import WHOLE_ROWS
-from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.student.micro_batch import micro_batch
 from megatron_plugin.student.requests import GuidedBatches
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from tests.support.datasets import build_dataset

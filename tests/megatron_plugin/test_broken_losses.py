@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.models.places import WHOLE_ROWS
-from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.student.micro_batch import micro_batch
 from pipeline.guidance import aggregate_teacher_losses
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig

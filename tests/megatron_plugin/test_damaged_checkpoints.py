@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.export_hf import export_student
-from megatron_plugin.models import weights
-from megatron_plugin.models.weights import TRACKER_FILE, WeightsError
+from megatron_plugin.models import weight_sources
+from megatron_plugin.models.weight_sources import TRACKER_FILE, WeightsError
 from megatron_plugin.student.run_identity import read_checkpoint
 from pipeline.models.weights import UnfittingWeightsError
 from tests.megatron_plugin.training_job import train
@@ -62,13 +62,13 @@ def test_every_file_of_a_checkpoint_is_missed(saved, tmp_path):
 
 def test_a_checkpoint_without_one_parameter_is_not_exported(saved, tmp_path, monkeypatch):
     """Whoever wrote it: `torch.distributed.checkpoint` reads what there is."""
-    whole = weights._whole_parameters
+    whole = weight_sources._whole_parameters
     lost = "self_attention.linear_proj.weight"
 
     def without(folder):
         return {name: tensor for name, tensor in whole(folder).items() if not name.endswith(lost)}
 
-    monkeypatch.setattr(weights, "_whole_parameters", without)
+    monkeypatch.setattr(weight_sources, "_whole_parameters", without)
     with pytest.raises(UnfittingWeightsError, match=r"missing \(model.layers.0.self_attn.o_proj"):
         export_student(saved, tmp_path / "student")
 

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("megatron.core")
 
-from megatron_plugin.models.weights import TRACKER_FILE
+from megatron_plugin.models.weight_sources import TRACKER_FILE
 from tests.megatron_plugin.forked_ranks import ROOT
 from tests.megatron_plugin.training_job import merged, train
 

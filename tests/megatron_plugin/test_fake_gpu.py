@@ -12,9 +12,9 @@ from megatron_plugin.bridge import TeacherAnswer
 from megatron_plugin.models.attention import PackedAttention
 from megatron_plugin.models.copies import to_device
 from megatron_plugin.models.places import own_share
-from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.forward_step import StepRules, _token_scores, training_loss
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.student.micro_batch import micro_batch
 from megatron_plugin.teacher.model import _values_ahead
 from megatron_plugin.upstream import AttnMaskType, TransformerConfig, parallel_state
 from pipeline.losses.tail import TailDraws, row_draw_keys

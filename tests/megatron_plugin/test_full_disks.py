@@ -8,7 +8,7 @@ pytest.importorskip("megatron.core")
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_plugin.student.run import StudentRun, explain_full_disks
+from megatron_plugin.student.student_run import StudentRun, explain_full_disks
 
 
 def notes(error):

@@ -11,7 +11,7 @@ from gpu_world import SMALL
 from megatron_prediction import Plan, describe
 
 from megatron_plugin.arguments import add_arguments, read_options
-from pipeline.command_line.options import parse_options
+from pipeline.command_line.option_parsing import parse_options
 from tests.megatron_plugin.models import save_model
 from tests.support.datasets import build_dataset
 

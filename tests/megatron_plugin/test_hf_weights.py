@@ -8,7 +8,7 @@ pytest.importorskip("megatron.core")
 
 from megatron_plugin.models.shape import UnsupportedModelError, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights, rule_for
-from megatron_plugin.models.weights import WeightsError, open_weights
+from megatron_plugin.models.weight_sources import WeightsError, open_weights
 from pipeline.models.weights import UnfittingWeightsError
 from tests.megatron_plugin.models import FAMILIES, make_model, save_model
 

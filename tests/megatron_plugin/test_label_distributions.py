@@ -10,8 +10,8 @@ pytest.importorskip("megatron.core")
 
 from megatron_plugin.bridge import TeacherAnswer
 from megatron_plugin.models.places import WHOLE_ROWS
-from megatron_plugin.student.batch import micro_batch
 from megatron_plugin.student.guide import Guide
+from megatron_plugin.student.micro_batch import micro_batch
 from pipeline.losses.cell_sums import Cells
 from pipeline.methods.label_distributions import ask_distributions, read_distributions
 from pipeline.models.hf_models import hidden_states, load_language_model

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("megatron.core")
 
 from megatron_plugin.export_hf import export_student
-from megatron_plugin.models.weights import checkpoint_args, newest_iteration, open_weights
+from megatron_plugin.models.weight_sources import checkpoint_args, newest_iteration, open_weights
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.index import decode_index
 from tests.megatron_plugin.forked_ranks import ROOT, job_environment

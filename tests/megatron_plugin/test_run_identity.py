@@ -101,7 +101,7 @@ def test_a_rank_opens_its_data_once(tmp_path, monkeypatch, resumed):
         read[url.removeprefix(f"{tmp_path}/")] += 1
         return Path(url).read_bytes()
 
-    monkeypatch.setattr("pipeline.dataset.reading.read_whole", read_whole)
+    monkeypatch.setattr("pipeline.dataset.dataset_reading.read_whole", read_whole)
     assert open_rows().restore(started_on) == 2
     assert set(read.values()) == {1}
     assert {"data/manifest.json", "validation/manifest.json"} <= set(read)

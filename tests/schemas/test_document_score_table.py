@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.document_scores import (
+from schemas.document_score_table import (
     ALL_COLUMNS,
     STORED_COLUMNS,
     DocumentScores,
@@ -66,6 +66,6 @@ def test_other_losses_and_versions_are_refused(monkeypatch: pytest.MonkeyPatch) 
     data = encoded(np.zeros((4, 9)))
     with pytest.raises(DamagedShardError, match=r"x is not a table .*from its sidecar's losses"):
         decoded(data, "cd" * 32)
-    monkeypatch.setattr("schemas.document_scores.DOCUMENT_SCORES_VERSION", 2)
+    monkeypatch.setattr("schemas.document_score_table.DOCUMENT_SCORES_VERSION", 2)
     with pytest.raises(SchemaVersionError, match=r"x has schema version '1'; .* version 2"):
         decoded(data)

@@ -12,9 +12,9 @@ from safetensors.numpy import load
 
 from pipeline.scoring.entries import fill_entries, require_sound
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens, position_starts, stored_values, to_stored
 from schemas.errors import DamagedShardError
 from schemas.sidecar import ShardLosses, decode_sidecar, encode_sidecar
+from schemas.stored_distributions import TopTokens, position_starts, stored_values, to_stored
 from tests.data.make_golden_scores import DISTRIBUTIONS, FOLDER, golden_scores
 
 RULE = DistributionRule(4, 1.0, 1000, "uint8")

@@ -14,10 +14,10 @@ from docstring_corpus import docstrings
 from packaged_tokenizer import packaged_tokenizer
 
 from beam_jobs import storage
-from pipeline.command_line.command import run_command
+from pipeline.command_line.commands import run_command
 from pipeline.dataset.score_files import list_scores
 from schemas.sidecar import ScoreManifest, decode_sidecar
-from tests.schemas.test_distributions import slow_read
+from tests.schemas.test_stored_distributions import slow_read
 from tests.served.vllm import MODEL, SETUP, VllmServer
 
 pytestmark = [

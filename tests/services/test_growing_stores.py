@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line.command import COMMANDS, run_command
+from pipeline.command_line.commands import COMMANDS, run_command
 from tests.services.stores import ObjectStore, Session
 from tests.support.corpus import NOT_COMPARED, digests
 from tests.support.growing import options, write_input

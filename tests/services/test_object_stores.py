@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.command_line.command import COMMANDS
+from pipeline.command_line.commands import COMMANDS
 from tests.services.stores import SHARD_BYTES, ObjectStore
 from tests.support.corpus import Corpus, align_options, command_line, digests
 from tests.support.scored_data import run_score, score_arguments, sidecars, write_world

@@ -7,9 +7,14 @@ machine compares once: run it again when one of them is raised.
 import json
 
 from pipeline.tokenization.backends import LibraryError
+from pipeline.tokenization.pretokenizer_splits import (
+    KNOWN_SPLITS,
+    find_difference,
+    name_of,
+    show_splits,
+)
 from pipeline.tokenization.rank_models import BYTES
 from pipeline.tokenization.sources import TokenizerError, find_tokenizer
-from pipeline.tokenization.splits import KNOWN_SPLITS, find_difference, name_of, show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
 from tests.support.tokenizer_zoo import KNOWN, TRAINED, definition
 

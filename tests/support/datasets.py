@@ -17,10 +17,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from pipeline.alignment import align_batch
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.batches import SourceDocument
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.conventions import describe_tokenizer
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.reading import read_manifest
-from pipeline.dataset.selection import select_documents
 from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.document import document_key

@@ -9,8 +9,8 @@ import numpy as np
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.running.run_options import RunOptions
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from schemas.document import decode_document
 from schemas.manifest import Manifest
 from tests.support.datasets import byte_level

@@ -13,16 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.sidecars import ShardToScore
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens
 from schemas.document import decode_document
-from schemas.document_scores import document_scores_name
+from schemas.document_score_table import document_scores_name
 from schemas.sidecar import (
     ScoreManifest,
     TeacherRule,
@@ -31,6 +30,7 @@ from schemas.sidecar import (
     score_manifest_name,
     to_fp16,
 )
+from schemas.stored_distributions import TopTokens
 
 Scores = dict[str, float | None]
 Losses = Callable[[str, int], NDArray[np.float64]]

@@ -29,7 +29,7 @@ from pipeline.tokenization import SpecialStrings, load_tokenizer
 from pipeline.tokenization import Tokenizer as VocagTokenizer
 from pipeline.tokenization.contents import write_byte_level
 from pipeline.tokenization.conversion import read_sentencepiece_model
-from pipeline.tokenization.ranks import byte_tokenizer
+from pipeline.tokenization.rank_files import byte_tokenizer
 
 
 def package_folder(name: str) -> Path:

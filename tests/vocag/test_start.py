@@ -12,7 +12,7 @@ import pytest
 
 import pipeline
 from pipeline import provide_kernel_cache
-from pipeline.command_line.command import COMMANDS, run_command
+from pipeline.command_line.commands import COMMANDS, run_command
 
 ROOT = Path(__file__).parents[2]
 SUBCOMMANDS = (
@@ -77,9 +77,9 @@ def test_another_distribution_that_overwrites_ours_is_named(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_terminal_that_knows_ascii_only_shows_escapes(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
-    line = "from pipeline.command_line.command import main; import sys; main(sys.argv[1:])"
+    line = "from pipeline.command_line.commands import main; import sys; main(sys.argv[1:])"
     own = "c.run_command = lambda a: print(a[0]) or 0"
-    wrapped = f"import pipeline.command_line.command as c; {own}; {line}"
+    wrapped = f"import pipeline.command_line.commands as c; {own}; {line}"
     done = subprocess.run([sys.executable, "-c", wrapped, "·⏎"], env=environment, cwd=tmp_path,
                           capture_output=True, text=True)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "\\xb7\\u23ce\n")
@@ -122,7 +122,7 @@ def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
 
 def test_help_needs_no_large_library() -> None:
     script = (
-        "import sys\nfrom pipeline.command_line.command import run_command\n"
+        "import sys\nfrom pipeline.command_line.commands import run_command\n"
         f"for command in {[*COMMANDS, *SUBCOMMANDS]}:\n"
         "    try: run_command([*command.split(), '--help'])\n"
         "    except SystemExit as end: assert end.code == 0, command\n"

@@ -18,16 +18,16 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.documents import DeadLetter, Outcome, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import InputChangedError
 from beam_jobs.align.inputs.parts import DATASET, SAMPLE_BYTES_PER_TEXT_BYTE, InputFile, InputPart
-from beam_jobs.align.inputs.records import place_text
-from beam_jobs.errors import InputError
+from beam_jobs.align.inputs.placing import place_text
 from beam_jobs.generations import read_kept, read_newest
-from beam_jobs.runs import require_all_files
+from beam_jobs.job_errors import InputError
+from beam_jobs.resuming import require_all_files
 from beam_jobs.tokenizer_files import StoredTokenizer, load_stored
+from pipeline.dataset.chosen_documents import Kept, require_documents, select_documents
+from pipeline.dataset.dataset_reading import find_generation, folder_of, read_sample
 from pipeline.dataset.files import Dataset
-from pipeline.dataset.reading import find_generation, folder_of, read_sample
-from pipeline.dataset.selection import Kept, require_documents, select_documents
 from pipeline.dataset.tokenizers import find_text
-from pipeline.tokenization.splits import library_versions
+from pipeline.tokenization.pretokenizer_splits import library_versions
 from schemas.document import decode_document
 from schemas.errors import DatasetError
 from schemas.index import ShardIndex

@@ -26,9 +26,9 @@ from beam_jobs.align.inputs.json_values import (
     split_values,
 )
 from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart
-from beam_jobs.align.inputs.records import place_record, place_text
+from beam_jobs.align.inputs.placing import place_record, place_text
 from beam_jobs.align.inputs.tables import TABLES, read_rows
-from beam_jobs.running.progress import worker_progress
+from beam_jobs.running.job_progress import worker_progress
 
 CountLines = Callable[[int], object]
 

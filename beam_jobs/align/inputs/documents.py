@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from beam_jobs.align.inputs.templates import parse_template
+from beam_jobs.align.inputs.text_templates import parse_template
 from schemas.manifest import MetadataType
 
 LINE_BYTES_PER_TEXT_BYTE = 4

@@ -22,7 +22,6 @@ from beam_jobs.align.inputs.json_values import holds_values
 from beam_jobs.align.inputs.listing import FORMATS, FoundFile, fixed_folder, list_files, split_name
 from beam_jobs.align.inputs.parts import Format, InputFile, InputPart
 from beam_jobs.align.inputs.tables import TABLES, read_rows, read_shape
-from beam_jobs.errors import InputError
 from beam_jobs.first_bytes import (
     HEAD_BYTES,
     compression_of,
@@ -30,6 +29,7 @@ from beam_jobs.first_bytes import (
     table_of,
     unreadable_kind_of,
 )
+from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.drawing.formatting import format_plural

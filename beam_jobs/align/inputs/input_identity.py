@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from beam_jobs import storage
 from beam_jobs.align.inputs.parts import InputFile
 from beam_jobs.align.inputs.standard_input import is_spooled
-from beam_jobs.errors import InputError, JobError
+from beam_jobs.job_errors import InputError, JobError
 
 INPUTS_FILE = "inputs.json"
 """Each input file's size, time and content, next to the manifest and in the run's folder."""

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from beam_jobs import storage
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
 

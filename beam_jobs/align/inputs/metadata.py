@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from beam_jobs.align.inputs.documents import MetadataField, Reason, UnusableError, Value
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 from schemas.manifest import MetadataColumn, MetadataType
 
 TYPES: tuple[MetadataType, ...] = get_args(MetadataType)

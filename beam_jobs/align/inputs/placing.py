@@ -15,7 +15,7 @@ from beam_jobs.align.inputs.documents import (
 )
 from beam_jobs.align.inputs.fields import describe_others
 from beam_jobs.align.inputs.metadata import fit_value
-from beam_jobs.align.inputs.templates import parse_template
+from beam_jobs.align.inputs.text_templates import parse_template
 from beam_jobs.first_bytes import why_not_utf8
 from pipeline.chats.messages import ChatError, read_chat
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.metadata import settle_columns
 from beam_jobs.align.inputs.sampling import SampledPart
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 
 PROBED_BYTES = 1 << 20
 """About how much text both paths of a tokenizer are compared on."""

@@ -15,9 +15,9 @@ from typing import cast
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DamageError, decompress
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import DeadLetter, Outcome, PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.parts import DATASET, TASK_BYTES, InputFile, InputPart, cut_files
-from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.tables import TABLES, count_rows
 
 LEAST_PART_BYTES = 128 << 10

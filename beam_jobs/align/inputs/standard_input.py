@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.parts import STANDARD_INPUT
-from beam_jobs.errors import InputError
 from beam_jobs.first_bytes import compression_of, table_of
+from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import naming
 
 SPOOL_PREFIX = ".vocag-stdin-"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipeline.command_line.failures import printable
 from pipeline.scoring.engines.interface import EngineError
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import LARGEST_MASS
+from schemas.stored_distributions import LARGEST_MASS
 
 # Of a log-probability above 0: what rounding a softmax may leave.
 _ROUNDING = 1e-4

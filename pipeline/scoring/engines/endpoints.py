@@ -27,8 +27,8 @@ from tenacity import (
 from pipeline.command_line.failures import printable
 from pipeline.scoring.engines.completions import DisprovedError, NonsenseError
 from pipeline.scoring.engines.deadline import Deadline
+from pipeline.scoring.engines.engine_settings import ServedSettings
 from pipeline.scoring.engines.interface import EngineError
-from pipeline.scoring.engines.settings import ServedSettings
 
 logger = logging.getLogger(__name__)
 

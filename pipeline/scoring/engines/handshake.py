@@ -15,8 +15,8 @@ from pipeline.scoring.engines.completions import (
     read_losses,
 )
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
+from pipeline.scoring.engines.engine_settings import Handshake
 from pipeline.scoring.engines.interface import EngineError
-from pipeline.scoring.engines.settings import Handshake
 from schemas.distribution_rule import DistributionRule
 
 # Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipeline.models.probe import require_trained
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import DocumentTokens
-from schemas.distributions import TopTokens
+from schemas.stored_distributions import TopTokens
 
 
 class EngineError(ValueError):

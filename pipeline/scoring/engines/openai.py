@@ -24,12 +24,12 @@ from pipeline.models.probe import probe_tokens
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.engines.completions import NonsenseError
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints
+from pipeline.scoring.engines.engine_settings import Handshake, ServedSettings
 from pipeline.scoring.engines.handshake import Answer, ask, require_same_teacher, shake_hands
 from pipeline.scoring.engines.interface import EngineError, Line, ScoredDocuments, Work, line_of
-from pipeline.scoring.engines.settings import Handshake, ServedSettings
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens
+from schemas.stored_distributions import TopTokens
 
 logger = logging.getLogger(__name__)
 

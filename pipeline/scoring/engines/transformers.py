@@ -36,11 +36,11 @@ from pipeline.models.devices import find_device
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
+from pipeline.scoring.engines.engine_settings import TransformersSettings
 from pipeline.scoring.engines.interface import ScoredDocuments, Work, line_of
-from pipeline.scoring.engines.settings import TransformersSettings
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens
+from schemas.stored_distributions import TopTokens
 
 MAX_PADDING = 0.05
 """Share of a batch's places that may be padding."""

@@ -13,14 +13,14 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import storage
-from beam_jobs.align import buckets, making, steps
+from beam_jobs.align import buckets, dataset_making, steps
 from beam_jobs.align.__main__ import main
-from beam_jobs.align.attempt import Attempt, configure
 from beam_jobs.align.command import align
-from beam_jobs.align.opened import open_input
-from beam_jobs.errors import OptionsError
+from beam_jobs.align.configuration import Attempt, configure
+from beam_jobs.align.opened_input import open_input
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
-from beam_jobs.runs import find_finished, read_left_file, start_run
+from beam_jobs.resuming import find_finished, read_left_file, start_run
 from pipeline.command_line.failures import hints_of
 from tests.support.corpus import (
     align_options,
@@ -90,11 +90,11 @@ def test_a_runner_that_tries_bundles_again(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("function", "call", "leaves_manifest"),
     [
-        ("beam_jobs.align.blocks.key_of", 200, False),  # while reading
+        ("beam_jobs.align.bucket_blocks.key_of", 200, False),  # while reading
         ("beam_jobs.align.buckets.align_documents", 30, False),  # in the middle of a shard
         ("beam_jobs.storage.publish", 7, False),  # some shards have their final names
         ("beam_jobs.align.steps.encode_manifest", 1, False),  # all have, no manifest
-        ("beam_jobs.align.making.close_run", 1, True),  # nothing is left but to clean up
+        ("beam_jobs.align.dataset_making.close_run", 1, True),  # nothing is left but to clean up
         ("beam_jobs.storage.remove_folder", 1, True),  # nothing is left but a summary
     ],
 )
@@ -116,7 +116,7 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
 ) -> None:
     corpus, reference = reference_dataset()
     counter = itertools.count()
-    align_documents, run_job = buckets.align_documents, making.run_job
+    align_documents, run_job = buckets.align_documents, dataset_making.run_job
     ends: list[int] = []
 
     def count(*arguments: Any, **keywords: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
             ends.append(next(counter))
 
     monkeypatch.setattr(buckets, "align_documents", count)
-    monkeypatch.setattr(making, "run_job", run_twice)
+    monkeypatch.setattr(dataset_making, "run_job", run_twice)
     align(align_options(corpus, tmp_path))
     assert ends[0] > 2
     assert ends[1] == ends[0] + 1, "buckets were aligned again"
@@ -235,7 +235,7 @@ def test_an_attempt_that_only_reports_does_not_count_as_start_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = small_corpus(tmp_path / "corpus", a=[json_line("a", make_text(1))])
-    monkeypatch.setattr(making, "write_report", fail)
+    monkeypatch.setattr(dataset_making, "write_report", fail)
     with pytest.raises(RuntimeError, match="injected"):
         align(align_options(corpus, tmp_path / "out"))
     monkeypatch.undo()

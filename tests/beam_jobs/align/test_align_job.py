@@ -18,18 +18,18 @@ import pytest
 from apache_beam.coders import coders
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.align import making
+from beam_jobs.align import dataset_making
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.options import AlignOptions, parse_size
-from beam_jobs.errors import InputError, OptionsError, TooManyDeadLettersError
+from beam_jobs.job_errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line.failures import hints_of
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.reading import read_manifest
 from pipeline.packing.reading import Reading
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import decode_index
 from schemas.manifest import ConventionRecord
@@ -166,7 +166,7 @@ def test_how_files_are_cut_into_tasks_does_not_matter(
         num_tasks.append(len(tasks))
         return tasks
 
-    monkeypatch.setattr(making, "plan_tasks", plan_small_tasks)
+    monkeypatch.setattr(dataset_making, "plan_tasks", plan_small_tasks)
     align(align_options(corpus, tmp_path))
     assert num_tasks[0] > 50
     assert digests(tmp_path) == digests(reference)

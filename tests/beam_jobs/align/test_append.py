@@ -10,15 +10,15 @@ import pytest
 
 from beam_jobs.align import steps
 from beam_jobs.align.__main__ import main
-from beam_jobs.align.blocks import holds_taken_ids, pack_blocks
+from beam_jobs.align.bucket_blocks import holds_taken_ids, pack_blocks
 from beam_jobs.align.buckets import unpack
 from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.documents import PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
-from beam_jobs.errors import InputError, OptionsError, TooManyDeadLettersError
+from beam_jobs.job_errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.files import open_dataset
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.corpus import fail
 from tests.support.datasets import files_of, remove_documents
 from tests.support.growing import documents, grow, options, write_input

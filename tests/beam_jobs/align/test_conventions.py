@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.__main__ import main
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.tokenization.definition import added_token, text_template
 from tests.support import tokenizer_zoo as zoo
 from tests.support.corpus import align_options, command_line, json_line, small_corpus

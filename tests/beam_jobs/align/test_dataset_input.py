@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from beam_jobs.align import making
+from beam_jobs.align import dataset_making
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.datasets import open_dataset_as_input, read_texts
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.input_identity import InputChangedError
 from beam_jobs.align.inputs.parts import decode_task, plan_tasks
-from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.options import AlignOptions, parse_options
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.running.run_options import RunOptions
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import open_dataset
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.datasets import flip, make_texts, remove_documents, seen_ids
 from tests.support.growing import QUIET, documents, grow, options, write_input
 from tests.support.killing import run_killed
@@ -203,7 +203,7 @@ def test_lost_texts_are_counted_and_named_before_anything_is_written(
 ) -> None:
     data, new = lossy(tmp_path, 7), tmp_path / "new"
     arguments = ["--input", str(data), "--output", str(new)]
-    monkeypatch.setattr(making, "build_pipeline", None)  # nothing comes as far as that
+    monkeypatch.setattr(dataset_making, "build_pipeline", None)  # nothing comes as far as that
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert "7 of 100 documents (7.00 %) of" in said

@@ -19,12 +19,12 @@ from pyarrow.csv import write_csv
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.dry_run import estimate_volume
 from beam_jobs.align.inputs import sampling
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
-from beam_jobs.align.inputs.files import find_inputs
-from beam_jobs.align.inputs.reading import read_part
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.sampling import cut_files, sample_input
-from beam_jobs.align.opened import open_input
-from pipeline.dataset.reading import read_manifest
+from beam_jobs.align.opened_input import open_input
+from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import (
     align_options,
     command_line,

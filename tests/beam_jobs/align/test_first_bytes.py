@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.align.inputs.decompression import zstd
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules, Reason
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.parts import InputPart
-from beam_jobs.align.inputs.reading import read_part
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

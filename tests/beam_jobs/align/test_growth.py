@@ -13,7 +13,7 @@ from pipeline.dataset.files import open_dataset
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamState
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.datasets import byte_level, remove_documents
 from tests.support.growing import documents, grow
 from tests.support.hf_folders import write_model

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from beam_jobs.align.inputs import json_values
 from beam_jobs.align.inputs.decompression import DamageError, zstd
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     MetadataField,
@@ -30,12 +31,11 @@ from beam_jobs.align.inputs.documents import (
     ReadingRules,
     Reason,
 )
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.json_values import split_values
 from beam_jobs.align.inputs.parts import InputPart
-from beam_jobs.align.inputs.reading import read_part
-from beam_jobs.align.inputs.templates import parse_template
-from beam_jobs.errors import InputError
+from beam_jobs.align.inputs.text_templates import parse_template
+from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import hints_of
 
 TEXTS = [f"text {n}: ∑ 'quoted' \"twice\", with\nlines\t{{[ \\" for n in range(30)]

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.align import making
+from beam_jobs.align import dataset_making
 from beam_jobs.align import steps as sharding
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import ReadingRules
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.input_identity import InputChangedError, content_of
 from beam_jobs.align.inputs.parts import decode_task, plan_tasks
-from beam_jobs.align.inputs.reading import read_part
-from beam_jobs.align.opened import reading_rules
+from beam_jobs.align.opened_input import reading_rules
 from beam_jobs.align.options import parse_options
-from beam_jobs.errors import InputError, OptionsError
-from pipeline.dataset.reading import read_manifest
+from beam_jobs.job_errors import InputError, OptionsError
+from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import (
     Corpus,
     align_options,
@@ -133,7 +133,7 @@ def test_a_job_whose_input_is_cut_fails_and_resumes(
         return plan_tasks(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(making, "plan_tasks", cut_after_planning)
+        patch.setattr(dataset_making, "plan_tasks", cut_after_planning)
         assert main(command) == 1
     error = capsys.readouterr().err
     assert f"b.jsonl changed from {len(whole)} to 300 bytes while the job ran" in error

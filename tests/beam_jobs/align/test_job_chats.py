@@ -9,12 +9,12 @@ import pytest
 
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions, ChatOptions, parse_options
-from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, StreamConfig
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import SchemaVersionError
 from schemas.manifest import decode_manifest, encode_manifest

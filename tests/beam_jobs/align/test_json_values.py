@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.inputs import json_values
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules, Reason
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.parts import cut_files
-from beam_jobs.align.inputs.reading import read_part
 
 RECORDS = [{"id": f"d{n}", "text": f"text {n}: {{[,", "m": [{"id": n}, {}]} for n in range(60)]
 LINES = [json.dumps({"id": f"d{n}", "text": f"text {n}"}) for n in range(60)]

@@ -11,13 +11,13 @@ import pytest
 from beam_jobs.align.command import align
 from beam_jobs.align.inputs.documents import MetadataField, UnusableError
 from beam_jobs.align.inputs.metadata import fit_value, parse_metadata, settle_columns
-from beam_jobs.align.opened import reading_rules
+from beam_jobs.align.opened_input import reading_rules
 from beam_jobs.align.options import AlignOptions
-from beam_jobs.errors import InputError, OptionsError
+from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.groups import count_by
 from pipeline.explore.command import main as explore
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.manifest import MetadataColumn, MetadataType
 from tests.support.datasets import byte_level
 

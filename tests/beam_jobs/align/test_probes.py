@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.inputs.documents import ReadingRules
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.probes import probe_texts, require_fields, start_of
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, SampledPart, SampleSize, sample_input
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 
 
 def look_at(

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_jobs.align.blocks import BlockStore, Record, pack_blocks, unpack_block
+from beam_jobs.align.bucket_blocks import BlockStore, Record, pack_blocks, unpack_block
 from beam_jobs.align.buckets import encode_dead_letter
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import (
     DeadLetter,
     MetadataField,
@@ -26,12 +27,11 @@ from beam_jobs.align.inputs.documents import (
     ReadingRules,
     Reason,
 )
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.parts import InputFile, InputPart, decode_task, plan_tasks
-from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.taken_ids import TakenId
-from beam_jobs.errors import InputError
+from beam_jobs.job_errors import InputError
 from beam_jobs.left_out import DUPLICATE_OF
 from pipeline.command_line.failures import hints_of
 from tests.support.corpus import json_line

@@ -11,9 +11,9 @@ from beam_jobs import shortages
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.align.job import estimate_disk, estimate_memory
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.shortages import explain_shortage, free_bytes, require_disk
-from pipeline.command_line.command import run_command
+from pipeline.command_line.commands import run_command
 from tests.support.corpus import align_options, command_line, digests, reference_dataset
 from tests.support.datasets import build_dataset
 

@@ -14,7 +14,7 @@ from beam_jobs.align.__main__ import main
 from beam_jobs.align.inputs.documents import Reason, UnusableError
 from beam_jobs.align.inputs.parts import InputFile, InputPart
 from beam_jobs.align.inputs.tables import read_rows
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import align_options, command_line, json_line, small_corpus
 
 LINES = [json_line(f"d{n}", f"text {n}") for n in range(400)]

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.align.__main__ import main
+from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.fields import describe_others
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.parts import cut_files
-from beam_jobs.align.inputs.reading import read_part
 from beam_jobs.align.inputs.unusable import letters_of_files, note_unusable
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import align_options, command_line, json_line, small_corpus
 
 LINES = [json_line(f"d{n}", f"text {n}") for n in range(400)]

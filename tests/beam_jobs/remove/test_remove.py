@@ -15,12 +15,12 @@ import pytest
 
 from beam_jobs import storage
 from beam_jobs.align.options import parse_options
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.remove.command import main
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.remove.removal import read_ids, remove
 from pipeline.dataset.files import open_dataset
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.document import document_key
 from schemas.errors import DatasetError
 from schemas.manifest import encode_manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.report.page import RunSummary, SideSummary, render_report
-from beam_jobs.report.summary import summarise
+from beam_jobs.report.run_summary import summarise
 from pipeline.alignment.quality import AlignmentStatistics
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.charts import NOT_DRAWN

@@ -5,8 +5,8 @@ import pytest
 from beam_jobs.running.causes import cause_of
 
 IN_A_WORKER = """Traceback (most recent call last):
-  File "/app/beam_jobs/runs.py", line 111, in require_shared
-beam_jobs.errors.OptionsError: worker vm does not see /out
+  File "/app/beam_jobs/resuming.py", line 111, in require_shared
+beam_jobs.job_errors.OptionsError: worker vm does not see /out
 
 During handling of the above exception, another exception occurred:
 
@@ -32,7 +32,7 @@ REFUSED = "java.net.ConnectException: java.net.ConnectException: finishConnect(.
         ("no such shard [while running 'Score/RunInference']", "no such shard"),
         ("a line\nand the reason\n\n", "and the reason"),
         (
-            IN_JAVA + IN_A_WORKER.format(error="beam_jobs.errors.OptionsError: no /out\nhere"),
+            IN_JAVA + IN_A_WORKER.format(error="beam_jobs.job_errors.OptionsError: no /out\nhere"),
             "OptionsError: no /out here",
         ),
         (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
+from beam_jobs.resuming import require_shared, start_run
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
-from beam_jobs.runs import require_shared, start_run
 from tests.support.servers import free_port
 
 DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from beam_jobs.running import progress
-from beam_jobs.running.progress import (
+from beam_jobs.running import job_progress
+from beam_jobs.running.job_progress import (
     WorkerProgress,
     aligning_stage,
     reset_progress,
@@ -64,7 +64,7 @@ def test_a_bar_on_a_terminal_and_a_line_now_and_then_elsewhere(
 ) -> None:
     screen = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(job_progress, "HEARTBEAT_SECONDS", 0.0)
     worker = WorkerProgress(str(tmp_path))
     aligning = partial(aligning_stage, text_bytes=2_000_000)
     for counts, stage in (

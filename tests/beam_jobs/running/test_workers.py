@@ -11,7 +11,7 @@ import pytest
 
 from beam_jobs.align.command import align
 from beam_jobs.align.options import parse_options
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.running.exits import RESUME
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.running.runners import describe_runner, make_beam_options

@@ -12,18 +12,18 @@ import pytest
 
 from beam_jobs.score.command import main
 from beam_jobs.score.summary import estimate_disk
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import find_scores, list_scores
-from pipeline.dataset.selection import select_documents
 from pipeline.packing.plan import plan_rows
 from pipeline.packing.rules import PackingRules
-from pipeline.scoring.engines.settings import TopSettings
+from pipeline.scoring.engines.engine_settings import TopSettings
 from pipeline.scoring.stored_losses import open_stored_losses
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import largest_error, stored_values
 from schemas.errors import DatasetError, ForeignLossesError
 from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar
+from schemas.stored_distributions import largest_error, stored_values
 from tests.support.completions_server import MODEL, CompletionsServer, serve
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.killing import run_killed

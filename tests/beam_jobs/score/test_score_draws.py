@@ -17,16 +17,16 @@ from beam_jobs.score.summary import estimate_disk
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.losses.tail import draw_keys
-from pipeline.scoring.engines.settings import TopSettings
+from pipeline.scoring.engines.engine_settings import TopSettings
 from pipeline.scoring.entries import fill_entries
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import least_entropies
 from schemas.document import decode_document
 from schemas.errors import DamagedShardError
 from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar, encode_sidecar
+from schemas.stored_distributions import least_entropies
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.killing import run_killed
 from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
@@ -157,7 +157,7 @@ def test_positions_that_others_would_have_are_named(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(
-            "schemas.distributions.least_entropies", lambda log_probs: log_probs[:, 0] + 100
+            "schemas.stored_distributions.least_entropies", lambda log_probs: log_probs[:, 0] + 100
         )
         run_score(unscored, "--top-k", "4", "--draws", "0", "--entropy-above", "6")
     (finding,) = validate_dataset(

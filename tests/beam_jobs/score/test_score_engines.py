@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from beam_jobs.score.command import main
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import find_scores, list_scores
-from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import line_of

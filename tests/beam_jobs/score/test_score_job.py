@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load
 
 from beam_jobs import shortages
-from beam_jobs.errors import OptionsError
+from beam_jobs.job_errors import OptionsError
 from beam_jobs.score import summary
 from beam_jobs.score.command import main
 from beam_jobs.score.options import parse_options
@@ -25,8 +25,8 @@ from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.sidecars import ShardToScore
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.validate.scores import check_scores
-from schemas.document_scores import document_scores_name
+from pipeline.validate.score_checks import check_scores
+from schemas.document_score_table import document_scores_name
 from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
 from schemas.sidecar import ScoreManifest, decode_sidecar
@@ -262,7 +262,7 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
         read[f"{dataset.location.removeprefix(f'{unscored}/')} {number}"] += 1
         return read_index(dataset, number)
 
-    monkeypatch.setattr("pipeline.dataset.reading.read_whole", count_manifest)
+    monkeypatch.setattr("pipeline.dataset.dataset_reading.read_whole", count_manifest)
     monkeypatch.setattr(Dataset, "index_bytes", count_index)
     arguments = [str(file), *score_arguments(unscored)[1:]]
     assert main(arguments) == 0

@@ -16,12 +16,12 @@ from beam_jobs.align.options import AlignOptions
 from beam_jobs.running.run_options import RunOptions
 from beam_jobs.score import reuse as reusing
 from beam_jobs.score.command import main
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
-from pipeline.dataset.selection import select_documents
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import Scorer
-from pipeline.scoring.known_losses import ScoredShard
+from pipeline.scoring.reusable_losses import ScoredShard
 from pipeline.scoring.sidecars import ShardToScore
 from schemas.errors import DamagedShardError
 from schemas.sidecar import decode_sidecar

@@ -9,15 +9,15 @@ import torch
 
 from beam_jobs.score.command import main
 from beam_jobs.score.compare_command import main as compare
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import ScoreFiles, find_scores, list_scores
-from pipeline.dataset.selection import select_documents
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.validate.scores import check_scores
+from pipeline.validate.score_checks import check_scores
 from schemas.errors import ForeignLossesError
+from tests.pipeline.dataset.test_chosen_documents import METADATA, values
 from tests.pipeline.dataset.test_document_scores import losses_of
-from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 from tests.support.scored_data import (
     SEQ_LENGTH,

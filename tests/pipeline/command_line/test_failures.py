@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.command_line import failures
-from pipeline.command_line.command import COMMANDS, main
+from pipeline.command_line.commands import COMMANDS, main
 from pipeline.command_line.failures import hinted, hints_of, naming, report
 from pipeline.command_line.installed import install
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.chosen_documents import WhereError
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.score_files import find_scores
-from pipeline.dataset.selection import WhereError
 from pipeline.explore import command as explore
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
@@ -47,7 +47,7 @@ def test_no_command_shows_a_traceback_unless_asked(
         raise KeyError("odd")
 
     monkeypatch.setattr(
-        "pipeline.command_line.command.import_module", lambda _: SimpleNamespace(main=broken)
+        "pipeline.command_line.commands.import_module", lambda _: SimpleNamespace(main=broken)
     )
     assert run(name, "a b", "--x", "1") == 1
     message, hint = capsys.readouterr().err.splitlines()

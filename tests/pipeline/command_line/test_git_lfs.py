@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from beam_jobs.align.command import align, describe
-from beam_jobs.align.inputs.files import find_inputs
+from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.options import AlignOptions
 from pipeline.command_line.failures import hints_of
 from pipeline.command_line.git_lfs import POINTER_BYTES, PointerError, refuse_pointer
 from pipeline.dataset.files import open_dataset
 from pipeline.models.teacher_files import find_folder, find_teacher
 from pipeline.tokenization.sources import find_tokenizer
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.datasets import build_dataset
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%b\nsize 12345\n" % (b"0a" * 32)

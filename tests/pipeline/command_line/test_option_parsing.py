@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.options import ScoreOptions
-from pipeline.command_line.options import (
+from pipeline.command_line.option_parsing import (
     Option,
     Rest,
     _entries,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_by
-from pipeline.dataset.selection import select_documents
 from schemas.manifest import MetadataType
 from tests.support.datasets import build_dataset, remove_documents
 

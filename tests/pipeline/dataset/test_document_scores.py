@@ -20,14 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.align.command import align
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS, open_scored_documents, summarise_losses
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.validate.dataset import validate_dataset
-from schemas.document_scores import COLUMN_VERSIONS, document_scores_name
+from pipeline.validate.dataset_checks import validate_dataset
+from schemas.document_score_table import COLUMN_VERSIONS, document_scores_name
 from schemas.errors import DamagedShardError
 from schemas.sidecar import (
     ScoreManifest,
@@ -37,7 +37,7 @@ from schemas.sidecar import (
     encode_sidecar,
     score_manifest_name,
 )
-from tests.pipeline.dataset.test_selection import METADATA, chosen, values
+from tests.pipeline.dataset.test_chosen_documents import METADATA, chosen, values
 from tests.support.datasets import build_dataset, make_texts, remove_documents, seen_ids
 from tests.support.growing import QUIET, grow
 from tests.support.stored_scores import document_scores, summarise, write_scores
@@ -323,7 +323,7 @@ def test_a_table_of_another_version_is_made_anew(
 
     before, findings = read(), validate_dataset(str(folder)).findings
     assert any(each is not None and not all(each) for each in before)
-    monkeypatch.setattr("schemas.document_scores.DOCUMENT_SCORES_VERSION", 2)
+    monkeypatch.setattr("schemas.document_score_table.DOCUMENT_SCORES_VERSION", 2)
     assert read() == before
     report = validate_dataset(str(folder))
     assert [*report.findings] == [*findings]

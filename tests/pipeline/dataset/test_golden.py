@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.dataset.reading import read_manifest, read_sample
+from pipeline.dataset.dataset_reading import read_manifest, read_sample
 from schemas.document import decode_document, decode_tensors
 from schemas.index import decode_index
 from schemas.manifest import decode_manifest, encode_manifest

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.dataset.reading import read_manifest, read_sample
+from pipeline.dataset.dataset_reading import read_manifest, read_sample
 from pipeline.dataset.writing import ShardWriter, WrittenShard
 from schemas.document import decode_document
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError

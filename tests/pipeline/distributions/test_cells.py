@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import ChosenDocuments, select_documents
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.cells import (
     NoSharedStartError,

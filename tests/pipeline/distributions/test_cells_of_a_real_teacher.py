@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from beam_jobs.score.command import main as score
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.cells import count_cells
 from pipeline.distributions.sample import sample_documents

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from pipeline.command_line.command import COMMANDS
+from pipeline.command_line.commands import COMMANDS
 from pipeline.command_line.installed import install
 from pipeline.doctor import command, machine, requirements
 from pipeline.doctor.command import describe, examine, main

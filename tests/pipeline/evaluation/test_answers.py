@@ -7,7 +7,7 @@ pytest.importorskip("math_verify", reason="needs vocag[evaluate]")
 from pathlib import Path
 
 from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of, score
-from pipeline.evaluation.data import read_items
+from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import SETS, Item
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
-from pipeline.evaluation.contexts import find_room
+from pipeline.evaluation.context_room import find_room
 from pipeline.evaluation.lm_tasks import load_task
 from tests.pipeline.evaluation.test_measures import TINY, measure, state_right
 from tests.support.scripted_model import ScriptedModel

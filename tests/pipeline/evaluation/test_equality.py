@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("math_verify", reason="needs vocag[evaluate]")
 
 from pipeline.evaluation.answers import answer_of, reference_of
-from pipeline.evaluation.data import read_items
 from pipeline.evaluation.equality import is_equal
+from pipeline.evaluation.set_files import read_items
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"
 

@@ -12,15 +12,15 @@ from lm_eval.api.metrics import bits_per_byte as lm_eval_bits_per_byte
 from lm_eval.api.model import LM
 
 from pipeline.evaluation.answers import reference_of
-from pipeline.evaluation.data import read_items
+from pipeline.evaluation.measuring import answers_name, measure_all, plan
 from pipeline.evaluation.results import Measurement, Results, read_samples
-from pipeline.evaluation.run import answers_name, measure_all, plan
+from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import NINE, SETS
-from pipeline.evaluation.settings import Asked, Engine
+from pipeline.evaluation.settings import Asked, StudentEngine
 from tests.support.scripted_model import ScriptedModel
 
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
-CPU = Engine(device="cpu")
+CPU = StudentEngine(device="cpu")
 
 
 def measure(
@@ -30,7 +30,7 @@ def measure(
     measures: Sequence[str] = ("accuracy",),
     *,
     results: Results | None = None,
-    engine: Engine = CPU,
+    engine: StudentEngine = CPU,
     limit: int = 0,
     max_answer_tokens: int = 1024,
 ) -> dict[str, Measurement]:
@@ -202,7 +202,11 @@ def test_a_run_that_was_killed_continues_and_asks_nothing_twice(tmp_path: Path) 
 
 
 def test_other_students_or_settings_have_other_answers() -> None:
-    engines = Engine(device="cpu"), Engine(device="cpu", dtype="bfloat16"), Engine(device="cuda:1")
+    engines = (
+        StudentEngine(device="cpu"),
+        StudentEngine(device="cpu", dtype="bfloat16"),
+        StudentEngine(device="cuda:1"),
+    )
     names = {answers_name(digit * 64, engine) for digit in "12" for engine in engines}
     assert len(names) == 6
-    assert answers_name("1" * 64, Engine(device="cuda")) in names
+    assert answers_name("1" * 64, StudentEngine(device="cuda")) in names

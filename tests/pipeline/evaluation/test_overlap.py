@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.evaluation.data import read_items
 from pipeline.evaluation.overlap import NUM_WORDS, Questions, parts_of, split_words
 from pipeline.evaluation.overlap_command import main
+from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import Item, math_500
 from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
 

@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
-from pipeline.evaluation.differences import describe_differences, difference
-from pipeline.evaluation.report import write_report
+from pipeline.evaluation.paired_differences import describe_differences, difference
 from pipeline.evaluation.results import (
     Results,
     bits_per_byte,
@@ -17,8 +16,9 @@ from pipeline.evaluation.results import (
     share_difference,
     student_folders,
 )
-from pipeline.evaluation.settings import Engine
-from pipeline.evaluation.summary import describe_results
+from pipeline.evaluation.results_page import write_report
+from pipeline.evaluation.results_table import describe_results
+from pipeline.evaluation.settings import StudentEngine
 from tests.pipeline.evaluation.test_measures import measure, state_right, state_wrong
 from tests.support.scripted_model import ScriptedModel
 
@@ -78,7 +78,7 @@ def test_students_without_a_common_set_have_no_difference(tmp_path: Path) -> Non
 def test_measures_of_other_numbers_of_items_have_lines_of_their_own(tmp_path: Path) -> None:
     results = Results("a", "a", "0" * 64)
     for kind, limit, batch_size in (("text", 0, 1), ("solution", 0, 1), ("accuracy", 2, 8)):
-        engine = Engine(device="cpu", batch_size=batch_size)
+        engine = StudentEngine(device="cpu", batch_size=batch_size)
         model = ScriptedModel(state_right)
         measure(model, tmp_path, ["gsm8k"], [kind], results=results, engine=engine, limit=limit)
     lines = describe_results(read_results(tmp_path))

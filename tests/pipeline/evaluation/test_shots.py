@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.data import read_items
+from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import NINE, SETS, ShotsName, load_shots, make_prompt
 
 TINY = Path(__file__).parents[2] / "data" / "evaluation"

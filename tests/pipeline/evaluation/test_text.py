@@ -12,16 +12,16 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from pipeline.evaluation.command import main
-from pipeline.evaluation.data import read_items
 from pipeline.evaluation.likelihood import text_to_score
 from pipeline.evaluation.results import read_results
+from pipeline.evaluation.set_files import read_items
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import evaluate, open_heldout
+from pipeline.training.held_out import evaluate, open_heldout
 from pipeline.training.ranks import Ranks
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model

@@ -15,8 +15,8 @@ from pipeline.explore.command import main
 from pipeline.explore.scores import QUANTILES, bin_edges, count_bins, find_thresholds
 from pipeline.explore.scores_page import SPOT_TOKENS, find_spots
 from schemas.sidecar import ScoreManifest
+from tests.pipeline.dataset.test_chosen_documents import METADATA, values
 from tests.pipeline.dataset.test_document_scores import losses_of
-from tests.pipeline.dataset.test_selection import METADATA, values
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 from tests.support.stored_scores import document_scores, write_scores
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
-from pipeline.figures.alignment import measure_chunking
+from pipeline.figures.chunking import measure_chunking
 from pipeline.figures.command import main
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model

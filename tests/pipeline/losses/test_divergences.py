@@ -21,7 +21,7 @@ from pipeline.losses.divergences import (
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.losses.loss_result import metric_values
 from schemas.distribution_rule import EntryShape
-from schemas.distributions import least_entropies
+from schemas.stored_distributions import least_entropies
 
 
 def slow_divergence(student, teacher, temperature=1.0, reverse=False):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.command_line.failures import hints_of
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.packing.mixture_file import (
     MixedDataset,
     Mixture,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 
 Warnings = pytest.LogCaptureFixture

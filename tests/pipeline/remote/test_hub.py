@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 
 from pipeline.command_line.failures import hints_of
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.models.teacher_files import find_teacher
 from pipeline.remote import first_contact
 from pipeline.remote.first_contact import NoAnswerError, answer_of, require_answer, store_of

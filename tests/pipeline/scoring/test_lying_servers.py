@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.scoring.engines.completions import NonsenseError, most_bytes, read_likeliest
 from pipeline.scoring.engines.endpoints import Endpoint, Endpoints, PassingError
+from pipeline.scoring.engines.engine_settings import ServedSettings
 from pipeline.scoring.engines.handshake import shake_hands
 from pipeline.scoring.engines.interface import EngineError
-from pipeline.scoring.engines.settings import ServedSettings
 from schemas.distribution_rule import DistributionRule
 
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.selection import select_documents
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.completions import NonsenseError, read_losses
 from pipeline.scoring.engines.endpoints import base_url
+from pipeline.scoring.engines.engine_settings import Handshake, ServedSettings
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.openai import ServedEngine, connect
-from pipeline.scoring.engines.settings import Handshake, ServedSettings
 from pipeline.scoring.engines.transformers import load_scorer
 from pipeline.scoring.sidecars import ShardToScore
 from tests.support.completions_server import (

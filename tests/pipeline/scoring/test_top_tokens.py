@@ -12,7 +12,7 @@ from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import Scorer
 from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
-from schemas.distributions import TopTokens, largest_error, stored_values
+from schemas.stored_distributions import TopTokens, largest_error, stored_values
 from tests.pipeline.scoring.test_scoring import VOCAB, data, model, rows
 from tests.support.streaming_data import around
 

@@ -152,6 +152,6 @@ def test_a_run_opens_each_dataset_once(tmp_path: Path, monkeypatch: pytest.Monke
         opened[url.removeprefix(f"{tmp_path}/")] += 1
         return Path(url).read_bytes()
 
-    monkeypatch.setattr("pipeline.dataset.reading.read_whole", read_whole)
+    monkeypatch.setattr("pipeline.dataset.dataset_reading.read_whole", read_whole)
     assert AlignedRows(config(path, num_epochs=1), saved).restore(saved) == BATCH
     assert opened == {"a/manifest.json": 1, "b/manifest.json": 1, "a/manifests/000.json": 1}

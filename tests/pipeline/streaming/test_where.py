@@ -15,7 +15,7 @@ from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError
 from schemas.errors import DatasetError
 from schemas.manifest import MANIFEST_FILE, encode_manifest
-from tests.pipeline.dataset.test_selection import METADATA, values
+from tests.pipeline.dataset.test_chosen_documents import METADATA, values
 from tests.support.datasets import build_dataset, make_texts
 
 pytest.importorskip("duckdb")

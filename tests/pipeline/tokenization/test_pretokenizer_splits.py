@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.tokenization import load_tokenizer, splits
+from pipeline.tokenization import load_tokenizer, pretokenizer_splits
 from pipeline.tokenization.backends import FastEncoder, HuggingFaceReference
 from pipeline.tokenization.contents import BYTE_LEVEL_ALPHABET
+from pipeline.tokenization.pretokenizer_splits import (
+    find_difference,
+    name_of,
+    show_splits,
+    why_unlike,
+)
 from pipeline.tokenization.rank_models import LLAMA_3
-from pipeline.tokenization.splits import find_difference, name_of, show_splits, why_unlike
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level, edge_characters
 from tests.support.tokenizer_zoo import load, shared, write_definition
 
@@ -141,18 +146,18 @@ def test_a_difference_is_found_and_takes_the_fast_path_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(splits, "known_splits", frozenset)
-    monkeypatch.setattr(splits, "TRIED", ((0x1C80, 0x1D00),))
-    monkeypatch.setattr(splits, "FastEncoder", encoder_of(change))
+    monkeypatch.setattr(pretokenizer_splits, "known_splits", frozenset)
+    monkeypatch.setattr(pretokenizer_splits, "TRIED", ((0x1C80, 0x1D00),))
+    monkeypatch.setattr(pretokenizer_splits, "FastEncoder", encoder_of(change))
     path = write_definition(that_merges_what_follows("llama3"), tmp_path)
     tokenizer = load_tokenizer(str(path))
     assert not tokenizer.fast
     assert re.search(f"^fastokens: .*{reason}", tokenizer.slow_reason or "")
-    monkeypatch.setattr(splits, "find_difference", pytest.fail)
+    monkeypatch.setattr(pretokenizer_splits, "find_difference", pytest.fail)
     assert load_tokenizer(str(path)).slow_reason == tokenizer.slow_reason  # remembered
     for file in tmp_path.rglob("fast-path/*.json"):
         file.write_text('{"differs": ')
-    monkeypatch.setattr(splits, "find_difference", lambda _: None)
+    monkeypatch.setattr(pretokenizer_splits, "find_difference", lambda _: None)
     assert load_tokenizer(str(path)).fast  # what can't be read is found again
 
 
@@ -161,14 +166,14 @@ def test_a_folder_that_can_not_be_written_to_is_no_error(
 ) -> None:
     (tmp_path / "vocag").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(splits, "known_splits", frozenset)
-    monkeypatch.setattr(splits, "find_difference", lambda _: "other")
+    monkeypatch.setattr(pretokenizer_splits, "known_splits", frozenset)
+    monkeypatch.setattr(pretokenizer_splits, "find_difference", lambda _: "other")
     assert why_unlike(that_merges_what_follows("llama3")) == "other"
 
 
 @pytest.mark.parametrize("name", SPLIT_PATTERNS)
 def test_known_patterns_need_no_comparison(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "find_difference", pytest.fail)
+    monkeypatch.setattr(pretokenizer_splits, "find_difference", pytest.fail)
     assert why_unlike(byte_level(SPLIT_PATTERNS[name], NORMALIZERS.get(name))) is None
 
 
@@ -181,9 +186,9 @@ def test_with_other_libraries_nothing_is_known(
     copy = show_splits(byte_level(SPLIT_PATTERNS["llama3"]))
     assert copy is not None
     name = name_of(copy)
-    assert name in splits.known_splits()
-    monkeypatch.setattr(splits, "version", lambda _: "0.0.1")
-    assert name_of(copy) not in splits.known_splits()
+    assert name in pretokenizer_splits.known_splits()
+    monkeypatch.setattr(pretokenizer_splits, "version", lambda _: "0.0.1")
+    assert name_of(copy) not in pretokenizer_splits.known_splits()
 
 
 @pytest.mark.long

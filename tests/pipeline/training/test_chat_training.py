@@ -21,10 +21,10 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import bits_per_byte, open_heldout
+from pipeline.training.held_out import bits_per_byte, open_heldout
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
-from pipeline.validate.dataset import validate_dataset
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.document import decode_document
 from schemas.sidecar import decode_sidecar
 from tests.support.chats import FOLDER, NAMES, align_chats_job, chat_tokenizer, said, user

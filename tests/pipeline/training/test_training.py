@@ -29,11 +29,11 @@ from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
-from pipeline.training.evaluation import evaluate, open_heldout
 from pipeline.training.guided import GuidedStudent
+from pipeline.training.held_out import evaluate, open_heldout
 from pipeline.training.loop import learning_rate, train
-from pipeline.training.models import mean_teacher_loss
 from pipeline.training.ranks import Ranks
+from pipeline.training.run_models import mean_teacher_loss
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
@@ -474,7 +474,7 @@ def test_a_run_opens_each_dataset_once(
         opened[url] += url.endswith("manifest.json")
         return Path(url).read_bytes()
 
-    monkeypatch.setattr("pipeline.dataset.reading.read_whole", read_whole)
+    monkeypatch.setattr("pipeline.dataset.dataset_reading.read_whole", read_whole)
     for stop in (2, 4):
         opened.clear()
         train(replace(six, output=tmp_path / "run", evaluate_every=1, exit_after=stop))

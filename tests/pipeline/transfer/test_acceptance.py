@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from pipeline.tokenization import load_tokenizer
-from pipeline.transfer.acceptance import Acceptance, Side, measure_acceptance
+from pipeline.transfer.acceptance import Acceptance, TokenizedModel, measure_acceptance
 from pipeline.transfer.acceptance_command import main as measure
 from pipeline.transfer.command import main as transfer
 from tests.support.datasets import byte_level, make_texts
@@ -47,7 +47,9 @@ def _similar(model: LlamaForCausalLM, noise: float) -> LlamaForCausalLM:
     return other
 
 
-def _assisted_passes(target: Side, draft: Side, prompt: bytes, num_tokens: int, **given) -> int:
+def _assisted_passes(
+    target: TokenizedModel, draft: TokenizedModel, prompt: bytes, num_tokens: int, **given
+) -> int:
     """Count the target's passes in transformers' own assisted generation."""
     passes = 0
 
@@ -76,8 +78,8 @@ def _assisted_passes(target: Side, draft: Side, prompt: bytes, num_tokens: int, 
 
 
 def test_greedy_rounds_are_those_of_assisted_generation() -> None:
-    target = Side(_model(0, spread=0.4), VOCABULARY)
-    draft = Side(_similar(target.model, 0.03), VOCABULARY)
+    target = TokenizedModel(_model(0, spread=0.4), VOCABULARY)
+    draft = TokenizedModel(_similar(target.model, 0.03), VOCABULARY)
     found = list(measure_acceptance(target, draft, PROMPTS, sampled=False, num_tokens=24))
     passes = [_assisted_passes(target, draft, prompt, 24) for prompt in PROMPTS]
     assert [one.rounds for one in found] == passes
@@ -88,7 +90,10 @@ def test_greedy_rounds_are_those_of_assisted_generation() -> None:
 
 def test_sampled_rounds_are_those_of_drawn_ones() -> None:
     """Speculative sampling as its paper has it, drawn many times, with slow loops."""
-    target, draft = Side(_model(0, spread=0.3), VOCABULARY), Side(_model(3), VOCABULARY)
+    target, draft = (
+        TokenizedModel(_model(0, spread=0.3), VOCABULARY),
+        TokenizedModel(_model(3), VOCABULARY),
+    )
     torch.manual_seed(0)
     expected = sum(
         measure_acceptance(target, draft, PROMPTS[:1] * 60, sampled=True, num_tokens=6),
@@ -102,7 +107,11 @@ def test_sampled_rounds_are_those_of_drawn_ones() -> None:
 
 
 def _draw(
-    target: Side, draft: Side, prompt: bytes, num_tokens: int, generator: np.random.Generator
+    target: TokenizedModel,
+    draft: TokenizedModel,
+    prompt: bytes,
+    num_tokens: int,
+    generator: np.random.Generator,
 ) -> Acceptance:
     ids, total, left = target.encode(prompt) or [], Acceptance(), num_tokens
     while left > 0:
@@ -123,7 +132,7 @@ def _draw(
     return total
 
 
-def _distribution(side: Side, ids: list[int]) -> np.ndarray:
+def _distribution(side: TokenizedModel, ids: list[int]) -> np.ndarray:
     with torch.inference_mode():
         logits = side.model(input_ids=torch.tensor([ids])).logits[0, -1]
     found: np.ndarray = logits.double().softmax(-1).numpy()
@@ -148,7 +157,7 @@ def test_a_transplanted_model_drafts_for_its_original(
     told = capsys.readouterr().out
     assert "bits per byte of 1 text that embeddings were made of" in told
     sides = [
-        Side(
+        TokenizedModel(
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(),
             load_tokenizer(str(folder)),
         )

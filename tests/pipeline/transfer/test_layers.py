@@ -13,8 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pipeline.transfer import model as transfer_model
-from pipeline.transfer.model import UntransferableError, keep_layers
+from pipeline.transfer import vocabulary_layers as transfer_model
+from pipeline.transfer.vocabulary_layers import UntransferableError, keep_layers
 
 SIZES = {
     **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4},

@@ -14,12 +14,6 @@ from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.transfer.command import main as transfer
-from pipeline.transfer.model import (
-    UntransferableError,
-    keep_layers,
-    transfer_rows,
-    transfer_vocabulary,
-)
 from pipeline.transfer.origins import (
     COPIED,
     MEAN,
@@ -30,6 +24,12 @@ from pipeline.transfer.origins import (
     TokenPairs,
     count_pairs,
     find_origins,
+)
+from pipeline.transfer.vocabulary_layers import (
+    UntransferableError,
+    keep_layers,
+    transfer_rows,
+    transfer_vocabulary,
 )
 from tests.support.datasets import byte_level, make_texts, with_control_tokens
 from tests.support.hf_folders import write_model

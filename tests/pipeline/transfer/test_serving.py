@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.tokenization import Tokenizer
-from pipeline.transfer.acceptance import Side, judge_servers
+from pipeline.transfer.acceptance import TokenizedModel, judge_servers
 from tests.support.datasets import byte_level, with_control_tokens
 
 VOCABULARY = byte_level(400)
@@ -13,10 +13,10 @@ OTHER = with_control_tokens(VOCABULARY, "<|tool|>")
 UNLIKE = "token 400 is '[PAD400]' of the target, '<|tool|>' of the draft"
 
 
-def _side(num_rows: int, tokenizer: Tokenizer = VOCABULARY) -> Side:
+def _side(num_rows: int, tokenizer: Tokenizer = VOCABULARY) -> TokenizedModel:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     config = LlamaConfig(vocab_size=num_rows, num_attention_heads=1, **sizes)
-    return Side(LlamaForCausalLM(config), tokenizer)
+    return TokenizedModel(LlamaForCausalLM(config), tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.dataset.reading import read_manifest
-from pipeline.validate.dataset import validate_dataset
+from pipeline.dataset.dataset_reading import read_manifest
+from pipeline.validate.dataset_checks import validate_dataset
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import MANIFEST_FILE, decode_manifest, encode_manifest
 from tests.support.datasets import build_dataset, make_texts

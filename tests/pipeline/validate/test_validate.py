@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.dataset.reading import read_manifest
+from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.validate.arrays import find_unsound_offsets, stack_documents
 from pipeline.validate.command import main
-from pipeline.validate.dataset import ValidationReport, validate_dataset
+from pipeline.validate.dataset_checks import ValidationReport, validate_dataset
 from schemas.document import AlignedDocument, decode_document
 from schemas.index import ShardIndex, decode_index
 from schemas.manifest import MANIFEST_FILE, encode_manifest

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pipeline.validate import command as validate
-from pipeline.validate.dataset import validate_dataset
-from schemas.document_scores import document_scores_name
+from pipeline.validate.dataset_checks import validate_dataset
+from schemas.document_score_table import document_scores_name
 from schemas.sidecar import (
     decode_score_manifest,
     decode_sidecar,

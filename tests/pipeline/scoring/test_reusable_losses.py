@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.scoring.contexts import ContextRule, Pieces
-from pipeline.scoring.known_losses import KnownDocuments, document_digests
+from pipeline.scoring.reusable_losses import ReusableDocuments, document_digests
 from pipeline.scoring.sidecars import DocumentTokens
 
 RULE = ContextRule(
@@ -58,10 +58,10 @@ def test_documents_are_found_by_their_whole_digest_and_of_equal_ones_the_first()
     digests = np.frombuffer(raw.tobytes(), "S16")
     numbers = np.arange(600, dtype=np.uint32)
     parts = [
-        KnownDocuments(digests[a:b], np.stack([numbers[a:b]] * 2, axis=1))
+        ReusableDocuments(digests[a:b], np.stack([numbers[a:b]] * 2, axis=1))
         for a, b in [(0, 250), (250, 500)]
     ]
-    known = KnownDocuments.merge(parts)
+    known = ReusableDocuments.merge(parts)
     expected: dict[bytes, int] = {}
     for number in range(500):
         expected.setdefault(raw[number].tobytes(), number)
@@ -71,4 +71,4 @@ def test_documents_are_found_by_their_whole_digest_and_of_equal_ones_the_first()
     found = [int(known.places[place, 1]) if place >= 0 else None for place in places]
     assert found == [expected.get(one.ljust(16, b"\0")) for one in wanted.tolist()]
     assert (places[:300] < 0).any()
-    assert (KnownDocuments().find(wanted) == -1).all()
+    assert (ReusableDocuments().find(wanted) == -1).all()

@@ -16,21 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ListedFile, ShardCache
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.score_files import ScoreFiles, open_sidecar, read_sidecar
-from pipeline.dataset.selection import select_documents
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.entries import copy_entries
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
-from schemas.distributions import TopTokens
 from schemas.sidecar import ShardLosses, SidecarRecord
+from schemas.stored_distributions import TopTokens
 
 _DIGEST_BYTES = 16
 _DIGEST = np.dtype(f"S{_DIGEST_BYTES}")
 
 
 @dataclass(frozen=True, eq=False)
-class KnownDocuments:
+class ReusableDocuments:
     """K documents whose losses are stored somewhere; 24 bytes each.
 
     Attributes:
@@ -47,7 +47,7 @@ class KnownDocuments:
         return len(self.digests)
 
     @classmethod
-    def merge(cls, parts: Sequence[KnownDocuments]) -> KnownDocuments:
+    def merge(cls, parts: Sequence[ReusableDocuments]) -> ReusableDocuments:
         """Merge parts; of equal documents the first stays."""
         parts = [cls(), *parts]
         digests = np.concatenate([part.digests for part in parts])
@@ -77,7 +77,7 @@ class ScoredShard:
         """The file."""
         return self.scores.sidecar(self.record)
 
-    def list_documents(self, file: int) -> KnownDocuments:
+    def list_documents(self, file: int) -> ReusableDocuments:
         """Return the documents with losses in the sidecar, which is file number `file`.
 
         Raises:
@@ -90,11 +90,11 @@ class ScoredShard:
         kept = (np.diff(stored.starts) == shard.lengths) & (shard.lengths > 0)
         digests = document_digests(shard.read_tokens(kept), shard.pieces.of_documents(kept), rule)
         places = np.stack([np.full(len(kept), file), stored.starts[:-1]], axis=1).astype(np.uint32)
-        return KnownDocuments(digests[kept], places[kept])
+        return ReusableDocuments(digests[kept], places[kept])
 
 
 @dataclass(frozen=True, eq=False)
-class KnownLosses:
+class ReusableLosses:
     """Finds losses by what a teacher sees; keeps the sidecars that it has read, mapped.
 
     Attributes:
@@ -103,7 +103,7 @@ class KnownLosses:
         cache: for remote ones.
     """
 
-    documents: KnownDocuments
+    documents: ReusableDocuments
     sidecars: Sequence[ListedFile]
     cache: ShardCache | None = None
     _open: dict[int, ShardLosses] = field(default_factory=dict, init=False)
