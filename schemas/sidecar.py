@@ -81,8 +81,8 @@ class TeacherRule:
         context: where each token's left context starts, see
             `pipeline.scoring.contexts.ContextRule`.
         engine: what ran it; None for transformers and Megatron, and then omitted.
-        where: documents that don't match were not scored, see `pipeline.dataset.chosen_documents`; "":
-            all were, and it is omitted.
+        where: documents that don't match were not scored, see
+            `pipeline.dataset.chosen_documents`; "": all were, and it is omitted.
         distributions: the stored part of its distributions; None: losses only, and omitted.
         learned_only: whether of chats only tokens of learned texts are stored; omitted if not.
     """
