@@ -136,7 +136,6 @@ def _overtaken(url: str, top: Path) -> OptionsError:
 def _upload(
     place: "HfFileSystemResolvedRepositoryPath", folder: Path, mark: Path, url: str
 ) -> "CommitInfo":
-    """Upload a job's results, manifests last; return the newest commit."""
     from huggingface_hub.errors import HfHubHTTPError
 
     commit = mark.read_text().split()[0]
@@ -164,7 +163,6 @@ def _newest_commit(place: "HfFileSystemResolvedRepositoryPath") -> str:
 def _send(
     place: "HfFileSystemResolvedRepositoryPath", folder: Path, commit: str, ignored: Sequence[str]
 ) -> "CommitInfo":
-    """Upload the differences on top of a commit; return the new one."""
     from huggingface_hub import HfApi
 
     return HfApi().upload_folder(

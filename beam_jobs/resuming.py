@@ -188,6 +188,5 @@ def _require_no_shards(output: str, name: str) -> None:
 
 
 def _shard_pattern(name: str, *, any_generation: bool = False) -> re.Pattern[str]:
-    """Pattern of a dataset's shard file names."""
     generation = r"(g\d{3,}-)?" if any_generation else ""
     return re.compile(rf"{re.escape(name)}-{generation}\d{{6}}-of-\d{{6}}\.(tar|index\.parquet)")

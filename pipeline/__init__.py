@@ -36,7 +36,6 @@ def _home() -> Path:
 
 
 def _can_write(folder: Path) -> bool:
-    """Whether a folder can be written to, or made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK)

@@ -1,8 +1,6 @@
 """The options of guidance, and the rule for choosing tokens; no torch.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
-
-Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 """
 
 from dataclasses import dataclass

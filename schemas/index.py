@@ -285,7 +285,6 @@ def _canonical(values: pa.ChunkedArray) -> pa.Array:
 
 
 def _require_columns(file: pq.ParquetFile) -> tuple[list[str], list[str]]:
-    """Check version and columns; return the columns, and the metadata's fields."""
     version = (file.metadata.metadata or {}).get(_VERSION_KEY)
     if version != str(SCHEMA_VERSION).encode():
         found = version.decode(errors="replace") if version else None

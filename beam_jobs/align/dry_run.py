@@ -152,7 +152,6 @@ def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tup
 
 
 def _starts(documents: Iterable[PlacedDocument], opened: OpenedInput) -> list[PlacedDocument]:
-    """Return the documents, with long texts cut."""
     if opened.chats is not None:
         return [*documents]
     replace_text = msgspec.structs.replace

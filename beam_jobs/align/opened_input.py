@@ -157,7 +157,6 @@ def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:
 
 
 def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Tokenizer:
-    """Load the named tokenizer, or else the dataset's own."""
     source, fast = getattr(options, side), not options.no_fast_path
     strings = options.special_strings or "plain"
     if source:
@@ -250,7 +249,6 @@ def _require_none_of_files(options: AlignOptions, location: str) -> None:
 
 
 def _real(path: str) -> str:
-    """Resolve symbolic links; a store has none."""
     return os.path.realpath(path) if storage.is_local(path) else path
 
 

@@ -253,7 +253,6 @@ class AlignOptions:
         self._require_fit_for_chats()
 
     def _require_fit_for_chats(self) -> None:
-        """Check that options of chats and of texts aren't mixed."""
         chats = self.chats
         if not chats.messages:
             given = [

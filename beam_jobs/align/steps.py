@@ -140,7 +140,6 @@ def _align(bucket: tuple[int, Iterable[bytes]], job: Job) -> Iterator[str]:
 
 
 def _number(all_records: tuple[int, Iterable[str]], job: Job) -> Iterator[str]:
-    """Yield the records in bucket order, with their shards' final names."""
     records = (read_record(each, BucketRecord) for each in all_records[1])
     yield from map(write_record, number_shards(records, job.prefix))
 
@@ -159,7 +158,6 @@ def _publish(record: str, job: Job) -> str:
 
 
 def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
-    """Yield the `LostTexts` of a task, as JSON."""
     outcomes = (o for part in decode_task(task) for o in read_part(part, rules))
     lost = [
         str(outcome.document_id)
@@ -201,7 +199,6 @@ def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
 
 
 def _write_dead_letters(records: Iterable[BucketRecord], job: Job) -> DeadLetterRecord:
-    """Merge the buckets' dead letters, all in memory."""
     letters: list[dict[str, Any]] = []
     by_reason: Counter[str] = Counter()
     for record in records:

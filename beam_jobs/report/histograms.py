@@ -62,7 +62,6 @@ def _figure(
     what: str,
     ticks: Collection[str] = (),
 ) -> Element:
-    """Draw bars as shares of each series' total."""
     wholes = {name: sum(counts) for name, counts in series.items()}
     labels, series = _trim(labels, series)
     heading = [x_label, *(cell for name in series for cell in (f"{name} {what}", "share"))]

@@ -145,7 +145,6 @@ def main(launcher: int) -> None:
 
 
 def _end_with(launcher: int) -> None:
-    """End this process once the launcher is gone, for any reason."""
     while os.getppid() == launcher:
         threading.Event().wait(_LOOK_SECONDS)
     os._exit(1)
@@ -181,7 +180,6 @@ def _listen_to_threads(workers: Workers, outcomes: _Outcomes) -> Iterator[None]:
 
 
 def _explain(status: int, log: str) -> str:
-    """Explain a process's end by its exit status and last output."""
     if status == -signal.SIGKILL:
         return "was killed (SIGKILL): by hand, or because memory ran out"
     if status < 0:

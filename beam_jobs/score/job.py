@@ -189,7 +189,6 @@ def _score_dataset(
 def _complete(
     run: RunOptions, job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> None:
-    """Write missing tables of documents' scores."""
     there = storage.list_folder(job.dataset)
     if all(document_scores_name(record.file) in there for record in scores.sidecars):
         return

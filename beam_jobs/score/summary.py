@@ -172,7 +172,6 @@ def summarise(
 
 
 def _describe_entries(scores: ScoreManifest) -> list[str]:
-    """Describe how much of the teacher's distributions is stored."""
     rule = scores.rule.distributions
     if rule is None:
         return []
@@ -188,7 +187,6 @@ def _describe_entries(scores: ScoreManifest) -> list[str]:
 
 
 def _describe_work(rule: TeacherRule, run: WorkDone) -> list[str]:
-    """Describe the cost of the losses, as far as their engine reports it."""
     work = run.work
     if rule.engine is not None:
         return [f"  engine          {describe_engine(rule)}"]

@@ -140,7 +140,6 @@ def _frozen_config(
 
 
 def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str, Any]:
-    """Return Megatron's additional settings for a mixture of experts."""
     if experts is None:
         return {}
     return {

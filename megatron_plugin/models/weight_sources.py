@@ -162,7 +162,6 @@ def require_whole(folder: Path) -> None:
 
 
 def _instead(folder: Path) -> str:
-    """Suggest a remedy for an unreadable iteration."""
     others = [path.parent for path in folder.parent.glob("iter_*/.metadata")]
     numbers = sorted(int(path.name.removeprefix("iter_")) for path in others if path != folder)
     if not numbers:
@@ -223,7 +222,6 @@ def _require_fit(where: str, shape: ModelShape, found: Mapping[str, tuple[int, .
 
 
 def _shapes(tensors: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors from the headers of safetensors files."""
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted({*tensors.values()}):
         with _named(path), safe_open(path, framework="pt") as file:
@@ -234,7 +232,6 @@ def _shapes(tensors: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to errors of `safetensors`."""
     try:
         yield
     except SafetensorError as error:

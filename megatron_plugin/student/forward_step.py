@@ -126,7 +126,6 @@ class MegatronPass(MicroBatchLoss):
 
 
 def _result(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
-    """Make the loss of whole rows."""
     rule = rules.kind.rule(rules.method)
     in_group = rule.scope == "group"
     given = MegatronPass(

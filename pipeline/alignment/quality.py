@@ -114,8 +114,6 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
     """Return a batch's statistics, and those of each document for the index.
 
     Source: section 2 (IoU, IoS), in bytes.
-
-    Source: section 2 (IoU, IoS), in bytes.
     """
     student, teacher = batch.student, batch.teacher
     bins = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]

@@ -1,8 +1,6 @@
 """From two tokenizations to teacher_spans: the teacher tokens that cover each student token.
 
 Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
-
-Source: VocAgnoLM (arXiv 2503.19123), Algorithm 1 and section 2.
 """
 
 from collections.abc import Sequence

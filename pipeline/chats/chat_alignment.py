@@ -136,7 +136,6 @@ class _Found:
             yield self.chats[start:]
 
     def leave_out(self, failures: Container[int]) -> None:
-        """Leave out the chats in some places."""
         rest = [place for place in range(len(self.chats)) if place not in failures]
         self.chats = [self.chats[place] for place in rest]
         self.documents = [self.documents[place] for place in rest]
@@ -238,7 +237,6 @@ def _parts(
 
 
 def _bytes_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.uint8]:
-    """Return the bytes of all renderings of a side."""
     return np.frombuffer(b"".join(_texts(chats, side)), np.uint8)
 
 
@@ -248,13 +246,11 @@ def _bounds_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.int64]:
 
 
 def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
-    """Return the ends of turns in both renderings."""
     student, teacher = (side.turn_ends for side in chat.sides)
     return [(end, teacher[number]) for number, end in student.items() if number in teacher]
 
 
 def _sides(renderings: Sequence[Rendering], learned: _Table) -> Iterator[RenderedSide]:
-    """Yield the stored parts of each rendering."""
     pieces = _join([_pieces(each) for each in renderings], columns=3)
     for each, table, runs in zip(renderings, _split(pieces), _split(learned), strict=True):
         yield RenderedSide(b"".join(each.own), table, runs)

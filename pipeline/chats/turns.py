@@ -270,7 +270,6 @@ class _Turns:
         return found
 
     def _assistant(self, number: int, at: int) -> list[Said]:
-        """Return the parts of a turn that begins at `at` or later."""
         marks = self._places[number]
         first = min(marks.values(), default=self._next_mark(number))
         start = self._start(number, at, first, has_text=bool(marks))

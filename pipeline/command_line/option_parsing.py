@@ -235,7 +235,6 @@ _NOBODY = _Holder()
 
 
 def _named_fields(kind: type, holder: _Holder) -> Iterator[tuple[Field[Any], str, Any, Option]]:
-    """Yield a dataclass's fields with their names, types and marks as options."""
     hints = get_type_hints(kind, include_extras=True)
     for entry in fields(kind):
         hint, option = _unwrap(hints[entry.name])
@@ -274,7 +273,6 @@ def _unwrap(hint: Any) -> tuple[Any, Option]:
 
 
 def _arguments(entry: _Entry) -> dict[str, Any]:
-    """Return argparse's arguments for a field of this type."""
     hint, option = entry.hint, entry.option
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction if entry.default is None else "store_true"}

@@ -135,7 +135,6 @@ class ChosenDocuments:
     def _match(
         self, shard_index: int, index: ShardIndex, read: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return which of the documents that are read match the condition."""
         table = _table(self.dataset.manifest, index)
         for named in self.scores:
             table = named.add_to(table, named.read(shard_index, index))

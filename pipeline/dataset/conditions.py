@@ -207,7 +207,6 @@ def open_database() -> tuple[Any, Any]:
 
 
 def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]) -> None:
-    """Check that a part of a condition is of a known kind."""
     kind = part["class"]
     if kind not in _PARTS:
         raise WhereError(

@@ -158,7 +158,6 @@ def _size(token: PreviewToken) -> float:
 
 
 def _places(tokens: Sequence[PreviewToken], width: float, *, top: float) -> dict[int, _Place]:
-    """Return each token's chip's place, by the token's index, centred within a width."""
     places = {}
     left = (width - _width(tokens)) / 2
     for token in tokens:

@@ -40,7 +40,6 @@ _Drawn = tuple[str, str]
 
 
 def _wrap(blocks: Iterable[_Drawn], width: int) -> Iterator[list[_Drawn]]:
-    """Yield lines of blocks that fit; a block wider than a line has its own."""
     line: list[_Drawn] = []
     used = 0
     for block in blocks:

@@ -50,7 +50,6 @@ def is_equal(answer: str, reference: str) -> bool:
 
 
 def _is_same(answer: str, reference: str, scales: Sequence[float] = (1,)) -> bool:
-    """Compare two plain spellings, or parts of them."""
     number, wanted = _number(answer), _number(reference)
     if number is not None and wanted is not None:
         return any(_is_close(number, scale * wanted) for scale in scales)

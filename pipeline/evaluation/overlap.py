@@ -8,8 +8,6 @@ question. At least three different ones must be of letters alone: "1 2 3 4 5 6 7
 in a problem of MATH, and in many other texts. Items without such words are counted.
 
 Source: the 13-grams of GPT-3's appendix C, used by many since.
-
-Source: the 13-grams of GPT-3's appendix C, which others have taken over.
 """
 
 import json

@@ -103,7 +103,6 @@ def _values(results: Results) -> list[Element]:
 
 
 def _differences(folders: Sequence[Path]) -> list[Element]:
-    """Return a table for each two students that answered the same items."""
     tables = [describe_differences(*pair) for pair in combinations(folders, 2)]
     parts = [_table(table) for table in tables if table]
     if not parts:

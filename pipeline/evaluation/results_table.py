@@ -102,7 +102,6 @@ def describe_settings(results: Results) -> list[str]:
 
 
 def _notes(results: Results) -> list[str]:
-    """Return notes that readers of the numbers need."""
     lines = [
         f"{SETS[name].title}, {measure}: {made.note}"
         for name, measure, made in results.all()

@@ -120,7 +120,6 @@ def _document(
     row: int,
     column: str,
 ) -> Element:
-    """Return a document's text once for each teacher, side by side."""
     shard, place = int(table.shard[row]), int(table.place[row])
     index = dataset.read_index(shard, with_names=True)
     ((_, sample),) = dataset.samples(shard, index, documents=[place])

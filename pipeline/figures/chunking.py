@@ -108,7 +108,6 @@ def draw_chunking(quality: ChunkingQuality, student: str, teacher: str) -> "Figu
 
 
 def _cut_sequences(batch: AlignedBatch, seq_length: int) -> list[tuple[Ranges, Ranges]]:
-    """Return the student's and the teacher's byte offsets of each whole sequence."""
     student, teacher = _laid_end_to_end(batch)
     whole = student[: len(student) // seq_length * seq_length]
     if not len(whole):

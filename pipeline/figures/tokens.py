@@ -33,8 +33,6 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
     ValueError if a tokenizer fails.
 
     Source: Fig. 2.
-
-    Source: Fig. 2.
     """
     data = text.encode("utf-8", "surrogatepass")
     student, *teachers = tokenizers

@@ -15,8 +15,6 @@ all teacher token losses and competes like any other: 40 % of the chunks are kep
 number.
 
 Source: VocAgnoLM (arXiv 2503.19123), section 2, Tables 1 and 2; Lin et al. (arXiv 2404.07965).
-
-Source: VocAgnoLM (arXiv 2503.19123), section 2, Tables 1 and 2; Lin et al. (arXiv 2404.07965).
 """
 
 from dataclasses import replace
@@ -44,8 +42,6 @@ def select_by_reference(
     same labels, and the selection's guidance. Only the rule's share and scope are read.
 
     Source: arXiv 2404.07965, section 2.2: the excess loss.
-
-    Source: arXiv 2404.07965, section 2.2: the excess loss.
     """
     check_same_shape(student_losses, reference_losses=reference_losses, loss_mask=loss_mask)
     check_finite({"reference_losses": (reference_losses, loss_mask.bool())}, group)
@@ -70,8 +66,6 @@ def select_by_self_reference(
     Rho-1's 0.7 if they were independent. The selection's guidance is the reference loss, its
     threshold minus the largest loss that passes; mask, group and errors are those of
     `select_tokens`.
-
-    Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
 
     Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
     """
@@ -127,8 +121,6 @@ def select_chunks(
     The rule applies to chunks: `keep_fraction` is of all chunks with a student token that counts.
     `unmapped` isn't read: a chunk without a teacher loss takes the average of the teacher's losses
     in all chunks of the scope, and competes.
-
-    Source: Table 2.
 
     Source: Table 2.
     """

@@ -1,8 +1,6 @@
 """Choose the student tokens whose loss counts: by the teacher, and by control methods.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
-
-Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 """
 
 from __future__ import annotations
@@ -111,7 +109,6 @@ def _keep_top(
     group: dist.ProcessGroup | None,
     step: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the top fraction of the competing tokens; all values are finite."""
     counted = _that_count(values, mask, known, rule)
     candidates = mask if rule.unmapped == "mean" else known
     totals = sum_totals(

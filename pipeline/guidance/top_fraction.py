@@ -84,7 +84,6 @@ def _ranking_of_keys(keys: Tensor) -> Tensor:
 
 
 def _sum_before(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the sum over the ranks before this one."""
     if group is None:
         return torch.zeros_like(own)
     ranks = [torch.empty_like(own) for _ in range(group.size())]

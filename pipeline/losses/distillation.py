@@ -9,8 +9,6 @@ Nothing aligns the two; that is the weakness the paper points at. Student tokens
 length keep their cross entropy and have distance 0.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
-
-Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
 """
 
 import torch
@@ -38,8 +36,6 @@ def distillation_loss(
 
     Returns the sum of the kept losses and of `weight * divergences` over the mask, the mask's size,
     and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
-
-    Source: Eq. 5 and 6.
 
     Source: Eq. 5 and 6.
     """
@@ -75,8 +71,6 @@ def kld_losses(
     (`manifest.student.vocab_size`), are padding, of which related models have different numbers
     (Llemma 32,016 for Llama's 32,000 tokens, Qwen2.5 151,936 or 152,064). None: both must have
     equally many columns, and all count.
-
-    Source: Eq. 5.
 
     Source: Eq. 5.
     """

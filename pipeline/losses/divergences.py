@@ -279,7 +279,6 @@ def merge_cells(numbers: Tensor, entry_log_probs: Tensor, probs: Tensor) -> tupl
 def _metrics(
     sums: dict[str, Tensor], *, mask: Tensor, has_one: Tensor, can_teach: Tensor, taught: Tensor
 ) -> dict[str, Tensor]:
-    """Return the metrics of `distilled_loss`; masks of labels are bool [rows, seq_length]."""
     counts = torch.stack((mask, has_one, can_teach, taught)).flatten(1).sum(-1)
     num_labels, num_known, num_teachable, num_taught = counts
     pairs = {

@@ -94,7 +94,6 @@ def _walk_shared(
     share: VocabularyShare,
     tail: TailDraws | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `_walk` over the rows of all ranks."""
     if share.group is None:
         own = replace(layer, weight=layer.weight[: share.num_own])
         return _walk(hidden_nh, own, top_k, num_ids, tail)

@@ -47,7 +47,6 @@ def kind_of(method: Method) -> MethodKind:
 
 
 def _foreign(name: str) -> MethodKind:
-    """Return the method of a user's module, declared in its `KINDS`."""
     kinds: tuple[object, ...] = getattr(import_module(name), "KINDS", ())
     if len(kinds) != 1 or not isinstance(kinds[0], MethodKind):
         raise ValueError(f"method={name}: that module's KINDS must hold one MethodKind")

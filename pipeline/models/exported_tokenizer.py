@@ -299,7 +299,6 @@ def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | N
 
 
 def _known_documents(dataset: Dataset, own: Tokenizer) -> Iterator[KnownText]:
-    """Yield documents with known texts, the first ones of every shard."""
     shards = dataset.manifest.shards[:_MAX_PROVEN]
     each = -(-_MAX_PROVEN // max(len(shards), 1))
     num_bytes = 0

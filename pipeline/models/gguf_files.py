@@ -154,8 +154,6 @@ def _llama3_rope(file: GgufFile, rope: Mapping[str, Any], factors: list[float]) 
     """Return the scaling of Llama 3.1 to 3.3 with these factors of frequencies.
 
     Source: `_compute_llama3_parameters` of transformers, solved for the original length.
-
-    Source: `_compute_llama3_parameters` of transformers, solved for the length of the original.
     """
     largest, count = max(factors), len(factors)
     waves = [2 * math.pi * rope["rope_theta"] ** (i / count) for i in range(count)]

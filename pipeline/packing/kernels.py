@@ -252,8 +252,6 @@ def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[n
     than n·share/P - 1 and less than n·share/P + 1.
 
     Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
-
-    Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
     """
     period, never = shares.sum(), np.iinfo(np.int64).max
     source, before = np.empty(period, np.uint16), np.empty(period, np.int32)

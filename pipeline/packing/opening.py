@@ -176,7 +176,6 @@ def _choose_generations(
     known: Sequence[Mapping[int, str]],
     saved: StreamState | None,
 ) -> list[int]:
-    """Return the generation of each dataset to read."""
     if isinstance(reading.generation, int):
         return [reading.generation]
     newest = [max(numbers) for numbers in known]
@@ -238,7 +237,6 @@ def _select(mixture: Mixture, entry: MixedDataset, dataset: Dataset) -> ChosenDo
 def _require_other_documents(
     mixture: Mixture, first: tuple[MixedDataset, Dataset], second: tuple[MixedDataset, Dataset]
 ) -> None:
-    """Check that two datasets share no shards, unless conditions divide one dataset."""
     (entry, dataset), (other_entry, other) = first, second
     is_one = dataset.manifest.fingerprint == other.manifest.fingerprint
     if is_one and entry.where and other_entry.where:
@@ -272,7 +270,6 @@ def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Da
 def _require_conventions(
     reading: Reading, mixture: Mixture, name: str, dataset: Dataset, first: Dataset
 ) -> None:
-    """Check that a dataset's tokens around texts are the first one's, or named ones."""
     student = (reading.student_bos, reading.student_bos, reading.student_eos)
     teacher = (reading.teacher_context, reading.teacher_context, NOTHING)
     for side, named in (("student", student), ("teacher", teacher)):

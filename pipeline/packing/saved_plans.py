@@ -69,8 +69,6 @@ Saved = tuple[RowPlan, SampleTable]
 
 @dataclass(frozen=True)
 class _PlanRecord:
-    """A plan's inputs, and the SHA-256 of each array's file."""
-
     fingerprint: Sha256
     rules: PackingRules
     where: str

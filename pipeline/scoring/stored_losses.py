@@ -191,7 +191,6 @@ def _require_complete(scores: ScoreFiles) -> None:
 
 
 def _require_scored(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPlan) -> None:
-    """Check that every document of a plan was scored."""
     documents = np.unique(plan.segments["document"]).astype(np.int64)
     bounds = np.searchsorted(documents, plan.shard_document_starts)
     for shard_index, (start, stop) in enumerate(pairwise(bounds.tolist())):

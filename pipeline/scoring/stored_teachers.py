@@ -99,7 +99,6 @@ class StoredTeachers:
             part.prefetch(wanted)
 
     def _parts_of(self, document_index: int) -> Sequence[StoredLosses]:
-        """Return the teachers of a document."""
         if self._weights or len(self._parts) == 1:
             return self._parts
         found = self._chosen.get(document_index)

@@ -141,8 +141,6 @@ def _leave_trainer(_worker: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _SlotFiller(Dataset[int]):
-    """Reads a batch into its slot, in a worker."""
-
     rows: AlignedRows
     slots: torch.Tensor
 

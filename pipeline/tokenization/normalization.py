@@ -139,7 +139,6 @@ class _FrameLostError(ValueError):
 
 
 def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
-    """Yield a text's pieces, each with its normalised form."""
     for block in _blocks(text, rewrite):
         result = rewrite(block)
         if result == block:

@@ -72,7 +72,6 @@ def group_texts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _tokenize_piece(text: bytes, start: int, size: int, tokenize: Tokenize) -> TokenBatch:
-    """Tokenize a piece, with offsets in the whole text."""
     batch = tokenize([text[start : _character_start(text, start + size)]])
     batch.byte_offsets[:] += start
     return batch

@@ -152,7 +152,6 @@ def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition:
 
 
 def _first_unlike(copy: Definition, texts: Sequence[str]) -> int | None:
-    """Return the place of the first text to which the encoders give different ids."""
     file = TokenizerFile("a copy that shows splits", "huggingface", b"", copy)
     reference = HuggingFaceReference(file, honour_special=True, proven=True)
     encoder = FastEncoder(file, reference)

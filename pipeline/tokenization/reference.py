@@ -293,7 +293,6 @@ class ReferencePath:
     def _mend(
         self, text: str, report: Report, contents: Sequence[bytes], rewriting: Rewriting | None
     ) -> NDArray[np.int64] | str:
-        """Return the library's offsets, mended and proven, or the error."""
         ids, reported = report.ids, _monotone(report.ranges)
         data = text.encode()
         mended = mend_offsets(reported, data, contents)

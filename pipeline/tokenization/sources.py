@@ -121,7 +121,6 @@ def _file_in_folder(folder: Path) -> Path:
 
 
 def _why_not_converted(folder: Path, names: Sequence[str]) -> str | None:
-    """Explain why transformers can't write a folder's tokenizer as a tokenizer.json."""
     own_code = [name for name in names if name.startswith("tokenization_")]
     if own_code:
         return (
@@ -173,7 +172,6 @@ def _read(source: str, path: Path) -> TokenizerFile:
 
 
 def _convert_gguf(path: Path) -> bytes:
-    """Convert the tokenizer in a model's .gguf file to a `tokenizer.json`."""
     try:
         from transformers import AutoTokenizer
 

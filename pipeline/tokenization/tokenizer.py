@@ -301,7 +301,6 @@ class Tokenizer:
     def _tokenize_either(
         self, texts: Sequence[bytes], reference: Callable[[Sequence[bytes]], TokenBatch]
     ) -> TokenBatch:
-        """Tokenize texts that are known to be UTF-8."""
         encoder = self._fast
         if encoder is None:
             return reference(texts)

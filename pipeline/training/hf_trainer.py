@@ -229,7 +229,6 @@ class GuidedTrainer(Trainer):
     def _loader(
         self, rows: AlignedRows, batch_size: int, sampler: Sampler[int] | None = None
     ) -> DataLoader[Any]:
-        """Return a loader that accelerate has split for this process."""
         args = self.args
         loader: DataLoader[Any] = DataLoader(
             rows,

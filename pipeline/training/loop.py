@@ -273,7 +273,6 @@ def _wrapped(run: Run) -> Run:
 
 
 def _require_one_step(step: int, ranks: Ranks) -> None:
-    """Check that all processes continue from the same step."""
     ahead = torch.tensor([step, step * step], dtype=torch.float64, device=ranks.device)
     total, squares = ranks.add_up(ahead).tolist()
     if squares * ranks.count != total * total:

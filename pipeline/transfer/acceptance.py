@@ -222,9 +222,6 @@ def judge_servers(target: TokenizedModel, draft: TokenizedModel) -> Iterator[str
 
     Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
     `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
-
-    Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
-    `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
     """
     rows = [side.num_rows for side in (target, draft)]
     apart = f"the target has {rows[0]} rows, the draft {rows[1]}"

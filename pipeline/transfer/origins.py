@@ -64,7 +64,6 @@ def count_pairs(batches: Iterable[AlignedBatch]) -> TokenPairs:
 def _each_once(
     new_ids: NDArray[np.int64], old_ids: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> TokenPairs:
-    """Add up the weights of equal pairs."""
     width = int(old_ids.max(initial=0)) + 1
     keys, place = np.unique(new_ids * width + old_ids, return_inverse=True)
     totals = np.bincount(place, weights, len(keys)).astype(np.float64)

@@ -135,7 +135,6 @@ def _align(
 
 
 def _known(new: Tokenizer, documents: Sequence[SourceDocument]) -> Iterator[KnownText]:
-    """Yield the first texts with their tokens."""
     some = documents[:_MAX_PROVEN]
     batch = new.tokenize_batch([document.text for document in some])
     for place, document in enumerate(some):

@@ -130,7 +130,6 @@ def _totals(manifest: Manifest) -> dict[str, int]:
 
 
 def _check_side_files(dataset: Dataset, findings: Findings) -> None:
-    """Check the tokenizers' copies and the dead letters."""
     manifest, letters = dataset.manifest, dataset.manifest.dead_letters
     chats = manifest.chats
     templates = () if chats is None else (chats.student, chats.teacher)
@@ -163,7 +162,6 @@ def _check_dead_letters(dataset: Dataset, letters: DeadLetterRecord, findings: F
 
 
 def _check_generations(dataset: Dataset, findings: Findings) -> None:
-    """Check the kept manifests and the list of removed documents."""
     manifest = dataset.manifest
     numbers = [entry.number for entry in manifest.generations]
     if numbers != list(range(len(numbers))) or len(numbers) != manifest.generation:
@@ -221,7 +219,6 @@ def _can_tokenize(dataset: Dataset, findings: Findings) -> bool:
 def _check_shards(
     dataset: Dataset, with_tokenizers: bool, num_processes: int, advance: Advance
 ) -> list[ShardResult]:
-    """Return each shard's result, in the manifest's order."""
     shards = dataset.manifest.shards
     # What a process needs, which a list of 100,000 shards is not.
     manifest = replace(dataset.manifest, shards=(), statistics={})

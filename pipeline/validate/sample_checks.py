@@ -101,7 +101,6 @@ def _decode(sample: Sample, index: ShardIndex, findings: Findings) -> _Decoded |
 def _check_chats(
     entries: Sequence[_Decoded], speakers: Speakers | None, index: ShardIndex, findings: Findings
 ) -> list[_Decoded]:
-    """Check rules for chats; return those whose parts are sound."""
     sound = []
     for entry in entries:
         messages, key = [*find_wrong_parts(entry.document)], index.key[entry.place]
@@ -212,7 +211,6 @@ def _check_tokenization(
 def _check_quality(
     entries: Sequence[_Decoded], quality: DocumentQuality, index: ShardIndex, findings: Findings
 ) -> None:
-    """Compare the index's record of each document's alignment."""
     for d, entry in enumerate(entries):
         key, place = index.key[entry.place], entry.place
         found, claim = int(quality.num_mapped[d]), int(index.num_mapped[place])

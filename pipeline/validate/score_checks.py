@@ -113,7 +113,6 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
 def _contradictions(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, rule: ContextRule
 ) -> list[str]:
-    """Return a sidecar's contradictions to manifest, index and rule."""
     data = read_whole(f"{scores.location}/{record.file}")
     losses = decode_sidecar(data, at=record.file)
     found = contradicting_entries(losses, scores.manifest.rule.distributions, at=record.file)

@@ -93,8 +93,6 @@ class _Lines:
 
 
 class _Rows:
-    """Rows from lines."""
-
     def __init__(
         self,
         lines: _Lines,

@@ -229,7 +229,6 @@ def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
 
 
 def _chosen_places(part: InputPart, num_documents: int) -> Sequence[int]:
-    """Return the index places of a part's documents, ascending."""
     places = range(num_documents)[part.start : part.end]
     if not part.file.chosen:
         return places

@@ -220,7 +220,6 @@ class Endpoints:
     def _receive(
         self, url: str, body: Mapping[str, Any] | None, most_bytes: int
     ) -> tuple[int, bytes]:
-        """Return status and bytes of an answer within the limits of time and length."""
         seconds, method = self.settings.answer_seconds, "GET" if body is None else "POST"
         with Deadline(seconds) as deadline:
             traced = {"trace": deadline.trace}

@@ -118,7 +118,6 @@ class ServedEngine:
         return given
 
     def _score_line(self, line: Line, name: str) -> tuple[Answer, Endpoint]:
-        """Ask for one piece, in its own thread."""
         input_ids = line.input_ids.tolist()
 
         def ask_one(server: Endpoint) -> tuple[Answer, Endpoint]:
@@ -131,7 +130,6 @@ class ServedEngine:
 
 
 def _put(top: TopTokens | None, line: Line, answer: Answer) -> None:
-    """Store the likeliest tokens of a piece's answer."""
     if top is not None and answer.ids is not None and answer.log_probs is not None:
         # The state before a token expects it; the last one, what comes after the document.
         states = np.append(line.places - 1, len(line.input_ids) - 1)[: len(line.positions)]
@@ -174,8 +172,6 @@ def _first_handshake(
     rule: ContextRule,
     distributions: DistributionRule | None,
 ) -> Handshake:
-    """Return the first server's handshake."""
-
     def shake(server: Endpoint) -> Handshake:
         try:
             length = rule.teacher_seq_length
