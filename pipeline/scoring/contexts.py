@@ -1,11 +1,10 @@
 """The left context in which a teacher sees each token, for every way of scoring.
 
-A loss is `-log P(token
-
-context)`, so two losses of a token agree only if their contexts do. In training rows every document
-has its own context; one longer than a row is split, and tokens after a split don't see those before
-it. `ContextRule` defines where contexts start, as *pieces* of documents; `context_sha256` digests
-them, so stored losses can be checked against a plan of rows without reading either.
+A loss is `-log P(token | context)`, so two losses of a token agree only if their contexts do. In
+training rows every document has its own context; one longer than a row is split, and tokens after a
+split don't see those before it. `ContextRule` defines where contexts start, as *pieces* of
+documents; `context_sha256` digests them, so stored losses can be checked against a plan of rows
+without reading either.
 
 A document of 10 teacher tokens in rows of 4 has the pieces 0…3, 4…7 and 8…9.
 """

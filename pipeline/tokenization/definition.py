@@ -243,14 +243,9 @@ def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
 def control_tokens(definition: Definition) -> dict[str, int]:
     """Return the added tokens that a document must not be able to forge.
 
-    These are special tokens, and control markup (starting with `<
-
-    ` or holding `｜`) such as Qwen's `<
-
-    fim_prefix
-
-    >`, which its file does not mark. Other added tokens (`<tool_call>`, runs of spaces) are
-    ordinary vocabulary: Hugging Face reads and decodes them as text.
+    These are special tokens, and control markup (starting with `<|` or holding `｜`) such as Qwen's
+    `<|fim_prefix|>`, which its file does not mark. Other added tokens (`<tool_call>`, runs of
+    spaces) are ordinary vocabulary: Hugging Face reads and decodes them as text.
     """
     return {
         token["content"]: token["id"]
