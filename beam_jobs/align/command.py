@@ -59,7 +59,7 @@ def _align(options: AlignOptions, started: float) -> Manifest:
         if storage.num_bytes_of(storage.join(attempt.output, MANIFEST_FILE)) is not None:
             finished = _find_finished(attempt)
             if finished is not None:
-                if storage.num_bytes_of(lock) is not None:  # of a job killed behind its manifest
+                if storage.num_bytes_of(lock) is not None:  # of a job killed after its manifest
                     with suppress(OptionsError), hold_lock(lock, attempt.output):
                         remove_abandoned(attempt.output, patterns)
                         storage.remove_folder(attempt.run_folder)

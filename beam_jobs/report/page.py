@@ -155,7 +155,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
     unmapped = student - statistics.num_mapped
     shards = format_plural(len(manifest.shards), "shard")
     if manifest.removed:
-        # The report is of what the shards hold: what is left can't be told without reading them.
+        # The report is of what the shards hold: the rest is unknown without reading them.
         shards += f", {format_count(manifest.removed.count)} of them removed and never read"
     cards = {
         "Documents": (format_count(totals["num_documents"]), shards),

@@ -1,10 +1,9 @@
 """The steps of the job that scores a dataset: one shard per element, one sidecar each.
 
-Apache Beam's RunInference loads the teacher once per process and hands it elements. It would batch
-elements as they come, but a teacher needs batches of equally long pieces, which take a whole
-shard's documents. So an element is a shard's number, and the engine batches. Each step can run
-twice, or on two workers at once: a sidecar is replaced whole by an equal one, and the score
-manifest comes last.
+Apache Beam's RunInference loads the teacher once per process. It would batch elements as they come,
+but a teacher needs batches of equally long pieces, which take a whole shard's documents; so the
+engine batches. Each step can run twice, or on two workers at once: a sidecar is replaced whole by
+an equal one, and the score manifest comes last.
 """
 
 import logging

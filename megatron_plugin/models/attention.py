@@ -92,7 +92,7 @@ def row_segments(
         qkv_format="sbhd",
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_kv=cu_seqlens_kv,
-        # Megatron makes rotary embeddings for so many places.
+        # Megatron makes rotary embeddings for this many places.
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
         pieces=pieces,

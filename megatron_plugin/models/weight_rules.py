@@ -192,7 +192,7 @@ def _layer_rule(layer: str, rest: str, shape: ModelShape) -> Rule:
         "mlp.linear_fc2.weight": lambda: _columns(mlp + "down_proj.weight"),
         "mlp.router.weight": lambda: _replicated(mlp + "gate.weight"),
     }
-    # Transformer Engine fuses each norm into the linear layer behind it.
+    # Transformer Engine fuses each norm into the linear layer after it.
     rules["self_attention.linear_qkv.layer_norm_weight"] = rules["input_layernorm.weight"]
     rules["mlp.linear_fc1.layer_norm_weight"] = rules["pre_mlp_layernorm.weight"]
     return rules[rest]()

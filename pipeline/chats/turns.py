@@ -347,7 +347,7 @@ class _Turns:
                 self._chat.messages[: number + 1], self._chat.tools
             )
         tail = _MARK.split(alone)[-1]
-        if not self._places[number]:  # the calls come behind the header, and what isn't thought
+        if not self._places[number]:  # the calls come after the header, and what isn't thought
             place = tail.rfind(habits.header) + len(habits.header) if habits.header else 0
             if not habits.header:
                 role = self._chat.messages[number - 1]["role"] if number else ""

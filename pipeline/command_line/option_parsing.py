@@ -127,7 +127,7 @@ def add_options(
     """
     place: argparse._ActionsContainer = parser
     required = parser.add_argument_group("required")
-    parser._action_groups.insert(1, parser._action_groups.pop())  # behind values without a name
+    parser._action_groups.insert(1, parser._action_groups.pop())  # after values without a name
     for entry in _entries(kind, _Holder(prefix=prefix)):
         if entry.name in (groups or {}):
             place = parser.add_argument_group((groups or {})[entry.name])

@@ -192,7 +192,7 @@ def open_scored_documents(name: str, dataset: Dataset) -> ScoredDataset:
     """Return the scores of a dataset's documents by their name, see `find_scores`.
 
     Raises:
-        DatasetError: none or several of that name, with those that there are; or scores of another
+        DatasetError: none or several of that name, with those available; or scores of another
             generation, or of some of the shards.
     """
     return ScoredDataset(dataset, scores_of(find_scores(name, dataset.location), dataset))

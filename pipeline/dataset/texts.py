@@ -38,7 +38,7 @@ def _of_lines(path: Path, text_field: str) -> Iterator[SourceDocument]:
     with path.open(encoding="utf-8", newline="\n") as file:
         blank = ""
         for number, line in enumerate(file, start=1):
-            if line == "\n":  # nothing, if no text comes behind it
+            if line == "\n":  # nothing, if no text follows
                 blank = blank or f"{path}, line {number} is blank"
                 continue
             if blank:

@@ -1,14 +1,14 @@
 """Cells: sets of student tokens that only the text can separate, counted on data.
 
 A teacher that writes digit by digit expects "2" where the student's tokenizer will write "2015". By
-its bytes alone "2" gives its mass to the student's "2", which that tokenizer never writes there. So
-tokens that replace each other form one *cell*, and the teacher's mass is the cell's: of "2", "20",
-"2015" and so on. The data show which tokens these are: at each label's start, the remainder of the
-teacher's token there (its *rest*: at a boundary the whole token), and the label that the student's
-tokenizer wrote. A rest t and a label s belong together if that happens at least twice and in more
-than 2 % of the cases of t or of s, and each seen t belongs to the longest student token that it
-begins with, to which it gives its mass. Cells are the connected sets.
+its bytes alone "2" would give its mass to the student's "2", which that tokenizer never writes
+there. So tokens that replace each other form one *cell*, and the teacher's mass is the cell's: of
+"2", "20", "2015" and so on.
 
+Cells are counted at each label's start: the remainder of the teacher's token there (its *rest*: at
+a boundary the whole token), and the label. A rest t and a label s belong together if that happens
+at least twice and in more than 2 % of the cases of t or of s; each seen t also belongs to the
+longest student token that it begins with, to which it gives its mass. Cells are the connected sets.
 They stay small: docs/concepts/distributions.md has the figures.
 """
 

@@ -2,24 +2,23 @@
 
 A label starts at a byte of the text. If a teacher token starts there, too (a *boundary*), each
 token that the teacher expects gives its mass to the longest student token that its bytes begin
-with. The text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d": the label "ab" is at a
-boundary. A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a",
-"ab", "b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
+with. In the text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d", the label "ab" is
+at a boundary. A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with
+"a", "ab", "b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
-"cd" starts inside the teacher's "bc", after its "b". The teacher's expectation after "a" is known;
-of that, tokens that continue from "b" (here "bc" and "bcd") give their mass to the student tokens
-that the rest of their bytes ("c", "cd") begins with, renormalised. "b" itself says nothing about
-what follows it. `kernels.LEAST_EXTENDING` and `MOST_ENDING` define when that is enough.
+"cd" starts inside the teacher's "bc", after its "b". Of the teacher's expectation after "a", tokens
+that continue from "b" (here "bc" and "bcd") give their mass to the student tokens that the rest of
+their bytes ("c", "cd") begins with, renormalised. "b" itself says nothing about what follows.
+`kernels.LEAST_EXTENDING` and `MOST_ENDING` define when that is enough.
 
 The student's tokenizer may write a different token there: "ab" where the teacher wrote "a". So a
-token means its whole cell (`pipeline.distributions.cells`), and each label comes with its *own
-token*: that of the rest of the text's own teacher token, here "a" and "c". If that isn't in the
-label's cell, the label learns no distribution.
+token means its whole cell (`pipeline.distributions.cells`), and each label has its *own token*:
+that of the rest of the text's own teacher token, here "a" and "c". If that isn't in the label's
+cell, the label learns no distribution.
 
-Mass that is unknown, has no bytes, or can't be spelled by the student's tokens stays as one
+Mass that is unknown, has no bytes, or can't be spelled in the student's tokens stays as one
 residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown tokens begin with given
-bytes. If bytes aren't known, or the two tokenizers rewrite a text differently, there is no
-distribution.
+bytes. There is no distribution if bytes aren't known, or the tokenizers rewrite a text differently.
 
 A position has K known entries, the text's own next token by its loss, and n tokens s_j drawn from
 all others, each with an equal share of the rest. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with

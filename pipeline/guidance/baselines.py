@@ -1,18 +1,15 @@
 """The paper's baseline selections: by a reference model (Rho-1), and by equal chunks.
 
-`select_by_reference` keeps the tokens on which the student is furthest behind the reference: Rho-1
-proper, which keeps 60 % of the tokens for its 1B model. `select_by_self_reference` uses the
-reference alone and drops tokens that it finds hard or is unsure of: VocAgnoLM's Table 1 calls this
-Rho-1. With one vocabulary every token of the mask has a reference loss, including the end of a
-document: none is unmapped.
+`select_by_reference` is Rho-1 proper, which keeps 60 % of the tokens for its 1B model;
+`select_by_self_reference` is what VocAgnoLM's Table 1 calls Rho-1. With one vocabulary every token
+of the mask has a reference loss, including the end of a document: none is unmapped.
 
 `select_chunks` shows the worth of alignment. Both token sequences of a row are cut into the same
 number of equal chunks (8, 16, 32 or 64), and chunk i of one is matched with chunk i of the other. A
 chunk is kept or dropped as a whole, by its mean student loss minus its mean teacher loss (selector
-`teacher`) or by chance (`random`). The paper cuts sequences of 2,048 tokens, and each chunk has
-tokens of both models. A chunk without teacher tokens, possible in a short row, takes the average of
-all teacher token losses and competes like any other: 40 % of the chunks are kept, whatever their
-number.
+`teacher`) or by chance (`random`). In the paper's sequences of 2,048 tokens each chunk has tokens
+of both models. A chunk without teacher tokens, possible in a short row, takes the average of all
+teacher token losses and competes: 40 % of the chunks are kept, whatever their number.
 
 Source: VocAgnoLM (arXiv 2503.19123), section 2, Tables 1 and 2; Lin et al. (arXiv 2404.07965).
 """

@@ -165,7 +165,7 @@ def _needs_teacher_losses(rule: SelectionRule) -> bool:
 def _that_count(
     values: _Values, mask: Tensor, known: Tensor, rule: SelectionRule
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what must be finite, each with the mask of where."""
+    """Return the values that must be finite, each with the mask of those that count."""
     counted = {"student_losses": (values.student_losses, mask)}
     if values.guidance is not None:
         counted["guidance"] = (values.guidance, known)
@@ -184,7 +184,7 @@ def _ranking(
     step: int,
     positions: Tensor,
 ) -> Tensor:
-    """Return what the rule ranks tokens by, fp32 [rows, seq_length], highest first."""
+    """Return the rule's ranking of tokens, fp32 [rows, seq_length], highest first."""
     if rule.selector == "random":
         return _hash(positions, rule.seed, step)
     if rule.selector in RANKED_BY_ENTROPY:

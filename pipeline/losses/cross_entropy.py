@@ -2,17 +2,16 @@
 
 A vocabulary of 151,936 makes the fp32 logits of 4,096 tokens 2.3 GiB, and a plain cross entropy
 holds them two to four times. Here the vocabulary is walked in chunks: a running maximum and sum
-give each token's log normaliser, and the backward pass recomputes each chunk of logits from it.
+give each token's log normaliser, from which the backward pass recomputes each chunk of logits.
 Walking the vocabulary rather than the tokens makes every row of the weight's gradient one matrix
-product, so it needs no fp32 accumulator of the weight's size, and the chunk stays in cache.
+product, without an fp32 accumulator, and the chunk stays in cache.
 
 The backward pass recomputes only tokens whose loss received a gradient. With guidance that keeps 40
 % of the tokens, this costs less than a plain backward pass with stored logits.
 
 Alternatives: `torch.nn.functional.linear_cross_entropy` (2.15) returns bf16 losses for bf16 inputs,
 too coarse to rank loss differences, gives no entropies, and is slower on CPU
-(benchmarks/guidance.py). `liger-kernel` and `cut-cross-entropy` need a GPU; they could replace
-`linear_cross_entropy`.
+(benchmarks/guidance.py). `liger-kernel` and `cut-cross-entropy` need a GPU.
 
 Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside, n tokens, v rows of
 the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.

@@ -1,12 +1,12 @@
 """Distillation, the paper's comparison: cross entropy plus a divergence per token.
 
 In Kullback-Leibler distillation (KLD) the student imitates a teacher with its vocabulary. Universal
-logit distillation (ULD) matches sorted probabilities of any vocabularies: the Wasserstein distance
-between two distributions without a common order, at a uniform cost, is the L1 distance of their
-sorted probabilities, the smaller vocabulary padded with zeros. As published, it compares token t of
-a document's student tokens with token t of its teacher tokens, and truncates the longer sequence.
-Nothing aligns the two; that is the weakness the paper points at. Student tokens beyond the shorter
-length keep their cross entropy and have distance 0.
+logit distillation (ULD) matches sorted probabilities of any vocabularies: without a common order,
+and at a uniform cost, the Wasserstein distance is the L1 distance of the sorted probabilities, the
+smaller vocabulary padded with zeros. As published, it compares token t of a document's student
+tokens with token t of its teacher tokens, unaligned, the weakness that the paper points at, and
+truncates the longer sequence. Student tokens beyond the shorter length keep their cross entropy and
+have distance 0.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
 """

@@ -28,7 +28,7 @@ from pipeline.losses.logits import (
 )
 from pipeline.losses.tail import TailDraws
 
-_TOKENS_AT_ONCE = 16  # whose whole logits are held where equal ones must be told apart
+_TOKENS_AT_ONCE = 16  # whose whole logits are held to order equal ones
 
 
 @torch.no_grad()

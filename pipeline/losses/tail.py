@@ -2,14 +2,14 @@
 
 The walk over the vocabulary that finds the likeliest tokens also gives the mass of each block of
 256 tokens. A draw takes a block, then one of its tokens, both by the largest of log-mass plus
-Gumbel noise (which draws in proportion to the mass). Only blocks with an excluded token, and drawn
-blocks, have their logits computed a second time: no logits are kept.
+Gumbel noise. Only blocks with an excluded token, and drawn blocks, have their logits computed a
+second time: none are kept.
 
 Noise is a hash of a key (`draw_keys`: the tokens that the model reads, and the place among them),
-of the draw and of the block or token. It depends on no batch, chunk or device. Unlike a point of
-the cumulated distribution, in which rounding accumulates, the largest noisy value changes only if
-two of them agree to the last digits. Ranks that share a vocabulary draw the same as one with all of
-it: each adds up its part of a block, and the largest noisy value of all ranks is taken.
+of the draw and of the block or token, so it depends on no batch, chunk or device. Rounding changes
+the largest noisy value only if two agree to the last digits, unlike a point of the cumulated
+distribution. Ranks that share a vocabulary draw the same as one with all of it: each adds up its
+part of a block, and the largest noisy value of all ranks is taken.
 
 Shapes: n places, v rows of the vocabulary, b blocks, K excluded tokens.
 """
@@ -199,7 +199,7 @@ def _gumbel(keys_n: Tensor, streams: Tensor, counters_v: Tensor) -> Tensor:
     """Return Gumbel noise, fp32 [n, v]; streams are int64 [n] or [1]."""
     first = _mix(keys_n[:, 0] + streams).unsqueeze(-1)
     hashed = _mix(_mix(counters_v ^ first) ^ keys_n[:, 1:])
-    # The least of exponential values wins: small ones are told apart finely, and none is 0.
+    # The least of exponential values wins: small ones differ finely, and none is 0.
     uniform = (hashed.float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))
 

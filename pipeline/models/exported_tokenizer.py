@@ -1,10 +1,10 @@
 """A dataset's tokenizer next to an exported model, checked to give the dataset's ids.
 
-A student is useless with a different tokenizer, and some loader classes of `transformers` silently
-change one. So an export writes a complete `tokenizer.json` (converted from a SentencePiece model if
-necessary) with a class that changes nothing, loads it with `AutoTokenizer` as a user will, and
-compares ids on the dataset's texts. The model's chat template, ends and sampling are added, and its
-three configurations name the same tokens.
+Some loader classes of `transformers` silently change a tokenizer, which makes a student useless. So
+an export writes a complete `tokenizer.json` (converted from a SentencePiece model if necessary)
+with a class that changes nothing, loads it with `AutoTokenizer`, and compares ids on the dataset's
+texts. The model's chat template, ends and sampling are added, and its three configurations name the
+same tokens.
 """
 
 import json

@@ -1,13 +1,13 @@
 """Causal language models of Hugging Face transformers, for packed rows.
 
-The library's forward pass builds the logits of a whole sequence, in fp32 a gigabyte for 2,048
-tokens of a large vocabulary. Here a model gives its last hidden states, and the loss walks the
-output layer in chunks.
+The library builds the logits of a whole sequence, in fp32 a gigabyte for 2,048 tokens of a large
+vocabulary. Here a model gives its last hidden states, and the loss walks the output layer in
+chunks.
 
 Attention must not cross the documents of a packed row. A mask won't do: transformers *adds* a
 boolean one under "eager" attention, so tokens see the future, and sliding windows are lost. So it
 gets positions that restart with every document, no mask and no cache;
-`pipeline.models.packed_check` checks at load that this keeps documents apart.
+`pipeline.models.packed_check` checks at load that this suffices.
 """
 
 from pathlib import Path

@@ -1,10 +1,9 @@
 """Plans on disk: planned once per dataset and rules, then memory-mapped by every process.
 
 A plan is a folder of `.npy` files and a `plan.json` with its inputs and the files' SHA-256. It
-travels with its dataset and decides what is read, so both are compared on opening, and the
-assumptions of loops over rows are checked once; a plan that fails is made again. It is written
-under a temporary name and renamed, so a folder that exists is complete; processes that start
-together wait for the first.
+travels with its dataset, so both are compared on opening, and the assumptions of loops over rows
+are checked; a plan that fails is made again. It is written under a temporary name and renamed, so a
+folder that exists is complete; processes that start together wait for the first.
 """
 
 import json

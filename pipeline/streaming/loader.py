@@ -1,8 +1,8 @@
 """Batches from worker processes through reused shared memory.
 
-Torch's DataLoader passes every batch in new shared memory. Its pages are faulted in twice, by
-worker and reader, which costs several times as much as reading the rows. Here workers write into a
-ring of slots made once, and pass the slot's number; the reader copies the slot.
+Torch's DataLoader passes every batch in new shared memory, whose page faults in worker and reader
+cost several times as much as reading the rows. Here workers write into a ring of slots made once,
+and pass the slot's number; the reader copies the slot.
 """
 
 import os
@@ -105,7 +105,7 @@ class RowLoader:
             # workers end with the process that started them.
             multiprocessing_context="fork",
             # Else each loader takes a seed from the run's own generator, and a resumed run
-            # has one draw more behind it than one that never stopped.
+            # has made one draw more than one that never stopped.
             generator=torch.Generator(),
         )
         return self._copied(iter(loader), slots)

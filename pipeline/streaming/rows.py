@@ -2,11 +2,10 @@
 
 A run reads a mixture of datasets, or one. `MixturePlan.locate(i)` finds the dataset of row i of the
 run, and the row's number over that dataset's epochs; `divmod` by its rows per epoch gives epoch and
-position, and `RowOrder` the row of its plan. This is pure arithmetic, so a run resumes exactly from
-its number of consumed samples, with any number of replicas and DataLoader workers.
+position, and `RowOrder` the row of its plan. So a run resumes exactly from its number of consumed
+samples, with any number of replicas and DataLoader workers.
 
-A row holds segments of documents side by side: `Rows` documents its fields, and
-docs/concepts/rows.md shows one row, place by place.
+`Rows` documents the fields of a row, and docs/concepts/rows.md shows one, place by place.
 """
 
 from collections.abc import Sequence

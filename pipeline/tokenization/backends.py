@@ -351,7 +351,7 @@ class FastEncoder:
             user_defined = [token_id for token_id in own if token_id not in control.values()]
         if any(token["single_word"] for token in added_tokens(self.definition)):
             raise LibraryError("fastokens: added tokens of single words, which it ends otherwise")
-        # SentencePiece puts a space before such a piece, a tokenizer.json behind it.
+        # SentencePiece puts a space before such a piece, a tokenizer.json after it.
         self._unsure_ids = np.isin(np.arange(reference.vocab_size), user_defined)
         self._unsure = [*UNLIKE]
         if self.definition["model"].get("byte_fallback"):  # it reads a byte's name as the byte

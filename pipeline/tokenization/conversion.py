@@ -1,10 +1,10 @@
 """Convert a SentencePiece model to a `tokenizer.json` with the same ids.
 
-`transformers` reads SentencePiece models through classes that split texts differently from the
-model (no dummy prefix, a different normaliser). This conversion follows the model's file; exports
-compare ids (`pipeline.models.exported_tokenizer`). `sentencepiece` ships a reader of its files that
-needs the newest protobuf, which other packages (such as Beam) don't allow. The file is a protobuf
-message of few fields, so it is read here.
+`transformers` reads SentencePiece models through classes that split texts differently (no dummy
+prefix, a different normaliser). This conversion follows the model's file; exports compare ids
+(`pipeline.models.exported_tokenizer`). The file, a protobuf message of few fields, is read here,
+since `sentencepiece`'s reader needs the newest protobuf, which other packages (such as Beam) don't
+allow.
 """
 
 import struct

@@ -1,12 +1,12 @@
 """Mend the offsets that tokenizers report, and prove them by content.
 
-The reference libraries' reports are right for most tokens and wrong in known ways: the pieces of
-one character all claim the whole character, and SentencePiece's dummy prefix claims the first
-character. Reports are mended *cluster* by cluster: a run of tokens whose reported ranges overlap or
-share a start. `pipeline.tokenization.normalization` deals with rewritten text.
+The reference libraries' reports are wrong in known ways: the pieces of one character all claim the
+whole character, and SentencePiece's dummy prefix claims the first character. Reports are mended
+*cluster* by cluster: a run of tokens whose reported ranges overlap or share a start.
+`pipeline.tokenization.normalization` deals with rewritten text.
 
-The proof trusts no report and no bookkeeping: each range of the text is normalised on its own and
-compared with its token's bytes; tokens that share bytes are compared together.
+The proof trusts no report: each range of the text is normalised on its own and compared with its
+token's bytes; tokens that share bytes are compared together.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,9 @@
 """Check that both encoders split texts in the same places, once per way of splitting.
 
-`fastokens` has its own scanners for well-known patterns and runs others on a different engine from
-the reference, with another version of Unicode's tables. A tokenizer's ids hide most splits: if no
-merge spans a place, a split there changes nothing. So both encode with a copy that normalises and
-splits like the tokenizer, and whose model merges everything that no split keeps apart. The model, a
-BPE of bytes, knows nothing of characters.
+`fastokens` splits with its own scanners or another engine, and other tables of Unicode. A
+tokenizer's ids hide most splits: if no merge spans a place, a split there changes nothing. So both
+encode with a copy that normalises and splits like the tokenizer, and whose model, a BPE of bytes,
+merges everything that no split keeps apart.
 """
 
 import json

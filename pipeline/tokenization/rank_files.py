@@ -5,7 +5,7 @@ whose union has the lowest rank; `tokenizers` needs a list of pairs. So every pa
 token is listed, in the order of the tokens made. The same ranks give the same bytes, whose hash
 identifies the tokenizer.
 
-A tiktoken file lacks the pattern that splits texts and the control tokens: both are known here for
+A tiktoken file lacks the splitting pattern and the control tokens: both are known here for
 published files, by hash. Others need `convert_ranks` once.
 """
 

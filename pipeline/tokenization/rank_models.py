@@ -94,7 +94,7 @@ R50K = RankModel(
 P50K = replace(R50K, name="p50k_base")
 CL100K = RankModel(
     "cl100k_base",
-    # As first published. tiktoken's today differs only behind the last line's end in white space,
+    # As first published. tiktoken's today differs only in white space after the last line's end,
     # which no token of the file spans.
     pattern=LLAMA_3.pattern,
     control_tokens={name: 100257 + n for n, name in enumerate(_FIM)} | {"<|endofprompt|>": 100276},

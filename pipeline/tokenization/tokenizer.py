@@ -5,11 +5,10 @@ times faster than the reference libraries but gives no offsets. A tokenizer that
 needs none: each id has known bytes, and offsets are a running sum. The fast path is used only if it
 is exact:
 
-- At load, `fastokens` and the reference encode the hard cases of `PROBES` (and, with
-  `Tokenizer.check_fast_path`, a job's first documents); one difference disables it.
-- Once per way of splitting and version of the libraries, both split every character off its
-  neighbours, with a copy whose ids show each split
-  (`pipeline.tokenization.pretokenizer_splits`); a difference disables it, too.
+- At load, `fastokens` and the reference must agree on the hard cases of `PROBES` (and, with
+  `Tokenizer.check_fast_path`, on a job's first documents).
+- Once per way of splitting and version of the libraries, they must split every character off its
+  neighbours alike (`pipeline.tokenization.pretokenizer_splits`).
 - For every document the tokens' lengths must add up to the text, and unless it is pure ASCII their
   bytes must spell it, or its normal form; else the document goes through the reference
   (`pipeline.tokenization.reference`).

@@ -1,9 +1,9 @@
 """The teacher-guided loss in the `Trainer` of Hugging Face transformers.
 
 The Trainer handles devices, mixed precision, FSDP, checkpoints, logging and callbacks. Ours are the
-rows, in the order of the run, and the loss. Rows travel as one tensor: no column can be removed,
-and accelerate can move, cut and send it. The Trainer wraps, saves and loads the student itself,
-whose forward pass also takes rows, so wrappers' hooks apply while the loss is made.
+rows, in the order of the run, and the loss. Rows travel as one tensor, which accelerate can move,
+cut and send. The Trainer wraps the student itself, whose forward pass also takes rows, so wrappers'
+hooks apply to the loss.
 """
 
 import json
@@ -128,7 +128,7 @@ class GuidedTrainer(Trainer):
 
         Raises:
             StreamMismatchError: the checkpoint's run read other rows.
-            ValueError: a checkpoint of another trainer, or True if there is none.
+            ValueError: a checkpoint of another trainer, or True without any checkpoint.
         """
         found: str | bool | None = resume_from_checkpoint
         if found is True:

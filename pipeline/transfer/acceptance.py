@@ -7,13 +7,12 @@ it is written first, and rounds are counted along it.
 With one vocabulary the draft reads that continuation in a single pass. A greedy round accepts
 tokens while they are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv
 2211.17192) that emits token x has accepted the draft's with probability min(p(x), q(x)) / p(x), so
-acceptance can be computed along the target's sample: the rounds have the same distribution. Only
-the target's sample is drawn; the rest are expectations.
+expected acceptance follows from the target's sample alone.
 
-With two vocabularies, as in universal assisted decoding, the draft reads the text in its own
-tokens, writes some, and their bytes are tokenized by the target's tokenizer: accepted while they
-equal the target's continuation. Sampled, this is called matched: the chance that two samples match,
-Σ p·q, is below that of speculative sampling, Σ min(p, q).
+With two vocabularies, as in universal assisted decoding, the draft writes tokens of its own, and
+their bytes are tokenized by the target's tokenizer: accepted while they equal the target's
+continuation. Sampled, this is called matched: the chance that two samples match, Σ p·q, is below
+that of speculative sampling, Σ min(p, q).
 
 `judge_servers` predicts the checks of vLLM and llama.cpp at their start.
 """

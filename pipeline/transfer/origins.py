@@ -53,7 +53,7 @@ def count_pairs(batches: Iterable[AlignedBatch]) -> TokenPairs:
             np.arange(batch.student.num_documents), np.diff(batch.student.cu_tokens)
         )
         first = batch.teacher.cu_tokens[document] + spans[:, 0]
-        # Every token of every span: its span's first place, and how far behind it.
+        # Every token of every span: its span's first place, and its distance from it.
         behind = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths)
         old = batch.teacher.input_ids[np.repeat(first, widths) + behind].astype(np.int64)
         new = np.repeat(batch.student.input_ids.astype(np.int64), widths)

@@ -273,7 +273,7 @@ def _check_statistics(
         return
     for name, value in AlignmentStatistics.merge(parts).to_json().items():
         if name in OVER_WIDE and name not in claims:
-            continue  # left out if there are none
+            continue  # omitted if 0
         claim: Any = claims.get(name)
         if not _is_close(claim, value):
             findings.add("statistics", f"{name} is {value}, the manifest says {claim}")

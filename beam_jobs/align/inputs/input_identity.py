@@ -1,9 +1,8 @@
 """Check that the input is unchanged, while a job runs and when it is started again.
 
 A file's *content* is a digest of samples of its bytes, or an object store's checksum. It isn't part
-of the configuration: shards depend only on documents, which every bucket's digest covers.
-`inputs.json`, next to the manifest, keeps it, so that a command that is run again can check whether
-"finished" is still true.
+of the configuration: every bucket's digest covers the documents. `inputs.json`, next to the
+manifest, keeps it, so a command that is run again can check whether "finished" is still true.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Find files without any usable document, although they are read in separate parts.
 
-Such a file is seldom one bad document: it may be an error page, lack the field, or hold all
-documents in one object. Its number of documents is unknown, so shares don't count. A part without a
-usable document leaves a note in the run's folder; if notes cover a file, the last step adds a dead
-letter for it. A text file is one document, which shares do count.
+Such a file may be an error page, lack the field, or hold all documents in one object. Its number of
+documents is unknown, so shares don't count. A part without a usable document leaves a note in the
+run's folder; if notes cover a file, the last step adds a dead letter for it. A text file is one
+document, which shares do count.
 """
 
 import json

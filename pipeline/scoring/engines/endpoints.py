@@ -1,9 +1,8 @@
 """Several servers of one model: which to ask next, when to retry, and when to stop.
 
 Every request is tried on one server after another until `attempts` are spent, with growing waits. A
-server that failed rests, and must prove that it is still the same model before it is trusted again;
-so must every server now and then, and before its answers are kept. A disproved server gets no more
-requests.
+server must prove that it is still the same model after a failure and a rest, now and then, and
+before its answers are kept. A disproved server gets no more requests.
 """
 
 import logging
