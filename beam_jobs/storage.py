@@ -208,7 +208,7 @@ def _stores() -> "type[FileSystems]":
 def _look_at(path: str) -> None:
     from apache_beam.io.filesystem import BeamIOError
 
-    with suppress(BeamIOError):  # an answer; what it means is for the next call to say
+    with suppress(BeamIOError):  # an answer; the next call will interpret it
         _stores().exists(path)
 
 
@@ -229,7 +229,7 @@ def _unless_gone(*paths: str) -> Iterator[None]:
 
 
 def _copy_object(source: str, destination: str) -> None:
-    # Google's client raises. Beam's of S3 (2.77) returns what went wrong, of each pair.
+    # Google's client raises. Beam's for S3 (2.77) returns the error of each pair.
     for *_, error in _stores().copy([source], [destination]) or ():
         if error is not None:
             raise OSError(f"{source} could not be copied to {destination}: {error}") from error
@@ -264,7 +264,7 @@ class _UncachedFile(io.FileIO):
     # typeshed takes FileIO for an IO[bytes] as well, whose `write` never returns None
     def write(self, data: Buffer, /) -> int | None:  # type: ignore[override]
         written = super().write(data)
-        with suppress(OSError):  # advice: a file system that takes none holds the same bytes
+        with suppress(OSError):  # only advice: the bytes are the same if a file system ignores it
             os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return written
 

@@ -119,7 +119,7 @@ class VocagOptions:
     teacher: Annotated[TeacherOptions, Option(form="prefix")] = NO_TEACHER
     allow_untrained_teacher: bool = False
     teacher_seq_length: int | None = None
-    # `Method`'s own name, with another default.
+    # `Method`'s own name, with a different default.
     method: Annotated[str, Option("METHOD")] | None = None
     method_options: Annotated[Method, Option(without=("name",))] = PAPER_METHOD
 
@@ -144,12 +144,12 @@ class VocagOptions:
         """Settings that must stay the same for a run to continue."""
         method, kind = self.chosen_method, self.kind
         own = {name: getattr(method, name) for name in kind.options and ("name", *kind.options)}
-        own.pop("distill_by", None)  # which the rule's selector says
+        own.pop("distill_by", None)  # the rule's selector has it
         if "weight" in own:
             own["weight"] = kind.weight_of(method)
         if kind.needs == "distributions":
             own |= {"top_k": max(self.served.entries.exact - 1, 0)}
-        if drawn := self.served.entries.drawn:  # not named in runs that began when there were none
+        if drawn := self.served.entries.drawn:  # absent in runs that began before they existed
             own |= {"draws": drawn}
         both = {"aggregation": method.aggregation, "expectation": method.expectation}
         return both | own | asdict(kind.rule(method))

@@ -6,13 +6,13 @@ attributes that we replace: `training.get_forward_backward_func` and
 `dataset_utils.compile_helpers`.
 """
 
-# Which ranks share what. Its functions are found by their use, as `parallel_state.NAME`.
+# The groups of ranks. Its functions are found by their use, as `parallel_state.NAME`.
 from megatron.core import parallel_state
 from megatron.core.datasets import utils as dataset_utils
 from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.core.enums import ModelType
 
-# Models: what GPTModel is made of, and where our attention and norms go in.
+# Models: the parts of GPTModel, and the places of our attention and norms.
 from megatron.core.models.gpt.gpt_layer_specs import TransformerLayerSubmodules
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE

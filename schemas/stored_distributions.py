@@ -120,7 +120,7 @@ class TopTokens:
         nats, falling, no NaN, -inf for missing tokens.
         """
         is_entry = log_probs > -np.inf
-        if self.rule.top_mass < 1:  # else one that rounds to 1 would leave out what follows it
+        if self.rule.top_mass < 1:  # else one that rounds to 1 would drop those after it
             masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
             is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
         if self.rule.entropy_above:

@@ -80,7 +80,7 @@ def describe(options: AlignOptions) -> tuple[str, str]:
     with output_here(options.output, options.run.say, uploads=False) as output:
         options, beam_options = _settle(replace(options, output=output))
         opened = open_input(options)
-        Attempt(opened, configure(opened), beam_options, 0).find_made()  # refuses what align would
+        Attempt(opened, configure(opened), beam_options, 0).find_made()  # refuses as align would
         return describe_job(opened)
 
 

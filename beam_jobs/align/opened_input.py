@@ -84,7 +84,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
             f"--input {location}: a dataset of chats, or one read as chats, can't be aligned anew; "
             "align the files that it was made of"
         )
-    if options.append:  # what is added is made as what is there
+    if options.append:  # additions are made like the existing shards
         model = StoredDataset(options.output, read_newest(options.output))
     made = model.manifest.configuration
     options = _fill(options, made)

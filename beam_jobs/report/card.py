@@ -57,7 +57,7 @@ def _front_matter(manifest: Manifest) -> list[str]:
         "- webdataset",
         "size_categories:",
         f"- {size}",
-        "configs:",  # what a viewer shows: a row for each document
+        "configs:",  # for viewers: a row for each document
         "- config_name: index",
         '  data_files: "*.index.parquet"',
         "---",

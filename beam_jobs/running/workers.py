@@ -140,7 +140,7 @@ def main(launcher: int) -> None:
 
     skip_last_collection()
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-    del os.environ["LOGGING_API_SERVICE_DESCRIPTOR"]  # what it logs is for its own file
+    del os.environ["LOGGING_API_SERVICE_DESCRIPTOR"]  # its log goes to its own file
     sdk_worker_main.main([])
 
 

@@ -74,7 +74,7 @@ def refuse_far_shards(
     far = [shard for shard in find_far_shards(records) if not came_out_the_same(shard)]
     if not far:
         return
-    # Removed before it is noted: what is noted is scored anew, whenever this is killed.
+    # Removed before it is noted: so every noted shard is scored again, even after a kill.
     names = [shard.record.file for shard in far]
     storage.delete_files(dataset, [*names, *map(document_scores_name, names)])
     removed = {shard.record.shard: {"mean": shard.mean, "started": started} for shard in far}

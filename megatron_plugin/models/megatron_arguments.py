@@ -11,7 +11,7 @@ from pipeline.command_line.failures import hinted
 
 _OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their attributes
 
-# What no config of a supported family says, as it is in all of them.
+# Settings common to all supported families, so in none of their configs.
 _UNTRANSLATED = {
     "rotary_percent": 1.0,
     "use_rope_scaling": False,

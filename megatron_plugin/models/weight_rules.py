@@ -22,7 +22,7 @@ from megatron_plugin.models.shape import ModelShape
 from pipeline.command_line.failures import hinted
 
 _NORMS = ("input", "post_attention")
-_EXPERT = "local_experts"  # what a layer's list of experts is called
+_EXPERT = "local_experts"  # the name of a layer's list of experts
 
 
 class Sliceable(Protocol):

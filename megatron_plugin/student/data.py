@@ -55,7 +55,7 @@ class StudentData:
             opened = open_run(Reading(path), seed=args.seed, max_epochs=None)
             training = self._opened.manifest
             checks.require_same_tokenizers(path, opened.manifest, training)
-            # With what the training data puts around its texts.
+            # With the training data's tokens around its texts.
             manifest = replace(opened.manifest, student=training.student, teacher=training.teacher)
             self._held_out = replace(opened, manifest=manifest)
 

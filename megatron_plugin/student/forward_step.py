@@ -24,7 +24,7 @@ from pipeline.methods.micro_batch_loss import MicroBatchLoss
 
 _NO_TOKENS = 1e-9
 
-# Megatron's loss function returns the sum, the number of tokens and what to report of them.
+# Megatron's loss function returns the sum, the number of tokens and the metrics to report.
 Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 

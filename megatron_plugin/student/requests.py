@@ -22,7 +22,7 @@ from megatron_plugin.upstream import parallel_state
 # Of Megatron's own timeout: the leader, which can say why, ends before ranks that wait for it.
 _PATIENCE = 0.8
 
-# A step's micro-batches, and what waits for its reply, on the rank with the bridge.
+# A step's micro-batches, and on the rank with the bridge a function that waits for the reply.
 _Asked = tuple[list[MicroBatch], Callable[[], TeacherAnswer] | None]
 
 
@@ -46,7 +46,7 @@ def connect(
             width=width,
         )
         store.set(f"connected/{replica}", "")
-    # The leaders wait START_TIMEOUT for the teacher's, and say what went wrong.
+    # The leaders wait START_TIMEOUT for the teacher's, and report the failure.
     store.wait([f"connected/{replica}" for replica in replicas], 2 * START_TIMEOUT)
     return bridge
 

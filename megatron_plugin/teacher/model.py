@@ -57,7 +57,7 @@ class Teacher:
         self._asked, self._num_ids = asked, num_ids
         self._device = device
         self._share = own_share()
-        # Ranks that share rows cut them into equal parts; what fills them up has no losses.
+        # Ranks that share rows cut them into equal parts; padding has no losses.
         parts = 2 * self._share.size if self._share.size > 1 else 1
         if weights.shape.experts is not None:  # sequence-parallel, see `build`
             parts *= parallel_state.get_tensor_model_parallel_world_size()

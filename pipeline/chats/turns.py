@@ -255,7 +255,7 @@ class _Turns:
 
     def find(self) -> list[Said]:
         found: list[Said] = []
-        at = 0  # what comes before belongs to earlier messages
+        at = 0  # text before it belongs to earlier messages
         for number, message in enumerate(self._chat.messages):
             marks = [*self._places[number].values()]
             if message["role"] == "assistant":

@@ -44,7 +44,7 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
         if is_new:
             with suppress(OSError):  # something was written
                 os.rmdir(parent)
-        with naming(path):  # what isn't written yet fails again
+        with naming(path):  # unwritten output fails again
             file.close()
 
 

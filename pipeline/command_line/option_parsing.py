@@ -277,7 +277,7 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction if entry.default is None else "store_true"}
     if get_origin(hint) is Literal and option.read is None:
-        # "" is what a program gives if a user leaves the option out.
+        # A program gives "" if a user leaves the option out.
         return {"choices": [choice for choice in get_args(hint) if choice]}
     several: dict[str, Any] = {}
     if get_origin(hint) is tuple:

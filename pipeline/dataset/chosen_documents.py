@@ -138,7 +138,7 @@ class ChosenDocuments:
         table = _table(self.dataset.manifest, index)
         for named in self.scores:
             table = named.add_to(table, named.read(shard_index, index))
-        # Of a table without columns the number of rows is lost: a condition may name none.
+        # A condition may name no column, but a table without columns loses its number of rows.
         named_only = table.select(self.columns or table.column_names[:1])
         matching, undecided = LimitedQuery(named_only).decide(self.where)
         for named in self.scores:

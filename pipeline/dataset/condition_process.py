@@ -80,7 +80,7 @@ class LimitedQuery:
 
 def serve(limit_bytes: int) -> None:
     """Answer questions from standard input until it ends, after a sign of readiness."""
-    with suppress(WhereError):  # without DuckDB, each answer says so
+    with suppress(WhereError):  # without DuckDB, each answer is that error
         open_database()
     with suppress(OSError, ValueError):  # only Linux knows both
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])

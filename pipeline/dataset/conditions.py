@@ -94,7 +94,7 @@ class ConditionQuery:
             [(13, 'qwen', 'rank')]
         """
         try:
-            self._duckdb.SQLExpression(where)  # refuses what is more than one
+            self._duckdb.SQLExpression(where)  # refuses several expressions
             parts = list(self._parse(where))
         except self._duckdb.Error as error:
             raise WhereError(f"where {where}: {_first_line(error)}") from error

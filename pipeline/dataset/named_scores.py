@@ -80,7 +80,7 @@ def name_scores(
     text, end, parts = where.encode(), 0, list[bytes]()
     for place, name, column in paths:
         if column.lower() not in SCORE_COLUMNS or f"{name}.{column}".lower() in taken:
-            continue  # refused later, with the columns that there are
+            continue  # refused later, with the known columns
         try:
             scores = opened[name] if name in opened else open_scored_documents(name, dataset)
         except DatasetError as error:

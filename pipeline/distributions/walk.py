@@ -111,7 +111,7 @@ def _walk_segment(
                 _write(out, place, t_end, 0, END)
             break
         if edges.of_chats and place >= start:
-            if span == stop:  # what was written up to the text's end holds if the walk is there
+            if span == stop:  # results up to the text's end hold if the walk is there
                 if known and (offset > 0 or token != before):
                     _take_back(out, anchor, place)
                 known, before = False, NONE

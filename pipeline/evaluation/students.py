@@ -11,7 +11,7 @@ from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.teacher_files import digest_of_files, find_teacher
 from pipeline.models.weights import load_weights
 
-# Where a run leaves its student; the run's name says more.
+# A run's subfolder for its student; the run's name is more specific.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
 # Where our exports keep a tokenizer that transformers would change next to this kind of model.
 _OWN_TOKENIZER = "tokenizer"

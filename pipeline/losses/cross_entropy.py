@@ -268,7 +268,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         counts = grad_losses
         if grad_entries is not None:
             counts = (grad_losses != 0) | (grad_entries != 0).any(-1)
-        # The host waits here; what is kept of the tokens saves more.
+        # The host waits here; skipping the other tokens saves more.
         used = slice(None) if all_learn else counts.nonzero().squeeze(-1)
         with torch.autocast(hidden.device.type, enabled=False):
             grad_used, grad_weight = _gradients(

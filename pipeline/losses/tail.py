@@ -127,7 +127,7 @@ class TailDraws:
             log_masses_nb[:, block : block + masses.shape[1]] = masses
         self._log_masses = []
         tail = _Tail(widen_once(hidden_nh), layer, excluded_nk, num_ids, share)
-        # To subtract what is excluded would leave rounding alone where it is nearly all.
+        # Subtracting the excluded mass would leave only rounding if it is nearly all.
         places, columns = (excluded_nk >= 0).nonzero(as_tuple=True)
         pairs = torch.unique(excluded_nk[places, columns] // BLOCK * len(hidden_nh) + places)
         blocks, places = pairs // len(hidden_nh), pairs % len(hidden_nh)

@@ -97,7 +97,7 @@ def export_tokenizer(
         ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
     """
     record = record or dataset.manifest.student
-    if dataset.manifest.chats is not None:  # around a text there is what the tokenizer says
+    if dataset.manifest.chats is not None:  # around a text, the tokenizer's own tokens
         record = replace(record, convention=None)
         defaults = _as_in(dataset, defaults or GenerationDefaults())
     own = load_dataset_tokenizer(dataset, "student")

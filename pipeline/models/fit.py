@@ -150,7 +150,7 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
     file = load_dataset_tokenizer(dataset, side).file
     if file.kind == "huggingface":
         names, tolerated = token_names(file.definition), 0.0
-    else:  # what converts SentencePiece models renames control tokens
+    else:  # converters of SentencePiece models rename control tokens
         pieces = read_sentencepiece_model(file.data).pieces
         names, tolerated = {i: piece.text for i, piece in enumerate(pieces)}, 0.1
     others = [i for i, text in names.items() if i >= len(own) or own[i] != text]

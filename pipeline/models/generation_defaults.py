@@ -17,7 +17,7 @@ from pipeline.tokenization import Tokenizer
 
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
 _SOURCES, _FILES = (GENERATION_FILE, TOKENIZER_FILE), ("*.json", "*.jinja")
-# What a .gguf file says of a tokenizer, and of that what transformers calls otherwise.
+# A .gguf file's keys of its tokenizer, and transformers' different names for them.
 _GGUF = {
     "chat_template": "",
     "ggml.tokens": "",

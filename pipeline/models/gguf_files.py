@@ -19,7 +19,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-# What transformers reads, and what changes no logits of a text.
+# Keys that transformers reads, and keys that change no logits of a text.
 _KNOWN = {
     *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
     *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon"),
@@ -122,7 +122,7 @@ def _set_heads(file: GgufFile, config: Any) -> set[str]:
     if found:
         size = next(iter(found.values()))
         for name, value in found.items():
-            if value != size:  # rotated in part, or values of another width
+            if value != size:  # rotated in part, or values of a different width
                 raise file.refuse(f"{file.family}.{name}", value, f"differs from {size}")
         config.head_dim = size
     return {*found}
@@ -185,7 +185,7 @@ def _set_gemma(file: GgufFile, config: Any) -> set[str]:
             setattr(config, name, file.keys[name] or None)
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     if (file.family, layers) in (("gemma2", 46), ("gemma3", 62)):
-        # Only the 27B models scale queries otherwise, which no key says.
+        # Only the 27B models scale queries differently, without a key for it.
         config.query_pre_attn_scalar = config.hidden_size // heads
     elif config.head_dim != _GEMMA_HEAD:
         why = f"isn't {_GEMMA_HEAD}, with which published files scale queries"

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-# The one family that multiplies by what Granite divides by (transformers 5.23).
+# The one family that multiplies by the factor that Granite divides by (transformers 5.23).
 _MULTIPLY_BY_DIVISORS = ("hyperclovax",)
 _FIELDS = (*_CAPS, *_MULTIPLIERS, *_DIVISORS)
 _REMEDY = (

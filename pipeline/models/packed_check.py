@@ -86,7 +86,7 @@ def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: boo
         try:
             with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
                 failure = _compare(model, candidate, own, dtype, packed)
-        # Whatever a model's own code raises says that this attention is not for it.
+        # Any error of a model's own code means that this attention doesn't suit it.
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         if failure is not None:

@@ -182,7 +182,7 @@ def _choose_generations(
     if saved is None or reading.generation == LATEST or list(saved.generations) == newest:
         return newest
     if _fingerprint_at(mixture, known, saved) != saved.fingerprint:
-        return newest  # `AlignedRows.restore` says what differs
+        return newest  # `AlignedRows.restore` reports the difference
     logger.warning(
         "%s is at generation %s now; the run continues with generation %s, on which it was started "
         "(generation latest moves it to the newest)",

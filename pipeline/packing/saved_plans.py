@@ -155,7 +155,7 @@ def _record(documents: ChosenDocuments, rules: PackingRules) -> _PlanRecord:
 
 def _make_arrays(selection: ChosenDocuments, rules: PackingRules) -> dict[str, NDArray[Any]]:
     started = time.monotonic()
-    # Of each index only what reading samples needs is kept.
+    # Of each index only the columns for reading samples are kept.
     kept: list[dict[str, NDArray[np.integer]]] = []
 
     def each(split: Splitter) -> Iterator[SplitShard]:
@@ -197,7 +197,7 @@ def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: _PlanRecord) ->
         body = asdict(about) | {"sha256": {name: _digest(temporary, name) for name in arrays}}
         (temporary / _ABOUT).write_text(json.dumps(body, indent=1) + "\n")
         temporary.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)  # one that can't be used; who maps it keeps it
+        shutil.rmtree(folder, ignore_errors=True)  # an unusable one; processes that map it keep it
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -25,8 +25,8 @@ class StreamState:
         scores: digest of the losses that conditions use, "" without any.
         cells: digest of the two vocabularies' cells, counted on these data; "" if the method needs
             none.
-        generations: of the dataset, or of each of a mixture's, in its file's order; informative,
-            the fingerprint is compared.
+        generations: of the dataset, or of each of a mixture's, in its file's order, to open them
+            again; the fingerprint, which they determine, is what is compared.
     """
 
     fingerprint: str

@@ -63,7 +63,7 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
 
     scheme, ask = store.partition("://")[0], look_at or _look_at
     try:
-        with suppress(ValueError):  # a scheme that it does not know, of which its user says more
+        with suppress(ValueError):  # an unknown scheme, which the caller reports better
             fsspec.get_filesystem_class(scheme)  # it reads datasets, even those of other programs
         answer_of(lambda: ask(url), of=store)
     except (FileNotFoundError, PermissionError):  # an answer, too

@@ -135,7 +135,7 @@ def _leave_trainer(_worker: int) -> None:
             with suppress(OSError):  # of the listed folder itself, which is closed by now
                 # What a worker logs may go to a socket.
                 if descriptor > 2 and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    # Closed, its number would be another file's, which its old owner might close.
+                    # If closed, its number could go to a new file, which the old owner might close.
                     os.dup2(nothing.fileno(), descriptor, inheritable=False)
 
 

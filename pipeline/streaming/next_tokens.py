@@ -102,7 +102,7 @@ class NextTokens(RowAnswers):
             exact, drawn = exact + part.shape.exact, drawn + part.shape.drawn
             out.own_ids[:] = own.own_ids
             silent |= own.ids[:, 0] < 0
-        # Where one says nothing, its share of the mass could be anywhere.
+        # Without one's entries, its share of the mass could be anywhere.
         out.ids[silent], out.probs[silent], out.own_ids[silent] = -1, 0, -1
 
 

@@ -256,7 +256,7 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows], global_batch_size: 
 def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> None:
     first, *others = (rows.teachers_rule for rows in datasets)
     for entry, rule in zip(mixture.datasets[1:], others, strict=True):
-        # Which documents it has scored is another thing in each dataset.
+        # The scored documents differ between datasets.
         if rule.without_where() != first.without_where():
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '

@@ -110,10 +110,10 @@ class HuggingFaceReference:
         try:
             if not honour_special:
                 self.definition, self.control = disarm_control_tokens(self.definition)
-            if not proven:  # the library itself says best what is wrong with a definition
+            if not proven:  # the library's own message about a definition is the best
                 _ = self.tokenizer
             self.conventions = read_conventions(original)
-        except Exception as error:  # fields that are missing or of another type, too
+        except Exception as error:  # also missing fields, or fields of a wrong type
             reason = error if isinstance(error, LibraryError) else repr(error)
             raise TokenizerError(f'tokenizer "{file.source}" does not load: {reason}') from error
         self.lost_bytes = lost_bytes(self.definition)

@@ -57,7 +57,7 @@ def _added_content(token: Definition, definition: Definition, normalize: Normali
         return b""
     try:
         content = rewrite(token["content"]).encode()
-    except ValueError:  # merged with what is next to it
+    except ValueError:  # merged with its neighbour
         return b""
     # Normal forms are looked for when the normaliser has put its space.
     later = definition | {"normalizer": None} if token["normalized"] else definition

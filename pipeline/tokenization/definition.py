@@ -16,7 +16,7 @@ SPACE_PIECE = "▁"
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
 PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
 """What tokenizers call the token that fills rows."""
-# What begins a text, and what ends the same family's documents.
+# Tokens that begin a text, and those that end documents of the same family.
 _COUNTERPARTS = {
     "<|begin_of_text|>": "<|end_of_text|>",
     "<｜begin▁of▁sentence｜>": "<｜end▁of▁sentence｜>",

@@ -211,7 +211,7 @@ def _holds(
         joined = b"".join(contents)
         return spelled_from(joined, normalized, at_start=at_start, at_end=at_end) is not None
     normalized += b" " if at_end else b""
-    place = 0  # unknown tokens may stand for anything between the known ones
+    place = 0  # unknown tokens may cover anything between the known ones
     for content in filter(None, contents):
         found = normalized.find(content, place)
         if found < 0:

@@ -46,7 +46,7 @@ def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
             piece, start, size = _slice(following, joint[1]), next_start, PIECE_BYTES
         elif following.failures or size >= LONGEST_PIECE_BYTES:
             return _failure(text, next_start, following)
-        else:  # what is before `start` in `piece` is settled: only its end is made longer
+        else:  # `piece` is settled before `start`: only its end is extended
             size += size
             longer = _tokenize_piece(text, start, size, tokenize)
             piece = longer if not ids else _from_first_of(piece, longer)

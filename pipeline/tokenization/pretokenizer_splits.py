@@ -138,7 +138,7 @@ def show_splits(definition: Definition) -> Definition | None:
 def _copy(definition: Definition, joined: Iterable[bytes]) -> Definition:
     """Return a copy that merges the byte strings in `joined`."""
     steps = list(pre_tokenizer_steps(definition))
-    for step in steps:  # said in more than one way, and without effect on ids
+    for step in steps:  # written in several ways, without effect on ids
         if step["type"] == "ByteLevel":
             step["trim_offsets"] = False
     return {

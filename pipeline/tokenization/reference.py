@@ -217,7 +217,7 @@ class ReferencePath:
         found = self._carry_back(contents, rewriting)
         if found is None:
             found = self._mend(text, report, contents, rewriting)
-        if isinstance(found, str):  # white space was left out, and a space put before what is new
+        if isinstance(found, str):  # white space was left out, or a space put first
             walked = self._carry_back(contents, rewriting, walk=True)
             if walked is not None and not self.find_unproven(report.ids, walked, text.encode()):
                 return walked

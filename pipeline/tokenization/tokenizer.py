@@ -284,7 +284,7 @@ class Tokenizer:
         there.
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
-        if self._fast is None:  # it has failed on one, and said so
+        if self._fast is None:  # it has failed on one, and logged that
             return None
         for name in ("cu_tokens", "input_ids", "byte_offsets"):
             if not np.array_equal(getattr(fast, name), getattr(slow, name)):
@@ -305,7 +305,7 @@ class Tokenizer:
             return reference(texts)
         try:
             encoded = encoder.encode_batch([text.decode() for text in texts])
-        except LibraryError as error:  # after a panic nothing says what state it is in
+        except LibraryError as error:  # after a panic its state is unknown
             logger.warning("%s: %s", self.source, error)
             self._disable_fast("fastokens failed on a text")
             return reference(texts)

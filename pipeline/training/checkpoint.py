@@ -14,14 +14,14 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.disk import replacing
 
 CHECKPOINT = "checkpoint.pt"
-# What may change when a run continues: none of it decides the weights.
+# Options that may change when a run continues: none decides the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
     *("tracker", "workers", "device", "compile", "gradient_checkpointing", "dry_run"),
     "allow_untrained_teacher",
-    "data",  # `StreamState` knows what it holds
+    "data",  # `StreamState` has its content
 )
-# Not named in runs that began when there were none.
+# Absent in runs that began before they existed.
 _OLDER = {"draws": 0, "distill_map": "of an earlier release", "one_document_a_row": False}
 
 
@@ -43,7 +43,7 @@ def save_checkpoint(
         "student": student.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
-    # Through a file of Python's: torch's own says of a full disk "unexpected pos".
+    # Through a file of Python's: for a full disk, torch's own reports only "unexpected pos".
     num_bytes = checkpoint_bytes(student, optimizer)
     with replacing(config.output / CHECKPOINT, num_bytes) as path, path.open("wb") as file:
         torch.save(checkpoint, file)

@@ -82,7 +82,7 @@ def _describe_memory(config: TrainConfig, device: torch.device, memory: RunMemor
     listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
     yield f"memory      {format_bytes(memory.total)}: {listed}"
     there = _device_memory(device)
-    # CUDA's own, and what the allocator can't use.
+    # CUDA's own memory, and memory that the allocator can't use.
     fits = 1.05 * memory.total + 1e9 < there
     yield (
         f"            {device} has {format_bytes(there)}: "

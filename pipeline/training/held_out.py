@@ -45,7 +45,7 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
         own = run.manifest.student.around_text
         is_chats = run.manifest.chats is not None
         around = endless
-        if is_chats or training.manifest.chats is not None:  # each has what belongs to its kind
+        if is_chats or training.manifest.chats is not None:  # each has the fields of its kind
             around = replace(own, end_token_id=None)
         record = replace(run.manifest.student, convention=around)
         run = replace(run, manifest=replace(run.manifest, student=record))

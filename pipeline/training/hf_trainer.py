@@ -171,7 +171,7 @@ class GuidedTrainer(Trainer):
                 return torch.zeros((), device=self.args.device)
             nats, tokens = self.accelerator.reduce(self._step_sums).tolist()
             self._step_sums.zero_()
-            # The Trainer, and what wraps the student, averaged over micro-batches and processes.
+            # The Trainer, and the student's wrappers, averaged over micro-batches and processes.
             divide_gradients(model, max(tokens, 1) / (size * self.rows.config.seq_length))
             if self.accelerator.scaler is None:  # which skips infinite gradients, and expects them
                 norm = self.accelerator.clip_grad_norm_(model.parameters(), math.inf)

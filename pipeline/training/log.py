@@ -44,7 +44,7 @@ def _start_tracker(config: TrainConfig, step: int) -> Any:
     """Start accelerate's tracker of that name; a resumed run stays one run there."""
     from accelerate import PartialState, tracking
 
-    PartialState()  # it finds the process group that there is, and trackers ask for it
+    PartialState()  # it finds the existing process group, and trackers ask for it
     name, output = str(config.tracker), str(config.output)
     values = json.loads(json.dumps(asdict(config), default=str))
     run = {"name": config.output.resolve().name, "config": values}

@@ -19,7 +19,7 @@ from pipeline.models.hf_models import recompute_layers
 from pipeline.models.weights import make_model
 from pipeline.training.config import TrainConfig
 
-# Of logits and what is made of them, three chunks of them at one time (pipeline.guidance).
+# Three chunks, of logits and values made from them, exist at one time (pipeline.losses).
 _LOGITS_BYTES = 3 * 4 * 2**25
 # Of the matmul rate that a step's 6 operations per weight and token reach: 0.38 of an H200's by a
 # plain loop of transformers, 1.1 B parameters in bf16.
@@ -50,7 +50,7 @@ class RunMemory:
 
 def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
     """Make a model of fake tensors; call it inside the `FakeTensorMode` that uses it."""
-    # Rows of one document cost what packed rows do, without transformers' mask of them.
+    # Rows of one document cost as much as packed rows, without transformers' mask.
     return make_model(shape, attn_implementation="sdpa")
 
 

@@ -37,7 +37,7 @@ def contradicting_places(
     `has_loss`, bool [M]: scored tokens with a context; `starts`, int64 [D + 1]: of documents, whose
     ends have entries if `of_ends`.
     """
-    expected = np.full(len(entries.counts), of_ends)  # what follows a document always has some
+    expected = np.full(len(entries.counts), of_ends)  # the place after a document has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     own = np.arange(len(has_loss)) + (entries.position_starts - starts)[document]
     expected[own] = has_loss

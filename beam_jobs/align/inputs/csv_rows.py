@@ -28,7 +28,7 @@ type CsvRow = list[str] | UnusableError
 """A row's cells, or why it can't be used."""
 
 _BEGUN = re.compile(rb'(?:^|\t)"', re.MULTILINE)
-# Behind a tab or at a line's start a quote begins another cell: it closes none.
+# After a tab or at a line's start a quote begins a new cell and closes none.
 _CLOSED = re.compile(rb'(?:^|\t)"(?:[^"]|"")*(?<![\t\n])"(?=\t|\r?$)', re.MULTILINE)
 _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 """What Python's reader says of a cell that isn't closed in the file, or is longer than allowed."""
@@ -105,7 +105,7 @@ class _Rows:
         self._lines, self._delimiter, self._needed = lines, delimiter, needed
         self._width = self._least = 0
         self._escapes = False  # whether `\"` is a quote
-        self._may_be_text = may_be_text  # as quotes are in TSV, unless its head says otherwise
+        self._may_be_text = may_be_text  # as quotes are in TSV, unless its head shows otherwise
         self._reader = partial(csv.reader, delimiter=delimiter, quoting=quoting, strict=True)
         self._amid_text = re.compile(rf'(?<=[^{delimiter}\r\n"])"(?=[^{delimiter}\r\n"])')
         self._quoted = re.compile(rf'(?<![^{delimiter}\n])"(?:[^"]|"")*"(?![^{delimiter}\r\n])')

@@ -116,7 +116,7 @@ class _Window:
 
     def __init__(self, file: BinaryIO) -> None:
         self.at = 0
-        # `read` would lose what comes before damage in a compressed stream.
+        # `read` would lose the data before damage in a compressed stream.
         self._read = getattr(file, "read1", file.read)
         self._buffer = bytearray()
         self._dropped = 0
@@ -184,7 +184,7 @@ class _Window:
         start = position - self._dropped
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
         is_string = ends_here and self._buffer[start : start + 1] == b'"'
-        if is_string:  # maybe one that began where another's ended, and has another's start in it
+        if is_string:  # maybe it began at the end of one string, and contains the start of another
             error = 1
         if error is None:
             return None

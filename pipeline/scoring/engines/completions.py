@@ -18,9 +18,9 @@ from pipeline.scoring.engines.interface import EngineError
 from schemas.distribution_rule import DistributionRule
 from schemas.stored_distributions import LARGEST_MASS
 
-# Of a log-probability above 0: what rounding a softmax may leave.
+# How far rounding a softmax may put a log-probability above 0.
 _ROUNDING = 1e-4
-# vLLM's stand-in for minus infinity, which JSON lacks.
+# vLLM's value for minus infinity, which JSON lacks.
 _IMPOSSIBLE = -9999.0
 # So many tokens in a row never have one and the same log-probability, whatever the text: the first
 # of a run of equal tokens is a surprise.

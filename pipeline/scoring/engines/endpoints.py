@@ -93,7 +93,7 @@ class Endpoints:
             timeout=httpx2.Timeout(wait, connect=min(wait, _CONNECT_SECONDS)),
             # A connection for each request, so that its deadline is the connection's.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            # What is packed may be a thousand times as large as what is sent.
+            # A compressed answer may unpack to a thousand times its size.
             headers={"Accept-Encoding": "identity", **headers},
         )
 
@@ -265,5 +265,5 @@ def _explain(answer: bytes) -> str:
     message = error.get("message") if isinstance(error, dict) else error
     if not isinstance(message, str):
         return ""
-    # what follows the first line repeats the request, and so the document
+    # later lines repeat the request, and so the document
     return printable(f": {message.partition('\n')[0].partition('input')[0].strip()[:_SHOWN]}")

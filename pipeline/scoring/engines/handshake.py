@@ -24,7 +24,7 @@ from schemas.distribution_rule import DistributionRule
 _SAME_MODEL = 0.1
 # Of a place's mass; rounding moves a few hundredths.
 _SAME_MASS = 0.1
-# It becomes part of the names of scores, and of what is printed.
+# It becomes part of the names of scores, and is printed.
 _VERSION = re.compile(r"[\w.+!-]{0,100}", re.ASCII)
 # Of a model's name, and of names.
 _SHOWN, _MOST_SHOWN = 200, 20

@@ -83,7 +83,7 @@ class ServedEngine:
                     losses[line.targets] = answer.losses[line.places]
                     _put(top, line, answer)
             left = [one for one, (_, server) in zip(left, given, strict=True) if server in void]
-            advance = int  # what is asked again was counted
+            advance = int  # repeated requests were counted already
             for server in void:
                 logger.warning("asking again for what %s gave: %s", server.url, server.disproof)
         work = Work(num_tokens, num_tokens, time.perf_counter() - start)
@@ -131,7 +131,7 @@ class ServedEngine:
 
 def _put(top: TopTokens | None, line: Line, answer: Answer) -> None:
     if top is not None and answer.ids is not None and answer.log_probs is not None:
-        # The state before a token expects it; the last one, what comes after the document.
+        # The state before a token predicts it; the last one predicts the token after the document.
         states = np.append(line.places - 1, len(line.input_ids) - 1)[: len(line.positions)]
         top.put(line.positions, answer.ids[states], answer.log_probs[states])
 
