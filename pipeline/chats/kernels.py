@@ -199,3 +199,48 @@ def find_turn_cuts(
                 cuts[e, 0] = i + 1 - cu_tokens[0][d]
                 cuts[e, 1] = j + 1 - cu_tokens[1][d]
     return cuts
+
+
+@compiled
+def choose_cuts(
+    cuts: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    turns: NDArray[np.int64],
+    cu_turns: NDArray[np.int64],
+    origins: Ranges,
+    cu_tokens: NDArray[np.int64],
+    stride: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where chats can be cut, int64 [C, 3], and which of it is whose, int64 [D + 1].
+
+    Columns are student token, teacher token, and 1 at a turn's end. Of the cuts of plain documents
+    (where each document's start, student tokens, teacher tokens) those stay before tokens that
+    cover text; `turns` [E, 2] take the place of the cut in their `stride` student tokens.
+    """
+    starts, first, second = cuts
+    rows = np.empty((len(first) + len(turns), 3), np.int64)
+    cu_rows = np.zeros(len(starts), np.int64)
+    count = 0
+    for d in range(len(starts) - 1):
+        cut, turn = starts[d], cu_turns[d]
+        while cut < starts[d + 1] or turn < cu_turns[d + 1]:
+            of_cut = of_turn = np.int64(2**62)
+            if cut < starts[d + 1]:
+                of_cut = first[cut] // stride
+            if turn < cu_turns[d + 1]:
+                of_turn = turns[turn, 0] // stride
+            if of_turn <= of_cut:
+                last = turn
+                while last + 1 < cu_turns[d + 1] and turns[last + 1, 0] // stride == of_turn:
+                    last += 1
+                rows[count] = turns[last, 0], turns[last, 1], 1
+                count += 1
+                turn = last + 1
+                cut += 1 if of_cut == of_turn else 0
+                continue
+            token = cu_tokens[d] + first[cut]
+            if origins[token, 1] > origins[token, 0]:
+                rows[count] = first[cut], second[cut], 0
+                count += 1
+            cut += 1
+        cu_rows[d + 1] = count
+    return rows[:count].copy(), cu_rows

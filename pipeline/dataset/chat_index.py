@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.batches import AlignedBatch, ChatParts, RenderedSide
+from pipeline.chats.kernels import choose_cuts
 from schemas.document import StoredChat, StoredSide
 from schemas.index import CUT_STRIDE
 
@@ -19,26 +20,14 @@ def index_chats(batch: AlignedBatch, cuts: Cuts) -> tuple[Cuts, dict[str, NDArra
     A text may be cut between two of its tokens, but not between it and the end of its turn, so only
     cuts inside a text remain. The end of an assistant's turn replaces the cut within its 16 tokens.
     """
-    starts, first, second = cuts
-    own_starts, rows = [0], list[tuple[int, int, int]]()
-    for document, chat in enumerate(batch.chats):
-        base = int(batch.student.cu_tokens[document])
-        own = slice(*starts[document : document + 2].tolist())
-        pairs = zip(first[own].tolist(), second[own].tolist(), strict=True)
-        offsets = batch.student.byte_offsets
-        chosen = {
-            i // CUT_STRIDE: (i, j, 0)
-            for i, j in pairs
-            if offsets[base + i, 1] > offsets[base + i, 0]
-        }
-        chosen |= {i // CUT_STRIDE: (i, j, 1) for i, j in chat.turns.tolist()}
-        rows += sorted(chosen.values())
-        own_starts.append(len(rows))
-    table = np.array(rows, np.int64).reshape(-1, 3)
+    turns = np.concatenate([np.empty((0, 2), np.int64), *(chat.turns for chat in batch.chats)])
+    cu_turns = np.cumsum([0, *(len(chat.turns) for chat in batch.chats)], dtype=np.int64)
+    own = batch.student.byte_offsets, batch.student.cu_tokens
+    table, starts = choose_cuts(cuts, turns, cu_turns, *own, CUT_STRIDE)
     columns: dict[str, NDArray[Any]] = {"cut_at_turn": table[:, 2].astype(np.uint32)}
     counts = np.array([_counts(chat) for chat in batch.chats], np.int64).reshape(-1, len(COUNTS))
     columns |= dict(zip(COUNTS, counts.T, strict=True))
-    return (np.array(own_starts, np.int64), table[:, 0], table[:, 1]), columns
+    return (starts, table[:, 0], table[:, 1]), columns
 
 
 COUNTS = (

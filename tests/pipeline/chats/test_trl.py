@@ -96,9 +96,9 @@ def _tokenizer() -> Tokenizer:
 
 
 def _mask(text: str, ranges: Any) -> list[bool]:
-    """Return which tokens of a text overlap some ranges of characters."""
+    """Return which tokens of a text overlap some ranges of characters; empty ones overlap none."""
     offsets = _tokenizer().encode(text, add_special_tokens=False).offsets
-    return [any(a < stop and start < b for a, b in ranges) for start, stop in offsets]
+    return [any(max(a, start) < min(b, stop) for a, b in ranges) for start, stop in offsets]
 
 
 def _compare(rendered: str, ours: list[bool], theirs: list[bool], habits: Any, kind: str) -> None:
