@@ -16,6 +16,7 @@ from pipeline.models.teacher_files import find_folder
 from pipeline.tokenization import Tokenizer
 
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 _SOURCES, _FILES = (GENERATION_FILE, TOKENIZER_FILE), ("*.json", "*.jinja")
 # A .gguf file's keys of its tokenizer, and transformers' different names for them.
 _GGUF = {
@@ -83,7 +84,8 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
         logger.warning("chat template, further ends and sampling are left out: %s", error)
         source = ""
     generation, own = (_read(folder / name) if source else {} for name in _SOURCES)
-    if not generation and not own:
+    has_template = bool(source) and (folder / TEMPLATE_FILE).is_file()
+    if not (generation or own or has_template):
         return GenerationDefaults()
     ends = generation.get("eos_token_id", _read(folder / "config.json").get("eos_token_id"))
     special = _read(folder / "special_tokens_map.json") | own
@@ -99,8 +101,8 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
         templates = {"default": templates}
     for path in folder.glob("additional_chat_templates/*.jinja"):
         templates[path.stem] = path.read_text("utf-8")
-    if (usual := folder / "chat_template.jinja").is_file():
-        templates["default"] = usual.read_text("utf-8")
+    if has_template:
+        templates["default"] = (folder / TEMPLATE_FILE).read_text("utf-8")
     return GenerationDefaults(
         templates,
         tokens,

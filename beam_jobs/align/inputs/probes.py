@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.metadata import settle_columns
@@ -26,6 +27,14 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
             f'none of the first {len(missing)} documents has a field "{fields}" (name it with '
             f"{'--messages' if rules.messages_field else '--text-field or --text-template'}); the "
             f"first one is {first.source}#{first.position}: {first.detail}"
+        )
+    if outcomes and all(
+        isinstance(o, DeadLetter) and o.reason == Reason.BAD_CHAT for o in outcomes
+    ):
+        first = cast(DeadLetter, outcomes[0])
+        raise InputError(
+            f"none of the first {len(outcomes)} documents is a conversation; the first one is "
+            f"{first.source}#{first.position}: {first.detail}"
         )
     field = rules.id_field
     usable = [d for each in sample if each.part.file.format != "text" for d in each.documents]

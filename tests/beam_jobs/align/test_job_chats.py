@@ -302,6 +302,36 @@ def test_a_side_without_a_template_is_refused_with_what_to_give(tmp_path: Path) 
         align_chats_job(tmp_path, _CHATS, teacher=str(folder))
 
 
+@pytest.mark.parametrize(
+    ("line", "field", "words"),
+    [
+        ({"messages": TWO_TURNS}, "", 'which has "messages": --messages messages reads'),
+        ({"turns": TWO_TURNS}, "messages", 'which has "turns": --messages turns reads'),
+        ({"c": [{"from": "human", "value": "x"}]}, "c", 'rename them to "role" and "content"'),
+        ({"m": [{"role": "robot", "content": "x"}]}, "m", "message 0 has role 'robot', not one of"),
+        ({"m": [user("x"), {"role": "assistant"}]}, "m", "message 1 .* has neither content nor"),
+    ],
+)
+def test_a_file_that_is_wholly_wrong_is_refused_with_what_to_do(
+    tmp_path: Path, line: dict[str, Any], field: str, words: str
+) -> None:
+    (tmp_path / "wrong.jsonl").write_text(json.dumps(line) + "\n")
+    given = {"input": (str(tmp_path / "wrong.jsonl"),)}
+    with pytest.raises(InputError, match=words):
+        align_chats_job(tmp_path, [], chat_options={"messages": field}, **given)
+
+
+def test_a_template_next_to_a_bare_tokenizer_is_found(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "bare", chat_tokenizer(320), "chatml")
+    (folder / "tokenizer_config.json").unlink()
+    for number, source in enumerate((folder, folder / "tokenizer.json")):
+        output = tmp_path / f"{number}"
+        manifest = align_chats_job(output, _CHATS[:1], teacher=str(source))[1]
+        assert manifest.chats is not None
+        text = (output / "aligned" / manifest.chats.teacher.file).read_text()
+        assert text == (folder / "chat_template.jinja").read_text()
+
+
 def test_an_input_of_which_no_chat_can_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none of the first 1 chats can be used; the first is"):
         align_chats_job(tmp_path, _BAD[1:])
