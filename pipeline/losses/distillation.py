@@ -154,6 +154,44 @@ def truncated_pairs(
     )
 
 
+def truncated_turns(
+    loss_mask: Tensor, teacher_spans: Tensor, teacher_has_loss: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pair the labels of each turn with the places that predict the teacher's tokens of it.
+
+    Two templates put different numbers of tokens around a turn, so in chats the t-th tokens of
+    segments have nothing to do with each other. A turn is a run of labels in the loss; its first
+    mapped label is paired with the place before its first teacher token, and so on, until either
+    side's turn ends. Given [rows, T], [rows, T, 2] and bool [rows, T_teacher], it returns places of
+    rows laid end to end, int64 [pairs] each, as `truncated_pairs` does.
+
+    Example:
+        >>> mask = torch.tensor([[0, 1, 1, 0]])
+        >>> spans = torch.tensor([[[0, 0], [3, 4], [4, 6], [6, 6]]])
+        >>> truncated_turns(mask, spans, torch.ones(1, 8, dtype=torch.bool))
+        (tensor([1, 2]), tensor([2, 3]))
+    """
+    counted = loss_mask.bool()
+    begins = counted.clone()
+    begins[:, 1:] &= ~counted[:, :-1]
+    run = begins.flatten().cumsum(0) - 1
+    places = torch.arange(counted.numel(), device=run.device)
+    starts, stops = teacher_spans.flatten(0, 1).long().unbind(-1)
+    mapped = counted.flatten() & (stops > starts)
+    num_runs = int(begins.sum())
+    first = places.new_full((num_runs,), counted.numel())
+    first.scatter_reduce_(0, run[mapped], places[mapped], "amin")
+    ends = places.new_zeros(num_runs).scatter_reduce_(0, run[mapped], stops[mapped], "amax")
+    chosen = places[counted.flatten()]
+    chosen = chosen[chosen >= first[run[chosen]]]
+    taught = starts[first[run[chosen]]] + chosen - first[run[chosen]]
+    inside = taught < ends[run[chosen]]
+    chosen, taught = chosen[inside], taught[inside]
+    taught = taught + chosen // counted.shape[1] * teacher_has_loss.shape[1]
+    known = teacher_has_loss.flatten()[taught]
+    return chosen[known], taught[known] - 1
+
+
 def _sorted_probabilities(logits: Tensor, width: int) -> Tensor:
     sorted_ones = widen(logits).softmax(-1).sort(-1, descending=True).values
     return torch.nn.functional.pad(sorted_ones, (0, width - logits.shape[-1]))

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 def _loss(given: StudentPass) -> LossResult:
     from pipeline.losses.cross_entropy import map_token_chunks
-    from pipeline.losses.distillation import truncated_pairs, uld_losses
+    from pipeline.losses.distillation import truncated_pairs, truncated_turns, uld_losses
     from pipeline.models.output_layer import output_layer
 
     batch = given.batch
     own, others = output_layer(given.student), output_layer(given.running_teacher)
-    bounds = (batch["cu_seqlens"], batch["teacher_cu_seqlens"])
-    places, teacher_places = truncated_pairs(*map(_joined_bounds, bounds))
+    if batch.layout.of_chats:
+        mask, spans = batch["loss_mask"], batch["teacher_spans"]
+        places, teacher_places = truncated_turns(mask, spans, batch.teacher_has_loss)
+    else:
+        bounds = (batch["cu_seqlens"], batch["teacher_cu_seqlens"])
+        places, teacher_places = truncated_pairs(*map(_joined_bounds, bounds))
     counted = batch["loss_mask"].bool()
     used = counted.flatten()[places]
     values = map_token_chunks(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,23 +12,27 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from beam_jobs.score.command import main as score
 from pipeline.dataset.files import open_dataset
+from pipeline.dataset.score_files import list_scores
+from pipeline.losses.distillation import truncated_turns
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.config import TrainConfig
 from pipeline.training.held_out import bits_per_byte, open_heldout
+from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from pipeline.validate.dataset_checks import validate_dataset
 from schemas.document import decode_document
 from schemas.sidecar import decode_sidecar
 from tests.support.chats import FOLDER, NAMES, align_chats_job, chat_tokenizer, said, user
+from tests.support.completions_server import MODEL, serve
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import THREADS, online_losses
 
@@ -203,6 +208,72 @@ def test_methods_train_on_stored_scores(world: Path, tmp_path: Path, name: str) 
     served = {} if name in ("teacher", "alm", "distill", "chunks") else {"teaching": Teaching()}
     values = train(_config(world, tmp_path, Method(name), **served))
     assert math.isfinite(values["loss"])
+
+
+def test_uld_pairs_the_tokens_of_a_turn(world: Path, tmp_path: Path) -> None:
+    """The student's t-th token of each answer with the teacher's, by the renderings alone."""
+    rows = AlignedRows(StreamConfig(str(world / "aligned"), seq_length=_LENGTH))
+    batch = rows.__getitems__(range(len(rows)))
+    mask, spans = batch["loss_mask"], batch["teacher_spans"]
+    places, taught = truncated_turns(mask, spans, batch.teacher_has_loss)
+    labels = batch["labels"].flatten()[places].tolist()
+    following = batch["teacher_input_ids"].flatten()[taught + 1].tolist()
+    pairs, expected = [*zip(labels, following, strict=True)], list[tuple[int, int]]()
+    for document in _documents(world).values():
+        for start, stop in document.chat.learned.tolist():
+            ours, theirs = (
+                side.input_ids[(side.byte_offsets[:, 1] > start) & (side.byte_offsets[:, 0] < stop)]
+                for side in (document.student, document.teacher)
+            )
+            expected += zip(ours.tolist(), theirs.tolist(), strict=False)
+    assert sorted(pairs) == sorted(expected)
+    teaching = Teaching(teacher=str(world / "teacher"))
+    changes = {"teaching": teaching, "allow_untrained_teacher": True}
+    values = train(_config(world, tmp_path, Method("uld"), **changes))
+    assert values["divergence"] > 0
+
+
+def test_the_hugging_face_trainer_trains_as_vocag_train_does(world: Path, tmp_path: Path) -> None:
+    heldout = str(world / "aligned")
+    alike = {"num_steps": 4, "schedule": "constant", "weight_decay": 0.0, "heldout": (heldout,)}
+    config = _config(world, tmp_path / "own", Method("teacher"), **alike)
+    last = train(config)
+    own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
+    args = TrainingArguments(
+        str(tmp_path / "trainer"),
+        **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
+        **{"logging_steps": 1, "use_cpu": True, "report_to": "none", "adam_beta2": 0.95},
+        **{"lr_scheduler_type": "constant", "weight_decay": 0.0, "disable_tqdm": True},
+        **{"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "no"},
+    )
+    stored = Teaching(stored_losses=("teacher",))
+    data = StreamConfig(str(world / "aligned"), seq_length=_LENGTH, teaching=stored)
+    student = AutoModelForCausalLM.from_pretrained(world / "student")
+    trainer = GuidedTrainer(student, args, data=data, method=Method("teacher"), heldout=heldout)
+    trainer.train()
+    log = trainer.state.log_history
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert losses == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
+    measured = [entry["eval_bits_per_byte"] for entry in log if "eval_bits_per_byte" in entry]
+    assert measured == pytest.approx([last["heldout_bits_per_byte"]], rel=1e-5)
+
+
+def test_a_served_teacher_reads_the_tokens_of_its_own_rendering(
+    world: Path, tmp_path: Path
+) -> None:
+    dataset = Path(shutil.copytree(world / "aligned", tmp_path / "aligned"))
+    with serve(world / "teacher") as server:
+        asked = ["--engine", "openai", "--endpoint", server.url, "--model", MODEL]
+        given = ["--dtype", "float32", "--quantization", "none", "--allow-untrained-teacher"]
+        assert score([str(dataset), *asked, *given, "--seq-length", str(_LENGTH)]) == 0
+        assert all(isinstance(body["prompt"], list) for body in server.bodies), "ids, not text"
+    found = {}
+    for scores in list_scores(str(dataset)):
+        (record,) = scores.manifest.sidecars
+        stored = decode_sidecar((dataset / record.file).read_bytes(), at=record.file)
+        found[scores.manifest.rule.engine is not None] = stored
+    np.testing.assert_array_equal(found[True].learned, found[False].learned)
+    np.testing.assert_allclose(found[True].losses, found[False].losses, rtol=2e-3, atol=1e-4)
 
 
 def test_a_teacher_that_runs_teaches_what_would_be_stored(world: Path) -> None:
