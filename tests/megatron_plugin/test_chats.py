@@ -34,9 +34,9 @@ LAYOUTS = {
     "context, colocated": (2, CONTEXT, {}, {}),
     "distill, context, colocated": (
         2,
-        CONTEXT,
-        {"vocag_top_k": 8},
-        {"name": "distill", "top_k": 8},
+        {**CONTEXT, "vocag_method": "distill", "vocag_top_k": 8, "vocag_draws": 3},
+        {},
+        {"name": "distill", "top_k": 8, "draws": 3},
     ),
 }
 
@@ -62,7 +62,6 @@ def test_rows_hold_labels_that_nobody_learns(chats):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_first_gradients_are_those_of_one_process(tmp_path, chats, layout):
     num_ranks, student, teacher, method = LAYOUTS[layout]
-    named = {"vocag_method": method["name"]} if method else {}
     exported = {"NVTE_FLASH_ATTN": "0"}
-    train(chats, num_ranks, tmp_path, environment=exported, **student, **teacher, **named)
+    train(chats, num_ranks, tmp_path, environment=exported, **student, **teacher)
     require_equal(tmp_path, chats, reference_gradients(chats, **method))
