@@ -1,28 +1,34 @@
-"""Chats as an input: both sides' templates, and documents aligned by them."""
+"""Chats as an input: both sides' templates, and documents aligned by them.
+
+What renders chats is imported where there are some: jobs on texts start as fast as without.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from beam_jobs.align.inputs.documents import PlacedDocument
-from beam_jobs.align.options import ChatOptions
 from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
-from pipeline.chats.chat_alignment import ChatSide, align_chats
 from pipeline.chats.messages import ChatError, decode_chat
-from pipeline.chats.rendering import LearnRule, render_chat
-from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import Speaker, settle_speaker
-from pipeline.models.generation_defaults import GenerationDefaults, read_generation_defaults
-from pipeline.tokenization import Tokenizer
 from pipeline.tokenization.definition import control_tokens
 from schemas.manifest import ChatsRecord, TemplateRecord
+
+if TYPE_CHECKING:
+    from beam_jobs.align.inputs.documents import PlacedDocument
+    from beam_jobs.align.options import ChatOptions
+    from pipeline.chats.rendering import LearnRule
+    from pipeline.chats.templates import ChatTemplate
+    from pipeline.chats.turns import Speaker
+    from pipeline.models.generation_defaults import GenerationDefaults
+    from pipeline.tokenization import Tokenizer
 
 SIDES = ("student", "teacher")
 
@@ -43,6 +49,8 @@ class JobChats:
     @cached_property
     def speakers(self) -> tuple[Speaker, Speaker]:
         """Both sides' templates, with their tokenizers' control tokens."""
+        from pipeline.chats.turns import Speaker
+
         student, teacher = map(Speaker, self.templates, self.controls)
         return student, teacher
 
@@ -74,6 +82,10 @@ def open_chats(
     refuse_controls: bool,
 ) -> JobChats:
     """Return both sides' templates; OptionsError names the side without a usable one."""
+    from pipeline.chats.rendering import LearnRule
+    from pipeline.chats.templates import ChatTemplate
+    from pipeline.chats.turns import settle_speaker
+
     files, chosen = _by_side(options.chat_template or ()), _options_of(options.template_options)
     templates, controls = [], []
     for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
@@ -103,6 +115,8 @@ def align_documents(
     """Align documents: texts, or chats as JSON."""
     if chats is None:
         return align_batch(documents, *tokenizers)
+    from pipeline.chats.chat_alignment import ChatSide, align_chats
+
     student, teacher = map(ChatSide, tokenizers, chats.speakers)
     return align_chats(
         documents, (student, teacher), chats.rule, refuse_controls=chats.refuse_controls
@@ -111,6 +125,8 @@ def align_documents(
 
 def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[bytes]:
     """Return both renderings of an input's first chats; InputError if none can be rendered."""
+    from pipeline.chats.rendering import render_chat
+
     renderings, refused = list[bytes](), list[str]()
     for document in documents:
         try:
@@ -160,6 +176,8 @@ def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _defaults_of(source: str) -> GenerationDefaults:
     """Read the generation defaults next to a tokenizer, in its folder or repository."""
+    from pipeline.models.generation_defaults import read_generation_defaults
+
     path = Path(source).expanduser()
     if path.is_file() and path.suffix != ".gguf":
         source = str(path.parent)
