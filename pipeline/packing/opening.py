@@ -270,6 +270,12 @@ def _require_tokenizers(mixture: Mixture, name: str, dataset: Dataset, first: Da
 def _require_conventions(
     reading: Reading, mixture: Mixture, name: str, dataset: Dataset, first: Dataset
 ) -> None:
+    if (dataset.manifest.chats is None) != (first.manifest.chats is None):
+        raise DatasetError(
+            f'{mixture.path}: of "{name}" and "{mixture.datasets[0].name}" one holds conversations '
+            "and one texts, which begin and end in other ways: train on one after the other, or "
+            "align both as conversations"
+        )
     student = (reading.student_bos, reading.student_bos, reading.student_eos)
     teacher = (reading.teacher_context, reading.teacher_context, NOTHING)
     for side, named in (("student", student), ("teacher", teacher)):

@@ -98,7 +98,7 @@ class AlignedRows(TorchDataset[Rows]):
             with_losses=config.teaching.stored_losses is not None,
             entries=entries or NO_ENTRIES,
             sources=mixture.names,
-            of_chats=all(rows.opened.dataset.manifest.chats for rows in self.datasets),
+            of_chats=any(rows.opened.dataset.manifest.chats for rows in self.datasets),
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
         self._num_rows = _whole_batches(num_rows, config.global_batch_size)

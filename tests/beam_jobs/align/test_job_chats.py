@@ -16,7 +16,7 @@ from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.validate.dataset_checks import validate_dataset
 from schemas.document import AlignedDocument, decode_document
-from schemas.errors import SchemaVersionError
+from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import decode_manifest, encode_manifest
 from tests.support.chats import (
     NAMES,
@@ -245,6 +245,18 @@ def test_more_chats_are_appended(tmp_path: Path) -> None:
     assert grown.generation == 1
     assert grown.chats is not None
     assert validate_dataset(str(folder)).findings == ()
+
+
+def test_a_mixture_holds_chats_or_texts(aligned: Path, tmp_path: Path) -> None:
+    corpus = small_corpus(tmp_path, **{"a.jsonl": [b'{"id": "a", "text": "Two and two."}']})
+    sides = {side: str(aligned.parent / side) for side in ("student", "teacher")}
+    align(align_options(corpus, tmp_path / "texts", special_strings="honoured", **sides))
+    given = {"chats": aligned, "texts": tmp_path / "texts"}
+    named = (f'[datasets.{n}]\npath = "{p}"\nrepeat = true\n' for n, p in given.items())
+    stage = "[[stages]]\nweights = { chats = 0.5, texts = 0.5 }\n"
+    (tmp_path / "mixture.toml").write_text("".join((*named, stage)))
+    with pytest.raises(DatasetError, match="one holds conversations and one texts"):
+        AlignedRows(StreamConfig(str(tmp_path / "mixture.toml"), seq_length=64))
 
 
 def test_tools_and_parts_come_from_tables(tmp_path: Path) -> None:
