@@ -317,8 +317,8 @@ def test_a_side_without_a_template_is_refused_with_what_to_give(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("line", "field", "words"),
     [
-        ({"messages": TWO_TURNS}, "", 'which has "messages": --messages messages reads'),
-        ({"turns": TWO_TURNS}, "messages", 'which has "turns": --messages turns reads'),
+        ({"messages": TWO_TURNS}, "", '"messages" is a conversation: --messages messages'),
+        ({"turns": TWO_TURNS}, "messages", '"turns" is a conversation: --messages turns'),
         ({"c": [{"from": "human", "value": "x"}]}, "c", 'rename them to "role" and "content"'),
         ({"m": [{"role": "robot", "content": "x"}]}, "m", "message 0 has role 'robot', not one of"),
         ({"m": [user("x"), {"role": "assistant"}]}, "m", "message 1 .* has neither content nor"),
