@@ -11,7 +11,6 @@ COMPRESSIONS = {
     "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)"),
     "xz": re.compile(rb"\xfd7zXZ\0"),
 }
-TABLES = {"parquet": re.compile(rb"PAR1[\0-\x1f]"), "arrow": re.compile(rb"ARROW1\0\0")}
 _OTHERS = {
     "a tar archive": re.compile(rb"[^\0].{256}ustar[\0 ]", re.DOTALL),
     "a zip archive": re.compile(rb"PK\x03\x04"),
@@ -35,11 +34,6 @@ def compression_of(head: bytes) -> str | None:
         ('bzip2', None)
     """
     return _match(COMPRESSIONS, head)
-
-
-def table_of(head: bytes) -> str | None:
-    """Table format shown by a file's first bytes, or None."""
-    return _match(TABLES, head)
 
 
 def unreadable_kind_of(head: bytes) -> str | None:

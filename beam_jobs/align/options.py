@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from beam_jobs.align.inputs.parts import DATASET, STANDARD_INPUT, Format
+from beam_jobs.align.inputs.formats import Format, describe_formats
+from beam_jobs.align.inputs.parts import DATASET, STANDARD_INPUT
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.running.run_options import HERE, RunOptions
 from pipeline.command_line import option_parsing
@@ -28,6 +29,13 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
+_INPUT = (
+    f"input: {describe_formats()}; "
+    "folders that Hugging Face datasets saved; - for standard input; or one dataset that "
+    "vocag align has made. Other names need --format: --format text reads .md or .tex. A "
+    "document that can't be used goes to OUTPUT/dead_letters.jsonl with its reason, and the "
+    "job continues. An input file that changes while it is read stops the job."
+)
 _EXAMPLES = """\
 examples:
   # JSON lines with a "text" field, on this machine
@@ -68,12 +76,7 @@ examples:
   # then check what was written
   vocag validate aligned
 
-input: .jsonl and .ndjson (one object a line), .json (the same, an array, or one object), .csv and
-.tsv (with a header), .txt (one document a file), each also .gz, .zst, .bz2 or .xz; .parquet; .arrow
-and .feather; folders that Hugging Face datasets saved; - for standard input; or one dataset that
-vocag align has made. Other names need --format: --format text reads .md or .tex. A document that
-can't be used goes to OUTPUT/dead_letters.jsonl with its reason, and the job continues. An input
-file that changes while it is read stops the job.
+{INPUT}
 
 --input DATASET reads the newest generation without its removed documents. Texts are the kept ones,
 or are spelled from tokens and compared by SHA-256; missing ones are counted and named before any
@@ -93,7 +96,7 @@ exit status: 0 done; 1 the job failed, run it again to resume; 2 wrong usage; 3 
 documents are left out than --max-dead-letters allows, or a file can't be read to its end or has no
 document that can be used.
 
-Every other option goes to Apache Beam (--runner, --region, ...)."""
+Every other option goes to Apache Beam (--runner, --region, ...).""".replace("{INPUT}", _INPUT)
 
 _GROUPS = {
     "input": "documents in, shards out",

@@ -17,6 +17,7 @@ from beam_jobs.align.inputs.documents import (
     UnusableError,
     unreadable,
 )
+from beam_jobs.align.inputs.formats import FORMATS
 from beam_jobs.align.inputs.input_identity import require_unchanged
 from beam_jobs.align.inputs.json_parsing import parse_json
 from beam_jobs.align.inputs.json_values import (
@@ -27,7 +28,7 @@ from beam_jobs.align.inputs.json_values import (
 )
 from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart
 from beam_jobs.align.inputs.placing import place_record, place_text
-from beam_jobs.align.inputs.tables import TABLES, read_rows
+from beam_jobs.align.inputs.tables import read_rows
 from beam_jobs.running.job_progress import worker_progress
 
 CountLines = Callable[[int], object]
@@ -54,7 +55,7 @@ def read_part(
     if file.format == DATASET:
         yield from read_texts(part, rules)
         return
-    if file.format in TABLES:
+    if FORMATS[file.format].table:
         yield from _read_table(part, rules)
     else:
         with storage.open_to_read(file.path) as stored:
@@ -138,7 +139,7 @@ def _read_table(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     source, names = part.file.source, [field.name for field in rules.metadata]
     needed = [*rules.text_fields, *filter(None, [rules.id_field])]
     fields = list(dict.fromkeys([*needed, *names]))
-    is_text = part.file.format in ("csv", "tsv")
+    is_text = FORMATS[part.file.format].is_untyped
     most = rules.max_line_bytes
     for position, row in read_rows(part, fields, needed=needed, max_cell_bytes=most):
         if isinstance(row, UnusableError):

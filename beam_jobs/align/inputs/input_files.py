@@ -11,22 +11,26 @@ from hashlib import sha256
 from shlex import quote
 from typing import BinaryIO
 
-import pyarrow as pa
-
 from beam_jobs import storage
 from beam_jobs.align.inputs import json_values
 from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.fields import longest_string, name_fields
+from beam_jobs.align.inputs.formats import (
+    FORMATS,
+    Format,
+    format_of_bytes,
+    format_of_suffix,
+    name_suffixes,
+)
 from beam_jobs.align.inputs.input_identity import content_of
 from beam_jobs.align.inputs.json_values import holds_values
-from beam_jobs.align.inputs.listing import FORMATS, FoundFile, fixed_folder, list_files, split_name
-from beam_jobs.align.inputs.parts import Format, InputFile, InputPart
-from beam_jobs.align.inputs.tables import TABLES, read_rows, read_shape
+from beam_jobs.align.inputs.listing import FoundFile, fixed_folder, list_files, split_name
+from beam_jobs.align.inputs.parts import InputFile, InputPart
+from beam_jobs.align.inputs.tables import read_rows, read_shape
 from beam_jobs.first_bytes import (
     HEAD_BYTES,
     compression_of,
     is_plain_text,
-    table_of,
     unreadable_kind_of,
 )
 from beam_jobs.job_errors import InputError
@@ -34,7 +38,6 @@ from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.drawing.formatting import format_plural
 
-_RANDOM_ACCESS = ("parquet", "arrow")
 _OPEN_THREADS = 16
 _FIRST_ROW_BYTES = 1 << 24
 
@@ -89,12 +92,11 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
     if not source.isprintable():
         raise InputError(f"{path!r} has a name with control or undecodable characters; rename it")
     stem, compression = split_name(path)
-    kind = format or FORMATS.get(os.path.splitext(stem)[1].lower())
+    kind = format or format_of_suffix(os.path.splitext(stem)[1])
     if kind is None:
         raise InputError(
-            f"{path} is of no known kind: .jsonl, .ndjson, .json, .txt, .csv and .tsv (each also "
-            ".gz, .zst, .bz2 or .xz), .parquet, .arrow and .feather can be read; narrow the glob, "
-            "or say what the files are, such as --format text"
+            f"{path} is of no known kind: {name_suffixes()} can be read; narrow the glob, or say "
+            "what the files are, such as --format text"
         )
     return InputFile(path, source, num_bytes, kind, compression, modified)
 
@@ -109,10 +111,10 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
             file = _by_first_bytes(opened, file, is_named=is_named)
             if file.format == "jsonl" and is_named:
                 return replace(file, format=_lines_or_values(opened, file))
-            if file.format not in TABLES:
+            if not FORMATS[file.format].table:
                 return file
             shape = read_shape(opened, file)
-    except (pa.ArrowException, OSError) as error:
+    except OSError as error:
         raise InputError(f"{file.path} can't be opened: {error}; remove it or fix it") from error
     if shape is None:
         return file  # damaged: reading the file will make it a dead letter
@@ -137,13 +139,13 @@ def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> Inp
                 "what is in it"
             )
     if is_named:
-        file = replace(file, format=table_of(head) or file.format)
+        file = replace(file, format=format_of_bytes(head) or file.format)
     if kind := unreadable_kind_of(head):
         raise InputError(
             f"{file.path} is {kind}, by its first bytes, which isn't read here: unpack it, and "
             "name the files that were in it"
         )
-    if file.format in _RANDOM_ACCESS and file.compression != "none":
+    if FORMATS[file.format].is_packed and file.compression != "none":
         raise InputError(
             f"{file.path} is {file.format} and compressed as a whole ({file.compression}): such a "
             "file can't be read from its middle; decompress it (its columns are compressed already)"
@@ -154,14 +156,14 @@ def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> Inp
 def _say_misnamed(named: Sequence[InputFile], found: Sequence[InputFile]) -> None:
     """Warn once of files whose first bytes contradict their names."""
     what = [
-        file.format if file.format in _RANDOM_ACCESS else file.compression.replace("none", "plain")
+        file.format if FORMATS[file.format].is_packed else file.compression.replace("none", "plain")
         for file in found
     ]
     misnamed = [
         f"{file.path} is {kind}"
         for by_name, file, kind in zip(named, found, what, strict=True)
         if by_name.compression != file.compression
-        or (file.format in _RANDOM_ACCESS and by_name.format != file.format)
+        or (FORMATS[file.format].is_packed and by_name.format != file.format)
     ]
     if misnamed:
         logger.warning(
@@ -190,7 +192,7 @@ def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
 
 def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[str]) -> None:
     for field in fields:
-        root = field if file.format in ("csv", "tsv") else field.split(".")[0]
+        root = field if FORMATS[file.format].is_untyped else field.split(".")[0]
         if field not in columns and root not in columns:
             raise _lacks_column(file, columns, field)
         if list(columns).count(field) > 1:

@@ -11,6 +11,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from beam_jobs import storage
+from beam_jobs.align.inputs.formats import format_of_suffix
 from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
@@ -26,17 +27,6 @@ _DATASET_SPLITS = "dataset_dict.json"
 
 logger = logging.getLogger(__name__)
 
-FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",  # or "json", if it turns out not to be lines
-    ".txt": "text",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
 _COMPRESSIONS = {
     ".gz": "gzip",
     ".gzip": "gzip",
@@ -215,12 +205,12 @@ def _name_files(folder: str) -> str:
         by_suffix.setdefault(path.removeprefix(os.path.splitext(stem)[0]), []).append(path)
     formats: dict[str, list[str]] = {}
     for suffix, found in sorted(by_suffix.items(), key=lambda item: -len(item[1])):
-        kind = FORMATS.get(f".{suffix.split('.')[1]}".lower()) if suffix else None
+        kind = format_of_suffix(f".{suffix.split('.')[1]}") if suffix else None
         if kind or (suffix and _is_text(found[0])):
             formats.setdefault(kind or "text", []).append(suffix)
     suffixes = next(iter(formats.values()), [".jsonl"])
     named = [f"--input {quote(os.path.join(folder, '**', '*' + suffix))}" for suffix in suffixes]
-    is_known = all(f".{suffix.split('.')[1]}".lower() in FORMATS for suffix in suffixes)
+    is_known = all(format_of_suffix(f".{suffix.split('.')[1]}") for suffix in suffixes)
     return " ".join(named if is_known else ["--format text", *named])
 
 

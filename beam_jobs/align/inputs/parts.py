@@ -10,11 +10,10 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 import msgspec
 
-Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow", "dataset"]
+from beam_jobs.align.inputs.formats import FORMATS
 
 TASK_BYTES = 64 << 20
 """Input bytes of one task, where files can be cut or put together to reach it."""
@@ -28,7 +27,7 @@ DATASET = "dataset"
 SAMPLE_BYTES_PER_TEXT_BYTE = 3
 """Tar bytes per byte of text: 8.9 per student token of 3 to 4 bytes, and 1.4 kB per document."""
 
-_EXPANSION = {"none": 1.0, "gzip": 4.0, "zstd": 4.0, "bzip2": 4.5, "xz": 5.0, "parquet": 3.0}
+_EXPANSION = {"none": 1.0, "gzip": 4.0, "zstd": 4.0, "bzip2": 4.5, "xz": 5.0}
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ class InputFile:
         source: its name in ids and dead letters, relative to the fixed part of its glob, and so
             the same on every machine.
         num_bytes: its size; of a dataset's shard, the UTF-8 bytes of the texts that are read.
-        format: see `Format`; "json" means values, not lines, "dataset" one of a dataset's shards.
+        format: a name of `formats.FORMATS`; "json" means values, not lines, "dataset" one of a
+            dataset's shards.
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
         modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
         content: digest of samples of its bytes, or an object store's checksum; "" if unknown. Of
@@ -65,7 +65,9 @@ class InputFile:
     @property
     def estimated_text_bytes(self) -> float:
         """Rough size of its text; compressed files are taken to expand 3 to 5 times."""
-        return self.num_bytes * _EXPANSION.get(self.format, _EXPANSION[self.compression])
+        known = FORMATS.get(self.format)  # ids of a dataset have no file's format
+        own = known.expansion if known else None
+        return self.num_bytes * (own or 1.0) * _EXPANSION[self.compression]
 
 
 @dataclass(frozen=True)

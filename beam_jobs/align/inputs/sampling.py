@@ -17,8 +17,9 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import DeadLetter, Outcome, PlacedDocument, ReadingRules
+from beam_jobs.align.inputs.formats import FORMATS
 from beam_jobs.align.inputs.parts import DATASET, TASK_BYTES, InputFile, InputPart, cut_files
-from beam_jobs.align.inputs.tables import TABLES, count_rows
+from beam_jobs.align.inputs.tables import count_rows
 
 LEAST_PART_BYTES = 128 << 10
 
@@ -138,7 +139,7 @@ def _num_units(part: InputPart) -> float:
     """Approximate the rows or uncompressed bytes in a part: the unit of its positions."""
     if part.file.format == DATASET and part.end is not None:
         return part.end - part.start
-    if part.file.format not in TABLES:
+    if not FORMATS[part.file.format].table:
         return _num_uncompressed_bytes(part)
     num_rows, num_bytes = count_rows(part)
     return num_rows if num_bytes is None else num_rows * _num_uncompressed_bytes(part) / num_bytes

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from beam_jobs import storage
+from beam_jobs.align.inputs.formats import format_of_bytes
 from beam_jobs.align.inputs.parts import STANDARD_INPUT
-from beam_jobs.first_bytes import compression_of, table_of
+from beam_jobs.first_bytes import compression_of
 from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import naming
 
@@ -69,7 +70,7 @@ def _copy(stream: BinaryIO, folder: str, format: str | None) -> str:
     if not head:
         raise InputError("--input -: standard input is empty; does the command before it work?")
     suffix = _SUFFIXES.get(compression_of(head) or "", "")
-    kind = f".{table_of(head) or 'jsonl'}"
+    kind = f".{format_of_bytes(head) or 'jsonl'}"
     if format is not None:
         kind = ".txt" if format == "text" else f".{format}"
     path = storage.join(folder, f"stdin{kind}{suffix}")
