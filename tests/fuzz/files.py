@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,7 +60,7 @@ TEXTS = (
     '"',
 )
 INSERTED = ('"', "{", "}", "]", ",", "\n", "\\", "\0", "\ufeff", '"x"', "\t", "x")
-TABLES = ("parquet", "arrow")
+TABLES = ("parquet", "arrow", "avro")
 EDITS = ("insert", "insert", "delete", "flip", "cut", "none")
 TASK_BYTES = (1, 50, 1000, 1 << 20)
 MOST_PARTS = 5000
@@ -190,7 +191,7 @@ def judge(trial: Trial, outcomes: list[Outcome], untouched: set[int]) -> Fault |
     written = {record["id"]: record["text"].encode() for record in trial.records}
     is_said = any(letter.reason == Reason.UNREADABLE_INPUT for letter in letters)
     is_said |= is_unusable(outcomes)
-    if trial.is_stored and trial.kind == "arrow":
+    if trial.is_stored and trial.kind in ("arrow", "avro"):
         # Nothing there has a checksum: what is altered can't be seen.
         is_whole = is_said or len(outcomes) >= len(written)
         return None if is_whole else Fault("lost", f"{len(outcomes)} of {len(written)} documents")
@@ -245,6 +246,12 @@ def _write_table(trial: Trial, table: pa.Table) -> bytes:
         pq.write_table(
             table, file, row_group_size=7, compression=compression, write_page_checksum=True
         )
+        return file.getvalue()
+    if trial.kind == "avro":
+        fields = [{"name": name, "type": "string"} for name in table.column_names]
+        schema = {"type": "record", "name": "Document", "fields": fields}
+        codec = ("null", "deflate", "bzip2", "xz")[trial.style]
+        fastavro.writer(file, schema, table.to_pylist(), codec=codec)  # all in one block
         return file.getvalue()
     new = pa.ipc.new_stream if trial.style % 2 else pa.ipc.new_file
     with new(file, table.schema) as writer:

@@ -122,7 +122,7 @@ def test_the_reader_sees_what_is_there_and_any_damage(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "arrow", "avro"])
 def test_a_planted_loss_in_files_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = files.Trial(kind, "", list(files.TEXTS), 0, ["none"], [0.5], ["x"], False)
     assert files.try_file(trial) is None

@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
+from lzma import LZMAError
 from typing import Any, BinaryIO, cast
 from uuid import UUID
 from zlib import error as zlib_error
@@ -18,7 +19,7 @@ import pyarrow as pa
 from fastavro.schema import SchemaParseException, parse_schema
 
 from beam_jobs.align.inputs.arrow_rows import as_text
-from beam_jobs.align.inputs.decompression import DamageError
+from beam_jobs.align.inputs.decompression import DamageError, zstd
 from beam_jobs.align.inputs.documents import Reason, UnusableError
 from beam_jobs.align.inputs.parts import InputFile, InputPart
 from beam_jobs.align.inputs.table_format import (
@@ -33,7 +34,8 @@ from beam_jobs.job_errors import InputError
 
 # Damaged bytes reach the decoders and the parser of the schema, which check few of them.
 _DAMAGE = (
-    *(EOFError, zlib_error, SchemaParseException, ArithmeticError, RecursionError),
+    *(EOFError, LZMAError, zlib_error, zstd.ZstdError, SchemaParseException),
+    *(ArithmeticError, RecursionError),
     *(ValueError, LookupError, TypeError, AttributeError),
 )
 _NOT_INSTALLED = "you need to install"
@@ -82,6 +84,9 @@ def _avro_rows(opened: BinaryIO, _: InputPart, wanted: Wanted) -> Iterator[Row |
         if position < end:
             lost = f"rows {position} to {end - 1}, {end - position} of one block,"
             yield UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {why}")
+        elif block.bytes_.read(1):  # the library reads no more records than a block says it has
+            lost = "a block holds more bytes than its records: some are lost"
+            yield UnusableError(Reason.UNREADABLE_INPUT, lost)
     if num_read is not None and num_read != num_bytes:  # the library ends in silence here
         raise DamageError("it ends amid a block: the file is cut", num_read=num_read)
 

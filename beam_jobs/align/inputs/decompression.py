@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 if sys.version_info >= (3, 14):
-    from compression import zstd
+    from compression import zstd as zstd
 else:
-    from backports import zstd
+    from backports import zstd as zstd
 
 from beam_jobs.first_bytes import why_not_utf8
 

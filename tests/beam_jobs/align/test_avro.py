@@ -116,10 +116,11 @@ def test_a_cut_header_is_unreadable_input(tmp_path: Path) -> None:
         assert count_rows(InputPart(file)) == (0, None)
 
 
-def test_every_changed_byte_costs_rows_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz", "zstandard"])
+def test_every_changed_byte_costs_rows_at_most(tmp_path: Path, codec: str) -> None:
     """Whatever the library does with damaged bytes is a dead letter, or rows of other values."""
     path = tmp_path / "a.avro"
-    data = write(path, SCHEMA, RECORDS[:20], block_bytes=200)
+    data = write(path, SCHEMA, RECORDS[:20], block_bytes=200, codec=codec)
     part = part_of(path)
     num_letters = 0
     for place in range(len(data)):
@@ -143,6 +144,18 @@ def test_a_block_that_cannot_be_decoded_costs_itself(tmp_path: Path) -> None:
     assert f"{second.num_records} of one block" in lost[1].detail
     assert len(rows) - 1 == 60 - second.num_records
     assert rows[-1] == (59, {"text": RECORDS[59]["text"]})
+
+
+def test_records_that_a_block_does_not_count_are_lost_aloud(tmp_path: Path) -> None:
+    path = tmp_path / "a.avro"
+    data = bytearray(write(path, SCHEMA, RECORDS[:5], block_bytes=10_000))
+    (block,) = fastavro.block_reader(io.BytesIO(data))
+    assert data[block.offset] == 2 * 5
+    data[block.offset] = 2 * 3
+    path.write_bytes(data)
+    *rows, (_, lost) = read_rows(part_of(path), ["text"], max_cell_bytes=1000)
+    assert [row["text"] for _, row in rows] == [record["text"] for record in RECORDS[:3]]
+    assert lost.reason == Reason.UNREADABLE_INPUT
 
 
 @pytest.mark.parametrize("schema", ["string", {"type": "array", "items": "string"}])
