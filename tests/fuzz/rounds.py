@@ -88,8 +88,9 @@ def run_round(target: Target, seed: str, told: Connection) -> None:
 
 def find_cut_template(target: Target, loaded: Tokenizer) -> Fault | None:
     """Compare what comes before a text with what the library puts there, however many tokens."""
-    if Path(target.path).suffix != ".json":
-        return None
+    path = Path(target.path)
+    if path.suffix != ".json" or "model" not in json.loads(path.read_bytes()):
+        return None  # Tekken's files are JSON, too
     library = tokenizers.Tokenizer.from_file(target.path)
     library.no_truncation()
     library.no_padding()
