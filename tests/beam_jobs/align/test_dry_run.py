@@ -150,7 +150,7 @@ def arrow(records: list[dict[str, Any]]) -> bytes:
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "ESTIMATE", sampling.SampleSize(24, 500, 4 << 20))
     monkeypatch.setattr(sampling, "MEASURED_BYTES", 300_000)
-    monkeypatch.setattr("beam_jobs.align.inputs.tables._COUNTED_BYTES", 200_000)
+    monkeypatch.setattr("beam_jobs.align.inputs.table_format._COUNTED_BYTES", 200_000)
 
 
 def estimate(pattern: str) -> tuple[float, float, int]:

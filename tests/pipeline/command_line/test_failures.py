@@ -321,15 +321,15 @@ def test_a_command_outlives_its_readers() -> None:
     """What it says later, logs included, is for nobody, and its status is its own."""
     script = (
         "import logging, sys, types\n"
-        "from pipeline.command_line import command\n"
+        "from pipeline.command_line import commands\n"
         "def main(_):\n"
         "    for _ in range(3):\n"
         "        print('a' * 9999, flush=True)\n"
         "        logging.error('b\\x1b')\n"
         "        sys.stderr.write('c')\n"
         "    return 7\n"
-        "command.import_module = lambda _: types.SimpleNamespace(main=main)\n"
-        "command.main(['explore'])\n"
+        "commands.import_module = lambda _: types.SimpleNamespace(main=main)\n"
+        "commands.main(['explore'])\n"
     )
     for stdout, stderr, shown in ((1, 0, r"vocag explore: b\x1b"), (0, 1, "aaa"), (1, 1, None)):
         pipes = [os.pipe(), os.pipe()]
