@@ -62,7 +62,7 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
     """
     messages, tools = _parse(messages, "messages"), _parse(tools, "tools")
     if not isinstance(messages, list) or not messages:
-        raise ChatError("its messages are no list of objects with a role and a content")
+        raise ChatError("its messages aren't a list of objects with a role and a content")
     if tools is not None and not isinstance(tools, list):
         raise ChatError(f"its tools are of type {type(tools).__name__}, not a list")
     chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools or ()))
@@ -91,7 +91,10 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
     if role not in ROLES:
         more = ""
         if role is None and "from" in message:
-            more = '; it has "from" and "value": rename them to "role" and "content"'
+            more = (
+                '; it has "from" and "value": rename them to "role" and "content", human to user '
+                "and gpt to assistant"
+            )
         raise ChatError(f"message {number} has role {role!r}, not one of {', '.join(ROLES)}{more}")
     said = [message.pop(name) for name in _REASONING_NAMES if name in message]
     if said:
@@ -99,8 +102,10 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
     calls = message.pop(CALLS, None)
     if calls:
         if role != "assistant" or not isinstance(calls, list):
-            raise ChatError(f"message {number} of role {role} has tool_calls, which are no list "
-                            "of an assistant's")  # fmt: skip
+            raise ChatError(
+                f"message {number} of role {role} has tool_calls: only an assistant's message may, "
+                "as a list"
+            )
         message[CALLS] = [*map(_read_call, calls)]
     if CONTENT in message:
         message[CONTENT] = _read_content(number, message[CONTENT])

@@ -15,9 +15,15 @@ from functools import lru_cache
 from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
-import orjson
-
-from pipeline.chats.messages import CALLS, CONTENT, REASONING, Chat, ChatError, Text
+from pipeline.chats.messages import (
+    CALLS,
+    CONTENT,
+    REASONING,
+    Chat,
+    ChatError,
+    Text,
+    decode_chat,
+)
 from pipeline.chats.templates import ChatTemplate
 
 Kind = Literal["reasoning", "content", "calls", "end"]
@@ -133,7 +139,7 @@ def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
     for number, text in enumerate(texts):
         if text.text and not text.text.isspace():
             messages[text.message][text.field] = chr(_FIRST_MARK + number)
-    return orjson.dumps({"messages": messages, "tools": chat.tools})
+    return Chat(messages, chat.tools).encode()
 
 
 @lru_cache(maxsize=1024)
@@ -143,7 +149,7 @@ def find_shape(speaker: Speaker, marked: bytes) -> Shape:
     ChatError names a text that it drops, repeats or moves. Reasoning may be dropped: most templates
     leave out that of earlier turns.
     """
-    chat = Chat(**orjson.loads(marked))
+    chat = decode_chat(marked)
     rendered = speaker.template.render(chat.messages, chat.tools)
     texts = [*chat.texts()]
     places = _places(rendered, texts)

@@ -19,8 +19,8 @@ _OF_SHAREGPT = (
 def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: bool = True) -> str:
     """Name the fields a record has instead, with a remedy; "" if the field is there but empty.
 
-    The remedy is the field with the longest string, or a command that splits nested objects into
-    lines.
+    The remedy is the field with the longest string, a command that splits nested objects into
+    lines, or the option for a conversation.
 
     Example:
         >>> describe_others({"id": 7, "content": "one two"}, "text")
@@ -70,7 +70,7 @@ def _strings(record: Mapping[str, Any], before: str, depth: int) -> Iterator[tup
 
 
 def _objects_within(record: Mapping[str, Any]) -> str:
-    """Return a command that makes lines of the objects nested in a record."""
+    """Say how the objects nested in a record become documents."""
     for name, value in record.items():
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             path = (

@@ -43,7 +43,7 @@ def test_what_is_encoded_is_read_back() -> None:
     ("messages", "words"),
     [
         ("no JSON", "a string that isn't JSON"),
-        ([], "no list of objects"),
+        ([], "aren't a list of objects"),
         (["Hi"], "message 0 is of type str"),
         ([{"from": "human", "value": "Hi"}], 'rename them to "role" and "content"'),
         ([user("x"), {"role": "function", "content": "y"}], "message 1 has role 'function'"),

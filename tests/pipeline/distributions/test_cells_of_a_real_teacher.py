@@ -39,6 +39,9 @@ GROUPS = {
 }
 
 
+TOO_HEAVY = {"gpt_neox": "one digit", "falcon": "one digit", "qwen2_5": "line breaks"}
+"""Groups with too much mass otherwise, as docs/concepts/distributions.md says."""
+
 STUDENTS = ["gpt_neox", "gemma3", "qwen2_5", "llama2", "falcon", "mistral", "phi3_mini"]
 
 real = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/tokenizers")
@@ -142,7 +145,7 @@ def without_impossible(found, folder):
     """Return the mass of entries, float64 [N, K], less what the label's start rules out.
 
     After ` 20` a tokenizer that packs numbers writes no digit: it would have written ` 201`. Its
-    dataset shows what it joins: the two are one token of it, which occurs, and never stand there
+    dataset shows what it joins: the two are one token of it, which occurs, and never occur there
     one after the other. A teacher that reads digit by digit can't know that the number has ended.
     """
     counts, pairs, cells = Counter(), set(), found.known.cells.numbers.tolist()
@@ -172,18 +175,34 @@ def without_impossible(found, folder):
 def test_a_real_teacher_expects_what_the_student_s_tokenizer_writes(
     name, scored, smollm2, written, tmp_path
 ):
-    """A group's mass is its labels': a cell's mass, divided among its tokens as the text does."""
+    """A group's mass is its labels', once what a label's start rules out is left out."""
     student, teacher = load_tokenizer(str(SHARED / name)), load_tokenizer(str(smollm2))
     cells = cells_of(tmp_path / "many", student, teacher, [*written, *many_texts()])
     found = read(scored / name, student, cells)
+    probs = without_impossible(found, tmp_path / "many")
+    ratios, raw = ratios_of(found, probs), ratios_of(found, found.known.probs.double())
+    print(name, len(found.labels), *({g: [round(v, 3) for v in of] for g, of in each.items()}
+                                     for each in (ratios, raw)))  # fmt: skip
+    assert len(ratios) >= 4
+    assert len(found.labels) > 6_000
+    for ratio, deviation, _ in ratios.values():
+        assert abs(ratio - 1) < max(0.05, 3 * deviation), ratios
+    if group := TOO_HEAVY.get(name):
+        assert raw[group][0] > 1.1 > raw["words"][0], raw
+
+
+def ratios_of(found, probs):
+    """Return a group's mass by its labels, the deviation of that, and how many labels it has.
+
+    Of groups with a hundred labels. A cell's mass is divided among its tokens as the text does.
+    """
     numbers, labels, known = found.known.cells.numbers, found.labels, found.known
     seen = torch.bincount(labels, minlength=len(numbers)).double()
     of_cell = torch.zeros_like(seen).index_add_(0, numbers, seen)
     size = torch.bincount(numbers, minlength=len(numbers)).double()
     # Of a cell that the text has nothing of, each token gets as much.
     shares = torch.where(of_cell[numbers] > 0, seen / of_cell[numbers], 1 / size[numbers])
-    given, probs = known.numbers_of(known.ids), without_impossible(found, tmp_path / "many")
-    ratios = {}
+    given, ratios = known.numbers_of(known.ids), {}
     for group in GROUPS:
         chosen = of_group(found.entries, group)
         share = torch.zeros_like(seen).index_add_(0, numbers, shares * chosen)
@@ -191,11 +210,7 @@ def test_a_real_teacher_expects_what_the_student_s_tokenizer_writes(
         if (count := float(chosen[labels].sum())) >= 100:
             deviation = float((mass * (1 - mass)).clamp_min(0).sum().sqrt()) / count
             ratios[group] = (float(mass.sum()) / count, deviation, count)
-    print(name, len(labels), {group: [round(v, 3) for v in of] for group, of in ratios.items()})
-    assert len(ratios) >= 4
-    assert len(labels) > 6_000
-    for ratio, deviation, _ in ratios.values():
-        assert abs(ratio - 1) < max(0.05, 3 * deviation), ratios
+    return ratios
 
 
 def learn(read, learned, arm, seed):
