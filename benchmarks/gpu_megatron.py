@@ -59,6 +59,7 @@ def megatron_arguments(work: Path, scale: Scale, name: str) -> tuple[int, list[s
         "num-workers": 2,
         "transformer-impl": "local",
     }
+    options |= {"vocag-method": "teacher" if teacher else "full"}
     if teacher:
         options |= {"vocag-teacher": work / teacher}
         options |= {"vocag-teacher-micro-batch-size": scale.micro_batch_size}

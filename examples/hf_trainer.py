@@ -1,9 +1,9 @@
 """The teacher-guided loss inside the `Trainer` of Hugging Face transformers.
 
-    vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
+    vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --top-k 8
     python examples/hf_trainer.py --data aligned --student TinyLlama/TinyLlama_v1.1 \
-        --seq_length 2048 --learning_rate 8e-5 --per_device_train_batch_size 4 --max_steps 1000 \
-        --output_dir runs/trainer                 # and any other option of TrainingArguments
+        --method distill --seq_length 2048 --learning_rate 8e-5 --per_device_train_batch_size 4 \
+        --max_steps 1000 --output_dir runs/trainer      # and any other option of TrainingArguments
     torchrun --nproc-per-node 8 examples/hf_trainer.py …
 
 What is ours is in `GuidedTrainer`; the rest of this file reads options.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser, TrainingArguments
 
-from vocag import GuidedTrainer, StreamConfig, Teaching, load_language_model
+from vocag import GuidedTrainer, Method, StreamConfig, Teaching, load_language_model
 
 
 @dataclass
@@ -24,6 +24,7 @@ class GuidedArguments:
 
     data: str = field(metadata={"help": "aligned dataset"})
     student: str = field(metadata={"help": "folder or repository"})
+    method: str = field(metadata={"help": "how the loss is made, as in vocag train"})
     stored_losses: str = field(default="", metadata={"help": 'what "vocag score" has stored'})
     seq_length: int = field(default=512, metadata={"help": "student tokens per row"})
     heldout: str | None = field(default=None, metadata={"help": "aligned dataset to measure"})
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             seed=args.seed,
             teaching=Teaching(stored_losses=guided.stored_losses),
         ),
+        method=Method(guided.method),
         heldout=guided.heldout,
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)

@@ -38,7 +38,7 @@ echo "Training 30 steps on the $device: 1 student rank, 2 teacher ranks. Megatro
 OMP_NUM_THREADS=1 PYTHONPATH=. $python -W ignore -m torch.distributed.run --standalone \
   --nproc-per-node 3 "${trainer[@]}" \
   --vocag-data "$demo/guided" \
-  --vocag-teacher "$demo/smollm2" \
+  --vocag-teacher "$demo/smollm2" --vocag-method teacher \
   --vocag-teacher-world-size 2 --vocag-teacher-pipeline-model-parallel-size 2 \
   --num-layers 4 --hidden-size 128 --ffn-hidden-size 384 --num-attention-heads 4 \
   --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear \

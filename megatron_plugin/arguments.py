@@ -1,8 +1,8 @@
 """The --vocag-* arguments: one frozen dataclass, read once, checked before anything starts."""
 
-from argparse import SUPPRESS, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,8 +22,6 @@ _GROUPS = {
     "vocag_teacher": "vocag: teacher",
     "vocag_method": "vocag: guidance",
 }
-
-PAPER_METHOD = Method()
 
 
 class ArgumentError(ValueError):
@@ -85,7 +83,7 @@ class TeacherOptions:
 NO_TEACHER = TeacherOptions()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VocagOptions:
     """Everything that --vocag-* says.
 
@@ -104,8 +102,7 @@ class VocagOptions:
             (default: refuse).
         teacher_seq_length: teacher tokens per row (default: the dataset's ratio plus 12.5 %).
         method: how the loss is made, as in `vocag train`, by any method that runs no model of the
-            student's vocabulary (default: teacher, or full without a teacher).
-        method_options: how tokens are chosen and losses divided, as in `vocag train`.
+            student's vocabulary.
     """
 
     data: Reading
@@ -119,30 +116,22 @@ class VocagOptions:
     teacher: Annotated[TeacherOptions, Option(form="prefix")] = NO_TEACHER
     allow_untrained_teacher: bool = False
     teacher_seq_length: int | None = None
-    # `Method`'s own name, with a different default.
-    method: Annotated[str, Option("METHOD")] | None = None
-    method_options: Annotated[Method, Option(without=("name",))] = PAPER_METHOD
-
-    @property
-    def chosen_method(self) -> Method:
-        """The options of the loss, with the method's default name filled in."""
-        name = self.method or ("full" if self.teaching == NOBODY else "teacher")
-        return replace(self.method_options, name=name)
+    method: Method
 
     @property
     def kind(self) -> MethodKind:
         """The method's kind, as in `vocag train`."""
-        return kind_of(self.chosen_method)
+        return kind_of(self.method)
 
     @property
     def served(self) -> Served:
         """How the run gets what its method needs of a teacher."""
-        return self.kind.serve(self.chosen_method, self.teaching)
+        return self.kind.serve(self.method, self.teaching)
 
     @property
     def guidance(self) -> dict[str, Any]:
         """Settings that must stay the same for a run to continue."""
-        method, kind = self.chosen_method, self.kind
+        method, kind = self.method, self.kind
         own = {name: getattr(method, name) for name in kind.options and ("name", *kind.options)}
         own.pop("distill_by", None)  # the rule's selector has it
         if "weight" in own:
@@ -212,7 +201,6 @@ def read_options(argv: Sequence[str]) -> VocagOptions | None:
     """
     if "--help" in argv or "-h" in argv:
         return None
-    # Every rank would print the usage, without Megatron's half of it.
-    parser = ArgumentParser(usage=SUPPRESS, add_help=False, allow_abbrev=False)
+    parser = option_parsing.Parser(add_help=False, allow_abbrev=False)
     given, _ = add_arguments(parser).parse_known_args(argv)
     return option_parsing.read_options(VocagOptions, vars(given), prefix=_PREFIX)

@@ -43,7 +43,7 @@ examples:
   vocag score aligned --teacher models/teacher --seq-length 2048 --top-k 16 --top-mass 0.95
 
   # then train without a teacher
-  vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B \\
+  vocag train --data aligned --stored-losses Qwen/Qwen2.5-Math-7B --method distill \\
       --seq-length 2048 --student models/student --output runs/guided
 
 context: every document has its own left context. One that is longer than a row of the given

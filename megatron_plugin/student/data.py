@@ -41,7 +41,7 @@ class StudentData:
             self._leave_out,
             lambda: self._vocabulary_map,
             options.served.entries,
-            uses_cells=options.kind.uses_cells(options.chosen_method),
+            uses_cells=options.kind.uses_cells(options.method),
         )
 
     def open_held_out(self, args: Namespace) -> None:
@@ -64,7 +64,7 @@ class StudentData:
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)
-            self._options.chosen_method.require_learnable(self._training.layout.entries)
+            self._options.method.require_learnable(self._training.layout.entries)
         return self._training
 
     def training_batches(
@@ -136,7 +136,7 @@ class StudentData:
             cache_bytes=options.cache_gigabytes << 30,
             teaching=options.teaching,
             with_distributions=options.served == Served("stored", with_distributions=True),
-            with_cells=options.kind.uses_cells(options.chosen_method),
+            with_cells=options.kind.uses_cells(options.method),
         )
 
     @cached_property

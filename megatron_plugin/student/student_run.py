@@ -116,7 +116,7 @@ class StudentRun:
             logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(
             kind=options.kind,
-            method=options.chosen_method,
+            method=options.method,
             vocab_size=vocab_size,
             num_microbatches=checks.num_microbatches(args),
         )

@@ -37,8 +37,9 @@ class Option:
 
     `metavar` is its name in the help, by default the type's; `read` makes the value from text or
     raises argparse.ArgumentTypeError, by default the type does; `once` tells what to do instead of
-    giving the option twice, by default the last one holds; `without` are fields of a held dataclass
-    that aren't options of this command.
+    giving the option twice, by default the last one holds; `missing` are lines to choose by if a
+    required option is left out; `without` are fields of a held dataclass that aren't options of
+    this command.
 
     Forms: "named", an option; "repeated", the same, once per value; "positional", a value without a
     name; "rest", unknown arguments; "prefix", a dataclass whose options begin with the field's
@@ -50,6 +51,7 @@ class Option:
     read: Callable[[str], Any] | None = None
     form: Literal["named", "repeated", "positional", "rest", "prefix", "itself"] = "named"
     once: str = ""
+    missing: str = ""
     without: tuple[str, ...] = ()
 
 
@@ -85,7 +87,7 @@ def parse_options[T](
         >>> parse_options(RunOptions, ["--workers", "2"], prog="vocag align")
         RunOptions(workers=2, quiet=False, verbose=False)
     """
-    parser = _Parser(**_texts(prog, _summary(kind), epilog))
+    parser = Parser(**_texts(prog, _summary(kind), epilog))
     add_options(parser, kind, groups=groups)
     rest = [entry.name for entry in _entries(kind) if entry.option.form == "rest"]
     known, unknown = parser.parse_known_args(argv)
@@ -103,7 +105,7 @@ def parse_command[T](
     epilog: str = "",
 ) -> T:
     """Parse one of several commands; errors as in `parse_options`."""
-    parser = _Parser(**_texts(prog, description, epilog))
+    parser = Parser(**_texts(prog, description, epilog))
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="COMMAND")
     for name, kind in kinds.items():
         summary = _summary(kind)
@@ -138,7 +140,9 @@ def add_options(
             needed = entry.default is MISSING
             default = {"required": True} if needed else {"default": entry.default}
             chosen = required if needed else place
-            chosen.add_argument(_flag(entry.name), help=entry.help, **_arguments(entry), **default)
+            flag, arguments = _flag(entry.name), _arguments(entry) | default
+            added: Any = chosen.add_argument(flag, help=entry.help, **arguments)
+            added.missing = entry.option.missing
 
 
 def option_names(kind: type) -> list[str]:
@@ -314,16 +318,18 @@ def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
     return {**texts, "formatter_class": _HelpFormatter, "allow_abbrev": False}
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Reports the error and a remedy; argparse would print every option before that."""
 
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; an error then knows what was given."""
         self.given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        """Print the error, lines to choose a missing value by, and a hint; exit with 2."""
         names = [argument.partition("=")[0] for argument in self.given]
         known: Collection[str] = self._option_string_actions
         unknown = [name for name in names if name.startswith("--") and name not in known]
@@ -336,7 +342,15 @@ class _Parser(argparse.ArgumentParser):
             unknown, meant = [choice[1]], re.findall(r"[^\s,']+", choice[2])
         close = [best for name in unknown for best in get_close_matches(name, meant, 1)]
         hint = close[0] if close else f"{self.prog} --help"
-        self.exit(2, f"{self.prog}: error: {message}\nhint: {hint}\n")
+        lines = "".join(f"  {line}\n" for line in self._lines_to_choose_by(message))
+        self.exit(2, f"{self.prog}: error: {message}\n{lines}hint: {hint}\n")
+
+    def _lines_to_choose_by(self, message: str) -> list[str]:
+        if not message.startswith("the following arguments are required"):
+            return []
+        missing = re.findall(r"--[\w-]+", message)
+        texts = [getattr(self._option_string_actions[name], "missing", "") for name in missing]
+        return [line for text in texts for line in text.splitlines()]
 
 
 class _Once(argparse.Action):

@@ -50,6 +50,7 @@ class MethodKind:
         keep_fraction: default share to keep.
         weight: default λ of the divergence, if there is one.
         options: fields of `Method` that only this method, and others that name them, read.
+        known: what this project measured of it, where a user should hear it before a run.
     """
 
     name: str
@@ -63,6 +64,7 @@ class MethodKind:
     keep_fraction: float = PAPER_RULE.keep_fraction
     weight: float = 1.0
     options: tuple[str, ...] = ()
+    known: str = ""
 
     def rule(self, method: Method) -> SelectionRule:
         """Return the rule for choosing tokens, under these options."""

@@ -20,13 +20,19 @@ DistillTokens = Literal["all", "kept", "dropped"]
 DistillMap = Literal["cells", "prefix"]
 DistillBy = Literal["teacher", "student_entropy", "teacher_entropy", "random"]
 
+WHICH_METHOD = """\
+full: plain training, for plenty of clean new text; with --where, for a noisy corpus
+distill: for a model with a new tokenizer (--weight 0.5), or few documents and many passes
+teacher, the paper's selection: lost to full here; docs/evidence.md has every result"""
+"""Three lines for those who name no method: there is no default that is right."""
+
 
 @dataclass(frozen=True)
 class Method:
-    """How the student's loss is made; the defaults are the paper's.
+    """How the student's loss is made; the defaults of its options are the paper's.
 
     Attributes:
-        name: what chooses the tokens, or a baseline; listed below.
+        name: what to learn from the teacher, or a baseline; listed below.
         keep_fraction: share of the competing tokens (or chunks) to keep (default: 0.4; for rho1
             0.6; for rho1_self 0.7, by loss and by entropy; for alm 0: cross entropy only of tokens
             without guidance).
@@ -52,7 +58,7 @@ class Method:
         reverse_kl: KL(student || teacher) in place of KL(teacher || student); for distill.
     """
 
-    name: Annotated[str, Option("METHOD", form="itself")] = "teacher"
+    name: Annotated[str, Option("METHOD", form="itself", missing=WHICH_METHOD)]
     keep_fraction: float | None = None
     unmapped: UnmappedStrategy = PAPER_RULE.unmapped
     scope: Scope = PAPER_RULE.scope

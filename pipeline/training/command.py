@@ -13,19 +13,15 @@ from pipeline.training.config import TrainConfig
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\
 examples:
-  # the paper's setting, small: a teacher that runs next to the student
-  vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-Math-1.5B \\
-      --seq-length 2048 --global-batch-size 64 --micro-batch-size 2 --bf16 --output runs/teacher
-
-  # the teacher's losses once, then any number of runs without it
-  vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048
-  vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
-      --stored-losses Qwen/Qwen2.5-Math-7B --output runs/stored
-
-  # the same with the teacher's likeliest next tokens
-  vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --top-k 16
+  # the teacher's likeliest next tokens once, then any number of runs without it
+  vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --top-k 8
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --seq-length 2048 \\
       --method distill --stored-losses Qwen/Qwen2.5-Math-7B --output runs/distill
+
+  # the paper's setting, small: a teacher that runs next to the student
+  vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --teacher Qwen/Qwen2.5-Math-1.5B \\
+      --method teacher --seq-length 2048 --global-batch-size 64 --micro-batch-size 2 --bf16 \\
+      --output runs/teacher
 
   # without a teacher: plain continual pretraining, and random tokens
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method full --output runs/full
@@ -33,7 +29,7 @@ examples:
 
   # eight GPUs; bits per byte of two held-out sets and a Hugging Face folder every 500 steps
   torchrun --nproc-per-node 8 -m pipeline.training --data aligned --student models/student \\
-      --teacher models/teacher --heldout math=heldout/math code=heldout/code \\
+      --teacher models/teacher --method distill --heldout math=heldout/math code=heldout/code \\
       --evaluate-every 500 --export-every 500 --tracker tensorboard --output runs/eight
 
 methods, --method (docs/concepts/guidance.md has the equations):
@@ -64,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         with joined_ranks(config.device) as ranks:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
+            if ranks.is_first and config.kind.known:
+                print(f"--method {config.kind.name}: {config.kind.known}")
             if not config.dry_run:
                 train(config, ranks)
             if ranks.is_first:

@@ -1,7 +1,7 @@
 """The description of a training run, for `vocag train` and programs."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -21,7 +21,7 @@ Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Train a Hugging Face student on an aligned dataset, by the paper's method or a baseline.
+    """Train a Hugging Face student on an aligned dataset, with a teacher or without.
 
     On one GPU or a CPU, or data-parallel under torchrun with the same rows and losses. Run the same
     command again to continue from the last checkpoint, bit for bit.
@@ -79,7 +79,7 @@ class TrainConfig:
     one_document_a_row: bool = False
     num_epochs: int = 1
     workers: int = 0
-    method: Method = field(default_factory=Method)
+    method: Method
     num_steps: int = 1000
     exit_after: int | None = None
     global_batch_size: int = 8

@@ -46,7 +46,7 @@ class GuidedStudent(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        method: Method | None = None,
+        method: Method,
         *,
         group: dist.ProcessGroup | None = None,
         vocab_size: int | None = None,
@@ -61,7 +61,7 @@ class GuidedStudent(nn.Module):
         """
         super().__init__()
         self.model = model
-        self.method = method or Method()
+        self.method = method
         self.group = group
         self.vocab_size = vocab_size
         self.vocabulary_map = vocabulary_map
@@ -107,7 +107,7 @@ class GuidedStudent(nn.Module):
             step: of training; random choices differ between steps.
 
         Example:
-            >>> loss = GuidedStudent(student)(batch, teacher=teacher)
+            >>> loss = GuidedStudent(student, Method("teacher"))(batch, teacher=teacher)
             >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
         student, kind = language_model(self.model), kind_of(self.method)

@@ -7,6 +7,7 @@ hooks apply to the loss.
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -42,9 +43,11 @@ from pipeline.training.update import check_gradient, divide_gradients, naming_st
 
 _ROWS_FILE = "vocag_rows.json"
 
+logger = logging.getLogger(__name__)
+
 
 class GuidedTrainer(Trainer):
-    """A Trainer whose student learns the tokens that a teacher's losses choose.
+    """A Trainer whose student learns by one of the methods of `vocag train`.
 
     It logs the method's metrics (`kept_fraction`, `teacher_loss` …) next to its own. Evaluation
     measures held-out text: `eval_loss`, nats per token, and `eval_bits_per_byte`, the number that
@@ -66,7 +69,7 @@ class GuidedTrainer(Trainer):
         args: TrainingArguments,
         *,
         data: StreamConfig,
-        method: Method | None = None,
+        method: Method,
         heldout: Mapping[str, str] | str | None = None,
         teacher: PreTrainedModel | None = None,
         **options: Any,
@@ -78,7 +81,7 @@ class GuidedTrainer(Trainer):
             args: of the Trainer. They say how many rows a step has and how often data are read.
             data: what to read, `StreamConfig("aligned", seq_length=2048,
                 teaching=Teaching(stored_losses="teacher"))`.
-            method: how the loss is made; None: the paper's.
+            method: how the loss is made, such as `Method("distill")`.
             heldout: an aligned dataset to measure, or several by name.
             teacher: a frozen model in place of stored losses, loaded by `load_language_model`.
             options: of the Trainer: callbacks, optimizers, processing_class.
@@ -91,6 +94,8 @@ class GuidedTrainer(Trainer):
         config = _as_run(args, data, method, heldout, teacher)
         self.rows = _open_rows(args, data, config)
         config.kind.require_context(self.rows.rules.student, of_chats=self.rows.layout.of_chats)
+        if config.kind.known and args.process_index == 0:
+            logger.warning("method %s: %s", config.kind.name, config.kind.known)
         sets = open_heldout(config, self.rows)
         own, device = language_model(model), next(model.parameters()).device
         open_model(own, self.rows.opened, self.rows.rules, side="student", device=device)
@@ -315,7 +320,7 @@ def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., An
 def _as_run(
     args: TrainingArguments,
     data: StreamConfig,
-    method: Method | None,
+    method: Method,
     heldout: Mapping[str, str] | str | None,
     teacher: PreTrainedModel | None,
 ) -> TrainConfig:
@@ -329,7 +334,7 @@ def _as_run(
         teaching=replace(data.teaching, teacher=running),
         heldout=tuple(f"{name}={path}" for name, path in names.items()),
         seq_length=data.seq_length,
-        method=method or Method(),
+        method=method,
         seed=data.seed,
     )
 

@@ -74,7 +74,7 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     to the output folder.
 
     Example:
-        >>> config = TrainConfig(data=Reading("a"), student="s", teacher="t", output=Path("run"))
+        >>> config = parse_config(["--config", "run.toml"])
         >>> train(config)["loss"]
         2.41
     """

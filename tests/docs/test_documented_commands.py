@@ -313,7 +313,7 @@ def test_the_first_ten_minutes_leave_a_student(tmp_path: Path) -> None:
     command = ["bash", "-euc", corpus + pasted]
     subprocess.run(command, cwd=tmp_path, env=os.environ | paths, check=True)
     assert (tmp_path / "demo/run/model/tokenizer.json").exists()
-    assert (tmp_path / "demo/kept.html").stat().st_size > 10_000
+    assert (tmp_path / "demo/preview.html").stat().st_size > 10_000
 
 
 def easier(condition: str) -> str:

@@ -23,7 +23,7 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
 from tests.support.killing import run_ranks
-from tests.support.scored_data import SEQ_LENGTH, train_config
+from tests.support.scored_data import SEQ_LENGTH, run_score, train_config, write_world
 from tests.support.servers import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -222,7 +222,16 @@ def test_the_hugging_face_example_leaves_a_student(world: Path, tmp_path: Path) 
     hf_trainer.main(
         [
             *("--data", str(world / "data"), "--student", str(world / "student")),
-            *("--heldout", str(world / "data"), "--eval_strategy", "steps", "--eval_steps", "2"),
+            *(
+                "--method",
+                "teacher",
+                "--heldout",
+                str(world / "data"),
+                "--eval_strategy",
+                "steps",
+                "--eval_steps",
+                "2",
+            ),
             *("--output_dir", str(tmp_path / "run"), "--seq_length", str(SEQ_LENGTH)),
             *["--max_steps", "2", "--per_device_train_batch_size", "2", "--learning_rate", "1e-3"],
             *["--logging_steps", "1", "--use_cpu", "True", "--report_to", "none"],
@@ -235,10 +244,10 @@ def test_the_hugging_face_example_leaves_a_student(world: Path, tmp_path: Path) 
     assert max(float((after[name] - before[name]).abs().max()) for name in after) > 1e-3
 
 
-def test_the_page_shows_lines_that_run(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_shows_lines_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    world = write_world(tmp_path / "world")
+    run_score(world, "--top-k", "4")
     page = (EXAMPLES.parent / "docs/guides/your_trainer.md").read_text("utf-8")
     [code] = [block for block in page.split("```python\n") if "GuidedTrainer(" in block]
     code = code.split("```")[0]

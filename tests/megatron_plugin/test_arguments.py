@@ -34,7 +34,7 @@ from megatron_plugin.worlds import World, enter_world
 from pipeline.command_line.failures import hints_of
 from pipeline.guidance import PAPER_RULE
 from pipeline.methods import METHODS
-from pipeline.methods.method import Method
+from pipeline.methods.method import WHICH_METHOD, Method
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import ForeignTokenizerError
@@ -64,18 +64,31 @@ SIZES = {
 
 
 def options(*extra):
-    return read_options(["--vocag-data", "data", "--num-layers", "2", *extra])
+    """Read options; the paper's method, or plain training without a teacher, unless one is named.
+
+    The last one holds.
+    """
+    taught = {"--vocag-teacher", "--vocag-stored-losses"} & set(extra)
+    method = ("--vocag-method", "teacher" if taught else "full")
+    return read_options(["--vocag-data", "data", "--num-layers", "2", *method, *extra])
 
 
 def parsed_arguments(*argv):
     return add_megatron_arguments(ArgumentParser(allow_abbrev=False)).parse_args(argv)
 
 
-def test_defaults_are_the_papers():
+def test_a_selections_defaults_are_the_papers():
     read = options(*TEACHER)
-    assert read.kind.rule(read.chosen_method) == PAPER_RULE
-    assert (read.chosen_method, read.teacher.world_size) == (Method(), 0)
-    assert options().kind is METHODS["full"]
+    assert read.kind.rule(read.method) == PAPER_RULE
+    assert (read.method, read.teacher.world_size) == (Method("teacher"), 0)
+
+
+def test_a_method_is_asked_for(capsys):
+    with pytest.raises(SystemExit):
+        read_options(["--vocag-data", "data", *TEACHER])
+    message, *choices, _ = capsys.readouterr().err.splitlines()
+    assert message.endswith("the following arguments are required: --vocag-method")
+    assert choices == [f"  {line}" for line in WHICH_METHOD.splitlines()]
 
 
 @pytest.mark.parametrize("name", ["", "teachers/large"])
@@ -100,7 +113,7 @@ def test_guidance_is_chosen_as_in_the_trainer():
     chosen = {"keep_fraction": 0.25, "unmapped": "mean", "scope": "group", "seed": 7}
     chosen |= {"aggregation": "sum", "expectation": "all"}
     given = [f"--vocag-{name.replace('_', '-')}={value}" for name, value in chosen.items()]
-    assert options(*TEACHER, *given).method_options == Method(**chosen)
+    assert options(*TEACHER, *given).method == Method("teacher", **chosen)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -21,7 +21,15 @@ pytestmark = pytest.mark.slow
 def saved(inputs, tmp_path_factory):
     """A run's checkpoints of its first and its second step."""
     folder = tmp_path_factory.mktemp("saved") / "checkpoint"
-    train(inputs, 1, vocag_teacher=None, train_iters=2, save=folder, save_interval=1)
+    train(
+        inputs,
+        1,
+        vocag_teacher=None,
+        vocag_method="full",
+        train_iters=2,
+        save=folder,
+        save_interval=1,
+    )
     return folder
 
 

@@ -37,6 +37,7 @@ from tests.megatron_plugin.training_job import (
 pytestmark = pytest.mark.slow
 
 TWO_WORLDS = {"vocag_teacher_world_size": 1}
+ALONE = {"vocag_teacher": None, "vocag_method": "full"}
 # torchrun waits for processes that are ending; a loaded machine takes its time.
 ENDS_WITHIN_SECONDS = 600
 
@@ -213,7 +214,7 @@ def test_metrics_reach_tensorboard(interrupted):
 
 def test_finetune_starts_a_new_run_from_the_weights(inputs, interrupted, tmp_path):
     start = {"load": interrupted / "checkpoint", "finetune": "", "lr": 0, "min_lr": 0}
-    done = train(inputs, 1, tmp_path, vocag_teacher=None, **start)
+    done = train(inputs, 1, tmp_path, **ALONE, **start)
     assert "iteration        1/       1" in done.stdout
     held = merged(interrupted / "first", "weights", inputs.student)
     weights = merged(tmp_path, "weights", inputs.student)
@@ -237,7 +238,7 @@ def test_damaged_samples_are_masked_and_counted(inputs, tmp_path):
     rows = AlignedRows(stream).__getitems__(list(range(8 * GLOBAL_BATCH)))
     lost = int(rows["num_quarantined_tokens"].sum())
     assert lost > 0
-    options = {"vocag_data": tmp_path / "data", "vocag_teacher": None, "train_iters": 8}
+    options = {"vocag_data": tmp_path / "data", **ALONE, "train_iters": 8}
     done = train(inputs, 1, vocag_on_damage="quarantine", **options)
     counts = re.findall(r"vocag/quarantined_tokens: (\S+)", done.stdout)
     assert len(counts) == 8
@@ -279,7 +280,7 @@ def test_a_cut_bridge_ends_the_job(inputs):
     assert "doesn't answer over the bridge" in done.stderr
 
 
-@pytest.mark.parametrize("teacher", [TWO_WORLDS, {"vocag_teacher": None}])
+@pytest.mark.parametrize("teacher", [TWO_WORLDS, ALONE])
 def test_sigterm_to_torchrun_saves_and_leaves_nothing(inputs, tmp_path, teacher):
     """Readers belong to a rank's process group no longer, to which torchrun passes the signal."""
     saving = {"exit_signal_handler": "", "save": tmp_path, "save_interval": 100000}

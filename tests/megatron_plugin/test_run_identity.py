@@ -77,6 +77,7 @@ def test_a_rank_opens_its_data_once(tmp_path, monkeypatch, resumed):
     for folder in folders:
         build_dataset(folder)
     arguments = ["--vocag-data", str(folders[0]), "--vocag-validation-data", str(folders[1])]
+    arguments += ["--vocag-method", "full"]
     sizes = {"seq_length": 64, "global_batch_size": 2, "eval_global_batch_size": 2}
     megatron = Namespace(seed=1234, eval_iters=1, **sizes)
     monkeypatch.setattr(sys, "argv", ["pretrain_gpt", *arguments])

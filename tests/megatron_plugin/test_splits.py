@@ -87,7 +87,8 @@ def test_a_refused_split_names_those_that_work(tmp_path):
         save_model(tmp_path / name, "llama", num_hidden_layers=layers)
     options = read_options(
         ["--vocag-data", str(tmp_path / "data"), "--vocag-student", str(tmp_path / "student"),
-         "--vocag-teacher", str(tmp_path / "teacher"), "--vocag-teacher-world-size", "20"]
+         "--vocag-teacher", str(tmp_path / "teacher"), "--vocag-teacher-world-size", "20",
+         "--vocag-method", "teacher"]
     )  # fmt: skip
     sizes = dict.fromkeys(("tensor_model", "pipeline_model", "context"), 1)
     args = Namespace(

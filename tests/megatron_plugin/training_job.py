@@ -46,6 +46,7 @@ def arguments(inputs, **changes):
         "vocag-data": inputs.data,
         "vocag-student": inputs.student,
         "vocag-teacher": inputs.teacher,
+        "vocag-method": "teacher",
         "vocag-teacher-dtype": "float32",
         "vocag-allow-untrained-teacher": "",
         "seq-length": SEQ_LENGTH,

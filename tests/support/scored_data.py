@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from beam_jobs.score.command import main
 from pipeline.losses.cross_entropy import score_tokens
+from pipeline.methods.method import Method
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.packing.reading import Reading
@@ -34,7 +35,7 @@ def train_config(root: Path, output: Path, **changes: Any) -> TrainConfig:
     """Return a run of `vocag train` on a world, at one learning rate and without weight decay."""
     steps = {"num_steps": 4, "warmup_steps": 0, "schedule": "constant", "learning_rate": 1e-3}
     sizes = {"seq_length": SEQ_LENGTH, "global_batch_size": 2, "micro_batch_size": 2}
-    given = {**steps, **sizes, "weight_decay": 0.0, **changes}
+    given = {**steps, **sizes, "weight_decay": 0.0, "method": Method("teacher"), **changes}
     data = Reading(str(root / "data"))
     return TrainConfig(
         data=data, student=str(root / "student"), output=output, **with_teaching(given)

@@ -19,6 +19,7 @@ from pipeline.dataset.chosen_documents import WhereError
 from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.score_files import find_scores
 from pipeline.explore import command as explore
+from pipeline.methods.method import WHICH_METHOD, Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.training.config import TrainConfig
@@ -78,13 +79,13 @@ def test_debug_shows_where_an_expected_error_arose(
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("train --data a --studnt s --student s --output o", "--student"),
-        ("train --data a", "vocag train --help"),
-        ("train --data a --studnt s --output o", "--student"),
+        ("train --data a --studnt s --student s --output o --method full", "--student"),
+        ("train --data a --method full", "vocag train --help"),
+        ("train --data a --studnt s --output o --method full", "--student"),
         ("align --input a --runner x --student s --outptu=o", "--output"),
         ("explore inof aligned", "info"),
         ("explore scatter aligned", "vocag explore --help"),
-        ("train --data a --student s --output o --schedule cosin", "cosine"),
+        ("train --data a --student s --output o --method full --schedule cosin", "cosine"),
         ("train --data a --student s --output o --method taecher", "teacher"),
         ("evaluate s --output o --tasks gsm8", "gsm8k"),
         ("validate aligned --workers many", "vocag validate --help"),
@@ -101,12 +102,21 @@ def test_an_option_that_is_not_there(
     assert last == f"hint: {hint}"
 
 
+def test_a_method_is_chosen_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """None is right for all, so none is the default: three lines say what each is for."""
+    assert run("train", "--data", "a", "--student", "s", "--output", "o") == 2
+    message, *lines, hint = capsys.readouterr().err.splitlines()
+    assert message.endswith("the following arguments are required: --method")
+    assert lines == [f"  {line}" for line in WHICH_METHOD.splitlines()]
+    assert (len(lines), hint) == (3, "hint: vocag train --help")
+
+
 @pytest.mark.parametrize(
     ("module", "command", "mistake"),
     [
         ("beam_jobs.align", "align", ["--input", "a", "--output", "b", "--shard-bytes", "1"]),
         ("beam_jobs.score", "score", ["a", "--seq-length", "8", "--threads", "-1"]),
-        ("pipeline.training", "train", ["--data", "a", "--student", "s", "--output", "o"]),
+        ("pipeline.training", "train", ["--data=a", "--student=s", "--output=o", "--method=alm"]),
         ("megatron_plugin.export_command", "export", ["nowhere", "student"]),
     ],
 )
@@ -207,7 +217,8 @@ def where(root: Path) -> object:
 
 
 def untaught(root: Path) -> object:
-    return TrainConfig(data=Reading(str(root / "data")), student="s", output=root)
+    data = Reading(str(root / "data"))
+    return TrainConfig(data=data, student="s", output=root, method=Method("teacher"))
 
 
 def untaught_without_scores(root: Path) -> object:
@@ -217,7 +228,8 @@ def untaught_without_scores(root: Path) -> object:
 
 
 def untaught_without_data(root: Path) -> object:
-    return TrainConfig(data=Reading(str(root / "dat")), student="s", output=root)
+    data = Reading(str(root / "dat"))
+    return TrainConfig(data=data, student="s", output=root, method=Method("teacher"))
 
 
 @pytest.mark.parametrize(

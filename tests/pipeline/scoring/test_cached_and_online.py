@@ -181,7 +181,9 @@ def test_the_trainer_wants_one_source_of_losses(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--data", str(world / "data"), "--student", "s", "--output", str(tmp_path)]
-    assert train_main([*common, "--teacher", "t", "--stored-losses", "t"]) == 2
+    assert (
+        train_main([*common, "--method", "teacher", "--teacher", "t", "--stored-losses", "t"]) == 2
+    )
     assert "choose one" in capsys.readouterr().err
     assert train_main([*common, "--method", "kld", "--stored-losses", "t"]) == 2
     assert "--stored-losses are given, and --method kld needs a teacher" in capsys.readouterr().err

@@ -47,7 +47,8 @@ def arguments(output: Path, **more: Any) -> TrainingArguments:
 def trainer_of(world: Path, output: Path, *, settings: dict[str, Any], **more: Any) -> Any:
     student = AutoModelForCausalLM.from_pretrained(world / "student")
     data = more.pop("data", data_of(world))
-    return GuidedTrainer(student, arguments(output, **settings), data=data, **more)
+    given = {"method": Method("teacher"), **more}
+    return GuidedTrainer(student, arguments(output, **settings), data=data, **given)
 
 
 def logged(trainer: Any, name: str = "loss") -> list[float]:
@@ -188,13 +189,13 @@ def test_deepspeed_is_refused(world: Path, tmp_path: Path) -> None:
     args.deepspeed_plugin = object()
     student = AutoModelForCausalLM.from_pretrained(world / "student")
     with pytest.raises(ValueError, match="deepspeed doesn't work here: it makes a step before"):
-        GuidedTrainer(student, args, data=data_of(world))
+        GuidedTrainer(student, args, data=data_of(world), method=Method("teacher"))
 
 
 def test_a_model_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
     teacher = AutoModelForCausalLM.from_pretrained(world / "teacher")
     with pytest.raises(ValueError, match="tokenizer"):
-        GuidedTrainer(teacher, arguments(tmp_path), data=data_of(world))
+        GuidedTrainer(teacher, arguments(tmp_path), data=data_of(world), method=Method("teacher"))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,8 @@ def test_accumulation_in_two_processes_is_a_step_of_vocag_train(
         torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
     rows, student = AlignedRows(config.stream), load_language_model(str(world / "student"))
     with torch.no_grad():
-        parts = [GuidedStudent(student)(rows.__getitems__([position])) for position in range(4)]
+        guided = GuidedStudent(student, Method("teacher"))
+        parts = [guided(rows.__getitems__([position])) for position in range(4)]
     mean_of_means = sum(float(part.loss_sum / part.num_tokens) for part in parts) / 4
     assert abs(mean_of_means / found[0] - 1) > 1e-4, "what the Trainer alone would take"
 

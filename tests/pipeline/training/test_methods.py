@@ -53,7 +53,7 @@ def test_options_of_a_method_are_checked() -> None:
     given = METHODS["rho1"].rule(Method("rho1", keep_fraction=0.0, scope="row", seed=3))
     assert given == SelectionRule("full", keep_fraction=0.0, scope="row", seed=3)
     with pytest.raises(ValueError, match=r"keep_fraction must lie in 0\.\.1, got 40"):
-        Method(keep_fraction=40)
+        Method("teacher", keep_fraction=40)
     with pytest.raises(ValueError, match="method=best: choose one of teacher, full, random, "):
         kind_of(Method("best"))
     with pytest.raises(ValueError, match=r"temperature=2\.0 is for method=distill: leave it out"):

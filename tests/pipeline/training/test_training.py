@@ -632,15 +632,14 @@ def test_command_line_has_an_option_for_every_field(
                            "--seed", "3", "--bf16", "--exit-after", "5"])  # fmt: skip
     assert config.method == Method("chunks", num_chunks=8, seed=3)
     assert (config.seed, config.bf16, config.exit_after) == (3, True, 5)
-    assert parse_config([*needed, "--stored-losses", ""]).teaching.names == ("",), "the only ones"
+    losses = parse_config([*needed, "--method", "alm", "--stored-losses", ""])
+    assert losses.teaching.names == ("",), "the only ones"
     assert main([*needed, "--method", "teacher"]) == 2
     assert "d/manifest.json does not exist" in capsys.readouterr().err
 
 
 def test_a_run_ends_with_what_to_do_next() -> None:
-    config = TrainConfig(
-        data=Reading("d"), student="s", teaching=Teaching("t"), output=Path("a run")
-    )
+    config = parse_config(["--data=d", "--student=s", "--method=full", "--output=a run"])
     assert "vocag evaluate 'a run/model'" in what_next(config)
     assert "a run/model" not in what_next(replace(config, exit_after=5))
 
