@@ -6,7 +6,7 @@ A batch of D documents keeps all tokens in one array; document d owns `cu_tokens
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,45 +60,55 @@ class TokenBatch:
         return len(self.cu_tokens) - 1
 
 
+class Rows(NamedTuple):
+    """Some values of each document of a batch: document d has `values[cu[d]:cu[d + 1]]`.
+
+    `cu` is int64 [D + 1].
+    """
+
+    values: NDArray[Any]
+    cu: NDArray[np.int64]
+
+
 @dataclass(frozen=True, eq=False)
 class RenderedSide:
-    """One side's rendering of a chat, as its sample stores it.
+    """One side's renderings of the chats of a batch, as their samples store them.
 
     Attributes:
-        own_text: the template's own bytes, one text after another.
+        own_text: uint8 [C], the templates' own bytes, one text after another.
         pieces: int64 [P, 3], bytes of own text, then the document's range after them.
         learned: int64 [L, 2], ranges of tokens: the student's labels, or the teacher's that cover a
             learned byte.
     """
 
-    own_text: bytes
-    pieces: NDArray[np.int64]
-    learned: NDArray[np.int64]
+    own_text: Rows
+    pieces: Rows
+    learned: Rows
 
 
 @dataclass(frozen=True, eq=False)
 class ChatParts:
-    """Additional parts of a document that is a chat.
+    """Additional parts of the documents of a batch that are chats.
 
     Attributes:
-        messages: JSON of its messages, without their texts.
+        messages: uint8 [B], JSON of their messages, without their texts.
         learned: int64 [R, 2], ranges of the document's bytes that are learned.
-        student: the student's rendering.
+        student: the student's renderings.
         teacher: the teacher's.
         turns: int64 [C, 2], student and teacher token before which a turn ends.
-        num_control_strings: strings of control tokens in its texts.
-        num_seams: learned student tokens that cover bytes of a text and of the template.
-        num_lone_seams: those of them for which no teacher token shares both.
+        num_control_strings: int64 [D], strings of control tokens in their texts.
+        num_seams: int64 [D], learned student tokens that cover bytes of a text and of the template.
+        num_lone_seams: int64 [D], those of them for which no teacher token shares both.
     """
 
-    messages: bytes
-    learned: NDArray[np.int64]
+    messages: Rows
+    learned: Rows
     student: RenderedSide
     teacher: RenderedSide
-    turns: NDArray[np.int64]
-    num_control_strings: int
-    num_seams: int
-    num_lone_seams: int
+    turns: Rows
+    num_control_strings: NDArray[np.int64]
+    num_seams: NDArray[np.int64]
+    num_lone_seams: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +122,7 @@ class AlignedBatch:
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents of the input batch that could not be aligned, with the reason.
-        chats: each chat's parts; empty for texts.
+        chats: the parts of chats; None for texts.
         refused: chats that a template refuses, or whose texts can't be found in its rendering.
     """
 
@@ -121,7 +131,7 @@ class AlignedBatch:
     teacher: TokenBatch
     teacher_spans: Ranges
     failures: Sequence[tuple[SourceDocument, str]] = ()
-    chats: Sequence[ChatParts] = ()
+    chats: ChatParts | None = None
     refused: Sequence[tuple[SourceDocument, str]] = ()
 
 

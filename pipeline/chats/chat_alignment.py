@@ -5,11 +5,11 @@ So spans, statistics and distributions need not know of templates.
 """
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from pipeline.batches import (
     ChatParts,
     Ranges,
     RenderedSide,
+    Rows,
     SourceDocument,
     TokenBatch,
     join_batches,
@@ -39,10 +40,7 @@ from pipeline.chats.rendering import LearnRule, RenderedChat, Rendering, render_
 from pipeline.chats.turns import Speaker
 from pipeline.tokenization import Tokenizer
 
-_Table = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Rows of all documents of a batch, and int64 [D + 1], which of them are whose."""
-
-_PART_BYTES = 1 << 17
+_PART_BYTES = 1 << 18
 """Of chats that are tokenized at one time."""
 
 
@@ -75,21 +73,21 @@ def align_chats(
             )
             for chats in found.render(documents, sides, rule, refuse_controls=refuse_controls)
         ]
-        students, teachers = ([each[side].result() for each in pending] for side in (0, 1))
-    tokens = join_batches(students), join_batches(teachers)
-    failures = find_failures(*tokens)
+        rendered = [join_batches([each[side].result() for each in pending]) for side in (0, 1)]
+    failures = find_failures(*rendered)
     failed = [(found.documents[place], why) for place, why in sorted(failures.items())]
     if failures:
         found.leave_out(failures)
-        tokens = _without(tokens[0], failures), _without(tokens[1], failures)
-    sizes = [len(document.text) for document in found.documents]
+        rendered = [_without(batch, failures) for batch in rendered]
     student, teacher = (
-        _in_documents(batch, [chat.sides[number] for chat in found.chats], sizes)
-        for number, batch in enumerate(tokens)
+        _side_of([chat.sides[number] for chat in found.chats], batch, found.documents)
+        for number, batch in enumerate(rendered)
     )
-    spans = align_tokens(student, teacher)
-    parts = [*_parts(found.chats, found.num_controls, tokens, (student, teacher), spans)]
-    return AlignedBatch(found.documents, student, teacher, spans, failed, parts, found.refused)
+    spans = align_tokens(student.tokens, teacher.tokens)
+    parts = _parts(found, student, teacher, spans)
+    return AlignedBatch(
+        found.documents, student.tokens, teacher.tokens, spans, failed, parts, found.refused
+    )
 
 
 @dataclass
@@ -146,6 +144,23 @@ def _texts(chats: Sequence[RenderedChat], side: int) -> list[bytes]:
     return [chat.sides[side].text for chat in chats]
 
 
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One side of a batch of chats.
+
+    Attributes:
+        renderings: of each chat.
+        offsets: int32 [N, 2], tokens' bytes in the renderings.
+        tokens: with the documents' bytes that they cover.
+        pieces: of the renderings.
+    """
+
+    renderings: Sequence[Rendering]
+    offsets: Ranges
+    tokens: TokenBatch
+    pieces: Rows
+
+
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
     """Count the control tokens with these names that texts spell."""
     pattern = _controls_of(names)
@@ -171,78 +186,51 @@ def _without(batch: TokenBatch, failures: dict[int, str]) -> TokenBatch:
     )
 
 
-def _in_documents(
-    batch: TokenBatch, renderings: Sequence[Rendering], sizes: Sequence[int]
-) -> TokenBatch:
-    """Return tokens of renderings with their origins as offsets."""
-    ranges, cu_ranges = _join([each.ranges for each in renderings])
-    places = np.fromiter(chain.from_iterable(each.places for each in renderings), np.int64)
+def _side_of(
+    renderings: Sequence[Rendering], rendered: TokenBatch, documents: Sequence[SourceDocument]
+) -> _Side:
+    pieces = _join([each.pieces for each in renderings], columns=3)
     closes = np.fromiter(chain.from_iterable(each.closes for each in renderings), np.int64)
-    origins = find_origins(batch.byte_offsets, batch.cu_tokens, ranges, places, closes, cu_ranges)
-    tiles = find_tiled(origins, batch.cu_tokens, np.array(sizes, np.int64))
-    return replace(batch, byte_offsets=origins, tiles=tiles)
+    origins = find_origins(rendered.byte_offsets, rendered.cu_tokens, *pieces, closes)
+    sizes = np.array([len(document.text) for document in documents], np.int64)
+    tiles = find_tiled(origins, rendered.cu_tokens, sizes)
+    tokens = replace(rendered, byte_offsets=origins, tiles=tiles)
+    return _Side(renderings, rendered.byte_offsets, tokens, pieces)
 
 
-def _join(parts: Sequence[Sequence[tuple[int, ...]]], columns: int = 2) -> _Table:
-    """Return the rows of all documents as one array, and their bounds."""
-    rows = chain.from_iterable(parts)
-    joined = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, columns)
-    return joined, np.cumsum([0, *map(len, parts)], dtype=np.int64)
-
-
-def _split(table: _Table) -> Iterator[NDArray[np.int64]]:
-    """Yield each document's rows."""
-    joined, bounds = table
-    return (joined[start:stop] for start, stop in pairwise(bounds.tolist()))
-
-
-def _parts(
-    chats: Sequence[RenderedChat],
-    controls: Sequence[int],
-    rendered: tuple[TokenBatch, TokenBatch],
-    origins: tuple[TokenBatch, TokenBatch],
-    spans: Ranges,
-) -> Iterator[ChatParts]:
-    """Yield each chat's parts besides its tokens, from `rendered` and, in documents, `origins`."""
-    student, teacher = origins
+def _parts(found: _Found, student: _Side, teacher: _Side, spans: Ranges) -> ChatParts:
+    chats = found.chats
     documents = _join([chat.learned for chat in chats])
-    said = _join([chat.sides[0].said for chat in chats])
-    learned = mark_overlaps(rendered[0].byte_offsets, student.cu_tokens, *said)
-    taught = mark_overlaps(teacher.byte_offsets, teacher.cu_tokens, *documents)
-    over = mark_overlaps(student.byte_offsets, student.cu_tokens, *documents)
-    mark_spans(taught, over, spans, student.cu_tokens, teacher.cu_tokens)
-    cu_tokens = student.cu_tokens, teacher.cu_tokens
-    offsets = rendered[0].byte_offsets, rendered[1].byte_offsets
-    covered = student.byte_offsets, teacher.byte_offsets
-    texts = _bytes_of(chats, 0), _bytes_of(chats, 1)
-    bounds = _bounds_of(chats, 0), _bounds_of(chats, 1)
-    seams = count_seams(offsets, covered, cu_tokens, learned, spans, texts, bounds)
-    turns, cu_turns = _join([_turn_ends(chat) for chat in chats])
-    cuts = find_turn_cuts(turns, cu_turns, offsets, covered, cu_tokens)
-    of_sides = [
-        _sides([chat.sides[side] for chat in chats], list_runs(marks, cu_tokens[side]))
-        for side, marks in enumerate((learned, taught))
-    ]
-    for chat, ranges, ours, theirs, places, num_controls, counts in zip(
-        chats,
-        _split(documents),
-        *of_sides,
-        _split((cuts, cu_turns)),
-        controls,
-        seams.tolist(),
-        strict=True,
-    ):
-        found = places[places[:, 0] > 0]
-        yield ChatParts(chat.messages, ranges, ours, theirs, found, num_controls, *counts)
+    cu_tokens = student.tokens.cu_tokens, teacher.tokens.cu_tokens
+    rendered = student.offsets, teacher.offsets
+    origins = student.tokens.byte_offsets, teacher.tokens.byte_offsets
+    said = _join([each.said for each in student.renderings])
+    learned = mark_overlaps(rendered[0], cu_tokens[0], *said)
+    taught = mark_overlaps(origins[1], cu_tokens[1], *documents)
+    over = mark_overlaps(origins[0], cu_tokens[0], *documents)
+    mark_spans(taught, over, spans, *cu_tokens)
+    (first, cu_first), (second, cu_second) = (
+        _join_bytes([each.text for each in side.renderings]) for side in (student, teacher)
+    )
+    seams = count_seams(
+        rendered, origins, cu_tokens, learned, spans, (first, second), (cu_first, cu_second)
+    )
+    turns = _join([_turn_ends(chat) for chat in chats])
+    return ChatParts(
+        _join_bytes([chat.messages for chat in chats]),
+        documents,
+        _stored(student, learned),
+        _stored(teacher, taught),
+        _found_cuts(Rows(find_turn_cuts(*turns, rendered, origins, cu_tokens), turns.cu)),
+        np.array(found.num_controls, np.int64),
+        seams[:, 0],
+        seams[:, 1],
+    )
 
 
-def _bytes_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(_texts(chats, side)), np.uint8)
-
-
-def _bounds_of(chats: Sequence[RenderedChat], side: int) -> NDArray[np.int64]:
-    """Return the start of each rendering in these bytes."""
-    return np.cumsum([0, *map(len, _texts(chats, side))], dtype=np.int64)
+def _stored(side: _Side, learned: NDArray[np.bool_]) -> RenderedSide:
+    own_text = _join_bytes([each.own_text for each in side.renderings])
+    return RenderedSide(own_text, side.pieces, Rows(*list_runs(learned, side.tokens.cu_tokens)))
 
 
 def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
@@ -250,14 +238,20 @@ def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
     return [(end, teacher[number]) for number, end in student.items() if number in teacher]
 
 
-def _sides(renderings: Sequence[Rendering], learned: _Table) -> Iterator[RenderedSide]:
-    pieces = _join([_pieces(each) for each in renderings], columns=3)
-    for each, table, runs in zip(renderings, _split(pieces), _split(learned), strict=True):
-        yield RenderedSide(b"".join(each.own), table, runs)
+def _found_cuts(cuts: Rows) -> Rows:
+    """Leave out turns before whose end there is no cut."""
+    found = cuts.values[:, 0] > 0
+    return Rows(cuts.values[found], np.append(0, np.cumsum(found))[cuts.cu])
 
 
-def _pieces(rendering: Rendering) -> list[tuple[int, int, int]]:
-    """Return the bytes of each own text, and the document's range after it."""
-    end = rendering.ranges[-1][1] if rendering.ranges else 0
-    ranges = (*rendering.ranges, (end, end))
-    return [(len(own), *behind) for own, behind in zip(rendering.own, ranges, strict=True)]
+def _join(parts: Sequence[Sequence[tuple[int, ...]]], columns: int = 2) -> Rows:
+    values = np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.int64)
+    return Rows(values.reshape(-1, columns), _bounds(parts))
+
+
+def _join_bytes(parts: Sequence[bytes]) -> Rows:
+    return Rows(np.frombuffer(b"".join(parts), np.uint8), _bounds(parts))
+
+
+def _bounds(parts: Sequence[Sized]) -> NDArray[np.int64]:
+    return np.cumsum([0, *map(len, parts)], dtype=np.int64)

@@ -49,9 +49,9 @@ def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitte
     """
     shape = find_shape(speaker, marked)
     rendered = speaker.template.render(chat.messages, chat.tools).encode()
-    between = ((texts.data[n], own) for n, own in zip(shape.texts, shape.own[1:], strict=True))
-    if b"".join(chain([shape.own[0]], *between)) == rendered:
-        held = [(number, 0, len(texts.data[number])) for number in shape.texts]
+    whole = [texts.data[number] for number in shape.texts]
+    if b"".join(chain(*zip(shape.own, whole, strict=False), shape.own[-1:])) == rendered:
+        held = [(n, 0, len(data)) for n, data in zip(shape.texts, whole, strict=True)]
     else:
         held = _find_parts(rendered, shape, texts)
     firsts, at = [0], 0

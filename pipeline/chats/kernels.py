@@ -15,41 +15,53 @@ from pipeline.compiled import compiled
 def find_origins(
     offsets: Ranges,
     cu_tokens: NDArray[np.int64],
-    ranges: NDArray[np.int64],
-    places: NDArray[np.int64],
+    pieces: NDArray[np.int64],
+    cu_pieces: NDArray[np.int64],
     closes: NDArray[np.int64],
-    cu_ranges: NDArray[np.int64],
 ) -> NDArray[np.int32]:
     """Return the document's bytes that tokens cover, int32 [N, 2]; an empty range for none.
 
-    Offsets, [N, 2], are ranges of renderings, in which ranges of the document, int64 [R, 2], start
-    at `places`, int64 [R], and belong to texts that end at `closes`, int64 [R]. A token without a
-    byte of a text is at the end of the text before it; one inside a text, such as SentencePiece's
-    dummy prefix, is there.
+    Offsets, [N, 2], are ranges of renderings, whose pieces, int64 [P, 3], are bytes of own text
+    and the document's range after them, part of a text that ends at `closes`, int64 [P]. A token
+    without a byte of a text is at the end of the text before it; one inside a text, such as
+    SentencePiece's dummy prefix, is there.
     """
     origins = np.empty((len(offsets), 2), np.int32)
     for d in range(len(cu_tokens) - 1):
-        first, end = cu_ranges[d], cu_ranges[d + 1]
-        before = np.int64(0)
+        first, end = cu_pieces[d], cu_pieces[d + 1]
+        place = size = before = np.int64(0)  # the current range's, in the rendering
+        if first < end:
+            place, size = pieces[first, 0], pieces[first, 2] - pieces[first, 1]
         for i in range(cu_tokens[d], cu_tokens[d + 1]):
             start, stop = offsets[i, 0], offsets[i, 1]
-            while first < end and places[first] + ranges[first, 1] - ranges[first, 0] <= start:
+            while first < end and place + size <= start:
                 before = max(before, closes[first])
+                place += size
+                size = np.int64(0)
                 first += 1
+                if first < end:
+                    place += pieces[first, 0]
+                    size = pieces[first, 2] - pieces[first, 1]
+            if place <= start < stop <= place + size:  # most tokens
+                shift = pieces[first, 1] - place
+                origins[i, 0], origins[i, 1] = shift + start, shift + stop
+                continue
             origins[i, 0] = origins[i, 1] = before
             covers = False
-            last = first
-            while last < end and places[last] < stop:
-                low = max(start, places[last])
-                high = min(stop, places[last] + ranges[last, 1] - ranges[last, 0])
+            last, at = first, place
+            while last < end and at < stop:
+                low = max(start, at)
+                high = min(stop, at + pieces[last, 2] - pieces[last, 1])
                 if low < high:
                     if not covers:
-                        origins[i, 0] = ranges[last, 0] + low - places[last]
-                    origins[i, 1] = ranges[last, 0] + high - places[last]
+                        origins[i, 0] = pieces[last, 1] + low - at
+                    origins[i, 1] = pieces[last, 1] + high - at
                     covers = True
+                at += pieces[last, 2] - pieces[last, 1]
                 last += 1
-            if not covers and first < end and places[first] < start:
-                inside = ranges[first, 0] + start - places[first]
+                at += pieces[last, 0] if last < end else 0
+            if not covers and first < end and place < start:
+                inside = pieces[first, 1] + start - place
                 origins[i, 0] = origins[i, 1] = inside
     return origins
 
@@ -85,7 +97,8 @@ def mark_spans(
     for d in range(len(cu_tokens) - 1):
         for i in range(cu_tokens[d], cu_tokens[d + 1]):
             if wanted[i]:
-                marks[cu_others[d] + spans[i, 0] : cu_others[d] + spans[i, 1]] = True
+                for j in range(cu_others[d] + spans[i, 0], cu_others[d] + spans[i, 1]):
+                    marks[j] = True
 
 
 @compiled

@@ -6,7 +6,7 @@ give the template's rendering, byte for byte; a template may trim white space fr
 and drop the reasoning of earlier turns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -46,9 +46,9 @@ class Rendering:
 
     Attributes:
         text: its UTF-8 bytes.
-        own: the template's own texts, one before each range and one after the last.
-        ranges: the document's ranges between them, ascending.
-        places: the start of each range in the text.
+        own_text: the template's own texts, one after another.
+        pieces: of each own text its size and the document's range after it; no bytes after the
+            last.
         closes: the end of each range's text in the document.
         said: ranges of the text that the side's model must write itself, ascending.
         turn_ends: ends of an assistant's turns before another's message, by the number of the
@@ -56,9 +56,8 @@ class Rendering:
     """
 
     text: bytes
-    own: Sequence[bytes]
-    ranges: Sequence[Range]
-    places: Sequence[int]
+    own_text: bytes
+    pieces: Sequence[tuple[int, int, int]]
     closes: Sequence[int]
     said: Sequence[Range]
     turn_ends: Mapping[int, int]
@@ -107,12 +106,17 @@ def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> Ren
         (max(a[0], b[0]), min(a[1], b[1])) if text.message in messages else _NOTHING
         for text, a, b in zip(texts.texts, *seen, strict=True)
     ]
-    turns = _Turns(chat, messages, rule.end, texts, starts, learned)
+    thoughts = {
+        text.message
+        for text, (start, stop) in zip(texts.texts, learned, strict=True)
+        if text.field == REASONING and start < stop
+    }
+    part = _Learned(learned, messages, thoughts, end=rule.end)
     return RenderedChat(
         b"".join(texts.data),
         _describe(chat, texts),
-        tuple((start, stop) for start, stop in learned if start < stop),
-        (_render(fitted[0], seen[0], turns), _render(fitted[1], seen[1], turns)),
+        tuple(each for each in learned if each[0] < each[1]),
+        (_render(fitted[0], seen[0], starts, part), _render(fitted[1], seen[1], starts, part)),
     )
 
 
@@ -131,66 +135,53 @@ def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:
     return found
 
 
-class _Turns(NamedTuple):
+class _Learned(NamedTuple):
     """The learned part of a chat.
 
     Attributes:
-        chat: the chat.
+        ranges: of each text in the document.
         messages: the numbers of learned messages.
+        thoughts: of those, the ones with learned reasoning.
         end: whether the end of a turn is learned.
-        texts: all texts.
-        starts: each text's start in the document, and the last one's end.
-        learned: the learned range of each text in the document.
     """
 
-    chat: Chat
-    messages: set[int]
+    ranges: Sequence[Range]
+    messages: Set[int]
+    thoughts: Set[int]
     end: bool
-    texts: Texts
-    starts: Sequence[int]
-    learned: Sequence[Range]
 
     def wants(self, said: Said) -> bool:
         if said.message not in self.messages:
             return False
         if said.kind == "end":
             return self.end
-        if said.kind != "reasoning":
-            return True
-        return any(
-            start < stop and (t.message, t.field) == (said.message, REASONING)
-            for t, (start, stop) in zip(self.texts.texts, self.learned, strict=True)
-        )
-
-    def end_before_another(self, number: int) -> bool:
-        """Whether a message is an assistant's, not followed by an answer to it."""
-        messages = self.chat.messages
-        later = messages[number + 1]["role"] if number + 1 < len(messages) else ""
-        return messages[number]["role"] == "assistant" and later in ("user", "system")
+        return said.kind != "reasoning" or said.message in self.thoughts
 
 
-def _render(each: Fitted, seen: Sequence[Range], turns: _Turns) -> Rendering:
-    """Return a side's rendering, with each text as a range of the document."""
-    ranges, places, closes, said = list[Range](), list[int](), list[int](), list[Range]()
-    at = 0
+def _render(
+    each: Fitted, seen: Sequence[Range], starts: Sequence[int], learned: _Learned
+) -> Rendering:
+    """Return a side's rendering, with each text as a range of the document.
+
+    `starts` are the texts' in the document, with the end of the last.
+    """
+    pieces, closes, said = list[tuple[int, int, int]](), list[int](), list[Range]()
+    at = stop = 0
     for own, (number, _, _) in zip(each.own, each.held, strict=False):
-        at += len(own)
         start, stop = seen[number]
-        ranges.append((start, stop))
-        places.append(at)
-        closes.append(turns.starts[number + 1])
-        first, end = turns.learned[number]
+        at += len(own) - start
+        pieces.append((len(own), start, stop))
+        closes.append(starts[number + 1])
+        first, end = learned.ranges[number]
         if first < end:
-            said.append((at + first - start, at + end - start))
-        at += stop - start
-    turn_ends: dict[int, int] = {}
-    for start, stop, of_turn in each.said:
-        if of_turn.kind == "end" and turns.end_before_another(of_turn.message):
-            turn_ends[of_turn.message] = stop
-        if start < stop and turns.wants(of_turn):
-            said.append((start, stop))
+            said.append((at + first, at + end))
+        at += stop
+    pieces.append((len(each.own[-1]), stop, stop))
+    closes.append(stop)
+    said += ((a, b) for a, b, of_turn in each.said if a < b and learned.wants(of_turn))
     said.sort()
-    return Rendering(each.rendered, each.own, ranges, places, closes, said, turn_ends)
+    turn_ends = {of_turn.message: b for _, b, of_turn in each.said if of_turn.hands_over}
+    return Rendering(each.rendered, b"".join(each.own), pieces, closes, said, turn_ends)
 
 
 def _describe(chat: Chat, texts: Texts) -> bytes:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
 from hashlib import sha256
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -102,31 +103,53 @@ class _Marks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-_PLAIN_TYPES = frozenset({str, dict, list, tuple, LoopContext, Namespace})
-"""Of which the name of an attribute alone says whether it is safe."""
+_BUILTIN_TYPES = frozenset({str, dict, list, tuple})
+_STATE_TYPES = frozenset({LoopContext, Namespace})
+_DICT_NAMES = frozenset(dir({}))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The same sandbox, with a cache of which attributes are safe."""
+    """The same sandbox, which remembers what it has found safe; short for plain dicts and strings.
+
+    Its checks take most of the time of a rendering.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._is_safe: dict[tuple[type, str], bool] = {}
+        self._safe: set[tuple[type, str]] = set()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute or item, with a fast path for plain dicts, as most messages are."""
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return an attribute or item."""
         kind = type(obj)
-        if kind not in _PLAIN_TYPES:
-            return super().is_safe_attribute(obj, attr, value)
-        known = self._is_safe.get((kind, attr))
-        if known is None:
-            known = self._is_safe[kind, attr] = super().is_safe_attribute(obj, attr, value)
-        return known
+        if kind is dict and attribute not in _DICT_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if (kind, attribute) in self._safe:
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:  # of this namespace, not of an earlier one
+                return self.undefined(obj=obj, name=attribute)
+        found = super().getattr(obj, attribute)
+        if kind in _BUILTIN_TYPES:
+            is_safe = type(found) is BuiltinMethodType  # `format` comes wrapped
+        else:
+            is_safe = kind in _STATE_TYPES and not isinstance(found, jinja2.Undefined)
+        if is_safe:
+            self._safe.add((kind, attribute))
+        return found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return an item or attribute."""
+        if type(obj) is dict and type(argument) is str and argument not in _DICT_NAMES:
+            return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, or a string's method, which needs no further check."""
+        if type(obj) is BuiltinMethodType and type(obj.__self__) is str:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return obj(*args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
 
 @lru_cache(maxsize=16)
@@ -136,7 +159,9 @@ def _compile(text: str, today: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _refuse
     if today:
         environment.globals["strftime_now"] = date.fromisoformat(today).strftime
-    return environment.from_string(text)
+    template = environment.from_string(text)
+    template.globals = {**template.globals}  # a ChainMap costs more than a short rendering
+    return template
 
 
 def to_json(

@@ -37,13 +37,17 @@ _CALL = {"type": "function", "id": "call00000", "function": {"name": "look", "ar
 
 
 class Said(NamedTuple):
-    """A range of one own text that belongs to a message: the text's number, and the bytes in it."""
+    """A range of one own text that belongs to a message: the text's number, and the bytes in it.
+
+    `hands_over` is true at the end of an assistant's message before one that doesn't answer it.
+    """
 
     own: int
     start: int
     stop: int
     message: int
     kind: Kind
+    hands_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ class Speaker:
 
     template: ChatTemplate
     controls: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.template)  # there may be hundreds of control tokens
 
 
 @dataclass(frozen=True)
@@ -294,7 +301,11 @@ class _Turns:
         if last < end:
             kind = CALLS if self._chat.messages[number].get(CALLS) else REASONING
             found.append(Said(0, last, end, number, "calls" if kind == CALLS else "reasoning"))
-        return [*found, Said(0, end, stop, number, "end")]
+        return [*found, Said(0, end, stop, number, "end", self._hands_over(number))]
+
+    def _hands_over(self, number: int) -> bool:
+        later = self._chat.messages[number + 1 : number + 2]
+        return any(message["role"] in ("user", "system") for message in later)
 
     def _next_mark(self, number: int) -> int:
         later = (place for marks in self._places[number + 1 :] for place in marks.values())

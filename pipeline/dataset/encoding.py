@@ -6,7 +6,7 @@ JSON header, two hashes and the CRC run per document.
 
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.batches import AlignedBatch, ChatParts, Ranges
+from pipeline.batches import AlignedBatch, ChatParts, Ranges, Rows
 from pipeline.compiled import compiled
 from schemas.document import MEMBER_SUFFIX, Layout, document_key, sample_header
 
@@ -107,26 +107,20 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
     cu_tokens = batch.student.cu_tokens
     add("span.advance", _advances(batch.teacher_spans, cu_tokens), cu_tokens)
     add("span.width", _widths(batch.teacher_spans), cu_tokens)
-    for name, columns, parts in _chat_arrays(batch.chats):
-        starts = np.cumsum([0, *(part.size for part in parts)], dtype=np.int64)
-        flat = np.concatenate([part.reshape(-1) for part in parts]).astype(np.uint32)
-        add(name, flat, starts, columns=columns)
+    if batch.chats is not None:
+        for name, (values, cu) in _chat_tensors(batch.chats):
+            columns = values.shape[1] if values.ndim == 2 else 1
+            add(name, values.reshape(-1), columns * cu, columns=columns)
     return sorted(fields, key=lambda field: field.name)
 
 
-def _chat_arrays(
-    chats: Sequence[ChatParts],
-) -> Iterator[tuple[str, int, list[NDArray[Any]]]]:
-    """Yield name, columns and each document's values of the tensors of chats."""
-    if not chats:
-        return
-    yield "chat.learned", 2, [chat.learned for chat in chats]
-    yield "chat.messages", 1, [np.frombuffer(chat.messages, np.uint8) for chat in chats]
-    for side in ("student", "teacher"):
-        sides = [getattr(chat, side) for chat in chats]
-        yield f"{side}.learned", 2, [own.learned for own in sides]
-        yield f"{side}.own_text", 1, [np.frombuffer(own.own_text, np.uint8) for own in sides]
-        yield f"{side}.pieces", 3, [own.pieces for own in sides]
+def _chat_tensors(chats: ChatParts) -> Iterator[tuple[str, Rows]]:
+    yield "chat.learned", chats.learned
+    yield "chat.messages", chats.messages
+    for side, own in (("student", chats.student), ("teacher", chats.teacher)):
+        yield f"{side}.learned", own.learned
+        yield f"{side}.own_text", own.own_text
+        yield f"{side}.pieces", own.pieces
 
 
 def _plan_samples(

@@ -90,8 +90,8 @@ class ShardWriter:
             stride=CUT_STRIDE,
         )
         chats: Mapping[str, NDArray[Any]] = {}
-        if batch.chats:
-            cuts, chats = index_chats(batch, cuts)
+        if batch.chats is not None:
+            cuts, chats = index_chats(batch.chats, batch.student, cuts)
         statistics, quality = measure_documents(batch)
         index = ShardIndex(
             key=encoded.keys,

@@ -19,7 +19,7 @@ from schemas.document import AlignedDocument, StoredSide, tokens_over
 Speakers = tuple[tuple[Speaker, Speaker], LearnRule]
 """Both sides' templates, and what of a chat is learned."""
 
-_NOWHERE = np.empty((0, 2), np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+_NOWHERE = np.empty((0, 3), np.int64), np.empty(0, np.int64)
 RENDERED_AGAIN = 32
 """Of the chats that are read together, so many are rendered again: jinja is slow."""
 
@@ -100,38 +100,26 @@ def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes
 
 def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side: str) -> TokenBatch:
     """Return a rendering's tokens with the document's bytes that they cover as offsets."""
-    places = [
-        _NOWHERE if d.chat is None else places_of(getattr(d.chat, side), d.chat.messages)
+    found = [
+        _NOWHERE if d.chat is None else _pieces_of(getattr(d.chat, side), d.chat.messages)
         for d in documents
     ]
-    cu_ranges = np.cumsum([0, *(len(own) for own, _, _ in places)], dtype=np.int64)
-    ranges = np.concatenate([np.empty((0, 2), np.int64), *(own for own, _, _ in places)])
-    starts, closes = (
-        np.concatenate([np.empty(0, np.int64), *(own[column] for own in places)])
-        for column in (1, 2)
-    )
+    cu_pieces = np.cumsum([0, *(len(pieces) for pieces, _ in found)], dtype=np.int64)
+    pieces, closes = map(np.concatenate, zip(_NOWHERE, *found, strict=True))
     offsets = tokens.byte_offsets.astype(np.int32)
-    found = find_origins(offsets, tokens.cu_tokens, ranges, starts, closes, cu_ranges)
+    origins = find_origins(offsets, tokens.cu_tokens, pieces, cu_pieces, closes)
     of_chat = np.array([d.chat is not None for d in documents], np.bool_)
-    own = np.where(np.repeat(of_chat, np.diff(tokens.cu_tokens))[:, None], found, offsets)
+    own = np.where(np.repeat(of_chat, np.diff(tokens.cu_tokens))[:, None], origins, offsets)
     return TokenBatch(
         tokens.input_ids, own, tokens.cu_tokens, tokens.tiles, failures=tokens.failures
     )
 
 
-def places_of(
-    side: StoredSide, messages: bytes
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the document's ranges in a rendering, their places there, and their texts' ends.
-
-    The last piece has no range.
-    """
-    sizes, ranges = side.pieces[:, 0], side.pieces[:, 1:]
-    lengths = ranges[:, 1] - ranges[:, 0]
-    places = np.cumsum(sizes + lengths) - lengths
+def _pieces_of(side: StoredSide, messages: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return a rendering's pieces, and the end of the text of each in the document."""
     ends = np.cumsum([0, *(text[2] for text in orjson.loads(messages)["texts"])], dtype=np.int64)
-    closes = ends[np.searchsorted(ends, ranges[:, 1], "left").clip(0, len(ends) - 1)]
-    return ranges[:-1], places[:-1], closes[:-1]
+    closes = ends[np.searchsorted(ends, side.pieces[:, 2], "left").clip(0, len(ends) - 1)]
+    return side.pieces, closes
 
 
 def _array(ranges: Sequence[Any]) -> NDArray[np.int64]:

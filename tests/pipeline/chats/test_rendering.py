@@ -1,6 +1,7 @@
 """A chat's two renderings: where its texts are, what is learned, and what is refused."""
 
-import itertools
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,11 @@ def _said(chat: RenderedChat, side: int = 0) -> list[str]:
 
 
 def _put_together(chat: RenderedChat, side: int) -> bytes:
-    own = chat.sides[side]
-    texts = [chat.text[start:stop] for start, stop in own.ranges]
-    return b"".join(itertools.chain(*itertools.zip_longest(own.own, texts, fillvalue=b"")))
+    own, at, parts = chat.sides[side], 0, list[bytes]()
+    for size, start, stop in own.pieces:
+        parts += own.own_text[at : at + size], chat.text[start:stop]
+        at += size
+    return b"".join(parts)
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -74,8 +77,6 @@ def test_renderings_are_those_of_transformers_and_ranges_are_exact(name: str, ki
     same = side.text.decode() == expected  # a difference of 1 MB takes pytest minutes to show
     assert same
     assert _put_together(chat, 0) == side.text
-    for place, (start, stop) in zip(side.places, side.ranges, strict=True):
-        assert side.text[place : place + stop - start] == chat.text[start:stop]
     assert restore_chat(chat.messages, chat.text) == read_chat(_CHATS[kind])
 
 
@@ -209,6 +210,36 @@ def test_a_system_message_in_the_middle() -> None:
     assert _said(_render(chat, "chatml")) == ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n"]
     with pytest.raises(ChatError, match="teacher: the chat template refuses it"):
         _render(chat, "chatml", "gemma")
+
+
+def test_the_sandbox_holds_also_where_it_remembers() -> None:
+    """What a template may reach, and what it gets, is as in transformers, once and once more."""
+    values = ("m.content", "m", "ns", "loop", "messages", "'{0.__class__}'", "raise_exception")
+    names = ("format", "__class__", "append", "update", "pop", "keys", "x", "index", "func_code")
+    calls = [f"{value}.{name}" for value in values for name in names]
+    calls += [f"{value}['{name}']" for value in values for name in names]
+    calls += ["'{0.__class__}'.format(m)", "('{0.__class__}' | attr('format'))(m)", "m.update(a=1)"]
+    calls += ["messages.append(m)", "m.content.upper()", "m.items() | list", "m.content.split('m')"]
+    for call in calls:
+        text = (
+            "{% set ns = namespace(x='{0.__class__}') %}{% for m in messages %}"
+            f"{{{{ m.content }}}}{{{{ {call} is defined }}}}{{{{ {call} }}}}{{% endfor %}}"
+        )
+        ours = ChatTemplate(text, NAMES)
+        for _ in range(2):
+            assert _result(lambda: ours.render(TWO_TURNS)) == _result(  # noqa: B023
+                lambda: render_jinja_template([TWO_TURNS], chat_template=text, **NAMES)[0][0]  # noqa: B023
+            )
+
+
+def _result(render: Callable[[], str]) -> str:
+    """Return a rendering without addresses, or the kind of error in its way."""
+    try:
+        return re.sub("0x[0-9a-f]+", "", render())
+    except ChatError as error:
+        return type(error.__cause__).__name__
+    except Exception as error:
+        return type(error).__name__
 
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
