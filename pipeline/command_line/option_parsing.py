@@ -29,6 +29,7 @@ from typing import (
 )
 
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.option_files import options_text, with_options_of_file
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,12 @@ def parse_options[T](
     prog: str,
     epilog: str = "",
     groups: Mapping[str, str] | None = None,
+    with_file: bool = False,
 ) -> T:
     """Parse a command line; the dataclass's docstring describes the command.
 
     The epilog follows the options in the help; paragraphs with indented lines stay unwrapped.
-    `groups` maps a group's first option to its title.
+    `groups` maps a group's first option to its title. `with_file` adds --config FILE.
 
     Raises:
         ValueError: from the dataclass, and for a repeated option that must be given once.
@@ -89,6 +91,8 @@ def parse_options[T](
     """
     parser = Parser(**_texts(prog, _summary(kind), epilog))
     add_options(parser, kind, groups=groups)
+    if with_file:
+        argv = with_options_of_file(parser, argv)
     rest = [entry.name for entry in _entries(kind) if entry.option.form == "rest"]
     known, unknown = parser.parse_known_args(argv)
     if unknown and not rest:
@@ -114,6 +118,16 @@ def parse_command[T](
         add_options(command, kind)
     values = vars(parser.parse_args(argv))
     return read_options(kinds[values.pop("COMMAND")], values)
+
+
+def written_options(
+    config: Any, *, groups: Mapping[str, str] | None = None, without: Collection[str] = ()
+) -> str:
+    """Return a dataclass's options as the file that --config reads, but for some fields."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser, type(config), groups=groups)
+    values = {n: value for n, value in _option_values(config).items() if n not in without}
+    return options_text(parser, values)
 
 
 def add_options(
@@ -303,6 +317,19 @@ def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBOD
             value = values[name]
             given[entry.name] = tuple(value) if isinstance(value, list) else value
     return kind(**given)
+
+
+def _option_values(config: Any, holder: _Holder = _NOBODY) -> dict[str, Any]:
+    """Return the values of options from which `_build` would make a dataclass."""
+    held: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for entry, name, hint, option in _named_fields(type(config), holder):
+        value = getattr(config, entry.name)
+        if is_dataclass(hint):
+            held |= _option_values(value, holder.of(name, option))
+        else:
+            own[name] = value
+    return held | own
 
 
 def _summary(kind: type) -> str:

@@ -82,8 +82,9 @@ def load_checkpoint(
     then = _OLDER | checkpoint["run"]
     for name, now in _identity(config).items():
         if now != then.get(name):
+            option = "--" + name.removeprefix("method.").replace("_", "-")
             error = ValueError(
-                f"{path} was made with {name} {then.get(name)}, this run has {now}: give another "
+                f"{path} was made with {option} {then.get(name)}, this run has {now}: give another "
                 "--output, or the same options"
             )
             raise hinted(error, f"--output {quote(f'{config.output}-2')}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pipeline.command_line.failures import report
 from pipeline.command_line.option_parsing import parse_options
 from pipeline.methods import METHODS
-from pipeline.training.config import TrainConfig
+from pipeline.training.config import OPTION_GROUPS, TrainConfig
 
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\
@@ -27,6 +27,9 @@ examples:
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method full --output runs/full
   vocag train --data aligned --student TinyLlama/TinyLlama_v1.1 --method random --output runs/random
 
+  # another's run again, with one option of one's own
+  vocag train --config runs/distill/run.toml --seed 1 --output runs/again
+
   # eight GPUs; bits per byte of two held-out sets and a Hugging Face folder every 500 steps
   torchrun --nproc-per-node 8 -m pipeline.training --data aligned --student models/student \\
       --teacher models/teacher --method distill --heldout math=heldout/math code=heldout/code \\
@@ -35,16 +38,9 @@ examples:
 methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}
 
-output: log.jsonl (a line a step), checkpoint.pt, and at the end model/, a folder that
-AutoModelForCausalLM and AutoTokenizer load. After SIGTERM or Ctrl-C the step is finished and a
-checkpoint written; the same command continues from it."""
-
-_GROUPS = {
-    "data": "data and models",
-    "method": "method (docs/concepts/guidance.md)",
-    "num_steps": "steps",
-    "evaluate_every": "measuring and keeping",
-}
+output: log.jsonl (a line a step), run.toml (the options), checkpoint.pt, and at the end model/, a
+folder that AutoModelForCausalLM and AutoTokenizer load. After SIGTERM or Ctrl-C the step is
+finished and a checkpoint written; the same command continues from it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +83,9 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
         >>> parse_config(arguments).method.name
         'full'
     """
-    return parse_options(TrainConfig, argv, prog="vocag train", epilog=_EPILOG, groups=_GROUPS)
+    return parse_options(
+        TrainConfig, argv, prog="vocag train", epilog=_EPILOG, groups=OPTION_GROUPS, with_file=True
+    )
 
 
 def what_next(config: TrainConfig) -> str:

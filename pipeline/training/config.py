@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 Schedule = Literal["cosine", "linear", "constant"]
 Tracker = Literal["tensorboard", "trackio", "wandb"]
+OPTION_GROUPS = {
+    "data": "data and models",
+    "method": "method (docs/concepts/guidance.md)",
+    "num_steps": "steps",
+    "evaluate_every": "measuring and keeping",
+}
+"""Titles of the help, and of a run's file, by each group's first option."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,11 @@ class GuidedStudent(nn.Module):
         asked: what a running teacher gives of each distribution (default: its 16 likeliest next
             tokens, the text's own, and 4 of the rest if the method learns from those).
         cells: the byte strings that tokens of both vocabularies share.
+
+    Example:
+        >>> guided = GuidedStudent(student, Method("alm"))
+        >>> loss = guided(batch, teacher=teacher)
+        >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
     """
 
     def __init__(
@@ -105,10 +110,6 @@ class GuidedStudent(nn.Module):
             teacher: frozen, for methods that need one. An argument, so that wrappers don't take it
                 for a part of the student.
             step: of training; random choices differ between steps.
-
-        Example:
-            >>> loss = GuidedStudent(student, Method("teacher"))(batch, teacher=teacher)
-            >>> (loss.loss_sum / loss.num_tokens.clamp_min(1)).backward()
         """
         student, kind = language_model(self.model), kind_of(self.method)
         rule = kind.rule(self.method)

@@ -1,13 +1,21 @@
-"""A run's records: log.jsonl, the terminal and, optionally, a tracker."""
+"""A run's records: log.jsonl, run.toml, the terminal and, optionally, a tracker."""
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
-from pipeline.training.config import TrainConfig
+from pipeline.command_line.installed import installed_version
+from pipeline.command_line.option_parsing import written_options
+from pipeline.training.config import OPTION_GROUPS, TrainConfig
 
+RUN_FILE = "run.toml"
+_RUN_FILE_HEAD = """\
+# The options of a run of vocag {version}. To repeat it in another folder:
+# vocag train --config {path} --output FOLDER
+"""
 _SHOWN = ("loss", "kept_fraction", "seconds")
 
 
@@ -17,6 +25,7 @@ class RunLog:
     def __init__(self, config: TrainConfig, step: int) -> None:
         """Open the log of a run at `step`; ValueError if the tracker's package is missing."""
         config.output.mkdir(parents=True, exist_ok=True)
+        write_run_file(config)
         self._tracker = _start_tracker(config, step) if config.tracker else None
         self._path = config.output / "log.jsonl"
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
@@ -38,6 +47,15 @@ class RunLog:
         """Let the tracker write its remaining data; a killed run doesn't."""
         if self._tracker is not None:
             self._tracker.finish()
+
+
+def write_run_file(config: TrainConfig) -> None:
+    """Write a run's options as OUTPUT/run.toml, for `vocag train --config`."""
+    path = config.output / RUN_FILE
+    head = _RUN_FILE_HEAD.format(version=installed_version(), path=quote(str(path)))
+    # These say when one start of the run ends, not what the run is.
+    options = written_options(config, groups=OPTION_GROUPS, without=("exit_after", "dry_run"))
+    path.write_text(head + options, "utf-8")
 
 
 def _start_tracker(config: TrainConfig, step: int) -> Any:

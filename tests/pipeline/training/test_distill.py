@@ -240,7 +240,8 @@ def test_several_teachers_train_a_student_from_the_command_line(
     assert main([*command, "--exit-after", "1"]) == 0
     for change, name in changes:
         assert main([*command, *change]) == 2
-        assert f"was made with {name} " in capsys.readouterr().err
+        option = "--" + name.replace("_", "-")
+        assert f"was made with {option} " in capsys.readouterr().err
     assert main(command) == 0
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text("utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -336,7 +337,7 @@ def test_draws_train_and_what_they_can_t_do_is_refused(
     assert json.loads(again)["loss"] == pytest.approx(line["loss"], rel=1e-4)
     for draws, found in ((None, 4), (0, 0)):
         other = config(drawn, tmp_path / "online", num_steps=2, draws=draws, **online)
-        with pytest.raises(ValueError, match=f"made with draws 3, this run has {found}"):
+        with pytest.raises(ValueError, match=f"made with --draws 3, this run has {found}"):
             train(other)
     for method in (Method("distill", temperature=2.0), Method("distill", reverse_kl=True)):
         for more in ({}, {**online, "draws": 3}):

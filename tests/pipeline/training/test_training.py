@@ -179,8 +179,19 @@ def test_a_run_that_began_without_fused_adamw_goes_on_without(
 
 
 def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
-    with pytest.raises(ValueError, match=r"made with learning_rate 0\.001, this run has 0\.01"):
+    with pytest.raises(ValueError, match=r"made with --learning-rate 0\.001, this run has 0\.01"):
         train(replace(six, learning_rate=0.01))
+
+
+def test_a_run_is_a_file(six: TrainConfig, tmp_path: Path) -> None:
+    """Another starts it from that alone, in a folder of her own, and gets its weights and log."""
+    sent = shutil.copy(six.output / "run.toml", tmp_path)
+    assert main(["--config", str(sent), "--output", str(tmp_path / "again")]) == 0
+    _require_equal(six.output, tmp_path / "again")
+    own, theirs = _log(six.output), _log(tmp_path / "again")
+    assert [line | {"seconds": 0} for line in theirs] == [line | {"seconds": 0} for line in own]
+    assert main(["--config", str(sent), "--output", str(tmp_path / "other"), "--seed", "1"]) == 0
+    assert _log(tmp_path / "other")[0]["loss"] != _log(six.output)[0]["loss"]
 
 
 def test_a_run_goes_on_with_its_rows_when_documents_leave(
