@@ -11,9 +11,8 @@ what the teacher expects given the bytes before. Stored values are rounded as th
 
 import argparse
 import time
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.prefixes import find_prefixes
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.distributions.walk import AMID, LabelStarts, RowFields, find_starts
-from pipeline.losses.cell_sums import Cells
+from pipeline.losses.cell_sums import Cells, PlacedCells
 from pipeline.losses.cross_entropy import linear_cross_entropy
 from pipeline.losses.divergences import LabelDistributions, distilled_loss
 from pipeline.losses.logits import OutputLayer
@@ -129,15 +128,18 @@ def losses_of_row(
         states = hidden_states(teacher, batch["teacher_input_ids"], position_ids=places)
     given = states, output_layer(teacher), batch, tables
     hidden, layer = student_states(student, batch), output_layer(student)
-    labels, cells = batch["labels"].long(), Cells.of(tables.cells)
+    labels, cells = batch["labels"].long(), Cells.of(*tables.cells)
     starts = find_starts(RowFields(**row_of(batch)), tables.tables, tables.edges)
-    known = [replace(stored_distributions(*given, rule), cells=cells) for rule in rules]
+    stored = (stored_distributions(*given, rule) for rule in rules)
+    known = [each.in_cells(cells, batch["input_ids"]) for each in stored]
     # A text's first label may be mapped with a space before it, by another table.
     chosen = torch.from_numpy((starts.token >= 0) & (starts.where == AMID))[None]
     chosen &= batch["loss_mask"].bool()
     for each in known:  # those that learn a distribution whatever is stored
         chosen &= each.can_teach(labels)
-    whole = whole_distributions(states[0], output_layer(teacher), batch, tables, starts, chosen[0])
+    # What the token before rules out goes to the text's own, as stored distributions' does.
+    asked = WholeLabels(starts, chosen[0], known[0].own_ids[0], cells.on(hidden.device))
+    whole = whole_distributions(states[0], output_layer(teacher), batch, tables, asked)
     own = log_softmax(layer.logits(hidden[chosen]), -1)
     placed = cells.on(own.device)
     of_cell = torch.zeros_like(own).index_add_(1, placed.numbers, own.exp()).clamp_min(1e-30).log()
@@ -167,14 +169,25 @@ def row_of(batch: Rows) -> dict[str, NDArray[Any]]:
     return {name: batch[name][0].numpy() for name in names} | unread
 
 
+class WholeLabels(NamedTuple):
+    """Labels of a row whose whole distributions are wanted.
+
+    Attributes:
+        starts: where each label starts among the teacher's tokens.
+        chosen: which labels, bool [S].
+        own_ids: the student token for the rest of the text's own teacher token, int64 [S].
+        cells: what is ruled out after a token.
+    """
+
+    starts: LabelStarts
+    chosen: Tensor
+    own_ids: Tensor
+    cells: PlacedCells
+
+
 @torch.no_grad()
 def whole_distributions(
-    states: Tensor,
-    layer: OutputLayer,
-    batch: Rows,
-    tables: VocabularyMap,
-    starts: LabelStarts,
-    chosen: Tensor,
+    states: Tensor, layer: OutputLayer, batch: Rows, tables: VocabularyMap, labels: WholeLabels
 ) -> Tensor:
     """Return the whole mapped distributions of some labels, fp32 [n, student's tokens].
 
@@ -184,6 +197,7 @@ def whole_distributions(
     texts = [flat[start:stop] for start, stop in pairwise(bounds)]
     to = torch.from_numpy(tables.tables.mapped[AMID]).long()
     ids, size = batch["teacher_input_ids"][0].tolist(), len(tables.tables.student_starts) - 1
+    starts, chosen = labels.starts, labels.chosen
     found = torch.zeros(int(chosen.sum()), size)
     behind: dict[bytes, tuple[Tensor, Tensor]] = {b"": (torch.arange(len(to)), to)}
     for line, place in enumerate(chosen.nonzero()[:, 0].tolist()):
@@ -201,6 +215,9 @@ def whole_distributions(
         tokens, targets_of = behind[prefix]
         probs = layer.logits(states[token - 1]).softmax(-1)[tokens]
         probs = probs / probs.sum() if prefix else probs
+        before = batch["input_ids"][0, place].long().expand_as(targets_of)
+        is_out = labels.cells.rule_out(targets_of, before)
+        targets_of = torch.where(is_out, labels.own_ids[place], targets_of)
         spelt = targets_of >= 0
         found[line].index_add_(0, targets_of[spelt], probs[spelt])
     return found

@@ -54,7 +54,7 @@ class Guide:
             return None
         cells = self.vocabulary_map().cells
         assert cells is not None
-        return Cells.of(cells)
+        return Cells.of(*cells)
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
         """Return a teacher's answer for all rows of some batches, for `by_teacher`.
@@ -110,7 +110,7 @@ class Guide:
         """Return a micro-batch guided by the losses in its rows."""
         known = None
         if "next_token_ids" in batch.moved:
-            known = replace(read_distributions(batch.moved), cells=self.cells)
+            known = self._in_cells(read_distributions(batch.moved), batch)
         batch = replace(batch, taught=Taught(batch.moved["teacher_losses"], known))
         is_broken = bool(batch.rows["teacher_losses"].isinf().any())
         return self._examined(batch, _broken(batch) if is_broken else None)
@@ -123,8 +123,13 @@ class Guide:
         labels = batch.rows["labels"].shape[1]
         entries, own_ids = others[:, :-labels], others[:, -labels:]
         ids, probs = entries.unflatten(1, (2, labels, self.asked.width)).unbind(1)
-        found = LabelDistributions(ids.long(), probs, own_ids.long(), self.asked, self.cells)
-        return Taught(losses, found, waited_seconds)
+        found = LabelDistributions(ids.long(), probs, own_ids.long(), self.asked)
+        return Taught(losses, self._in_cells(found, batch), waited_seconds)
+
+    def _in_cells(self, known: LabelDistributions, batch: MicroBatch) -> LabelDistributions:
+        if self.cells is None:
+            return known
+        return known.in_cells(self.cells, batch.moved["input_ids"])
 
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
         """Return a batch with NaN for undefined losses, and only sound documents.

@@ -10,18 +10,22 @@ a boundary the whole token), and the label. A rest t and a label s belong togeth
 at least twice and in more than 2 % of the cases of t or of s; each seen t also belongs to the
 longest student token that it begins with, to which it gives its mass. Cells are the connected sets.
 They stay small: docs/concepts/distributions.md has the figures.
+
+Where a label starts, more is known than the text before it. After " 20" a tokenizer that packs
+digits writes no "1": it would have written " 201". A teacher that reads digit by digit still
+expects it. So a token is *ruled out* after another if the data has what both spell as one token, at
+least twice, and never has the two, or others of the second's cell, side by side.
 """
 
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.compiled import compiled_in_place
-from pipeline.distributions.prefixes import find_prefixes
-from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.prefixes import Tables, find_divisions, find_prefixes
+from pipeline.distributions.vocabulary_map import CellTables, VocabularyMap
 from pipeline.distributions.walk import AMID, RowFields, find_starts
 
 LEAST_COUNT = 2
@@ -51,17 +55,18 @@ class Pairs(NamedTuple):
     counts: NDArray[np.int64]
 
 
-def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> NDArray[np.int32]:
-    """Return the cell of each student token, int32 [V]: its least token id.
+def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> CellTables:
+    """Return cells, and what is ruled out after each token.
 
-    An unjoined token is its own cell. Documents are rows of one segment each, without tokens around
-    them; their losses aren't read.
+    Documents are rows of one segment each, without tokens around them; their losses aren't read.
 
     Raises:
         NoSharedStartError: there is nothing to count.
     """
+    documents = list(documents)
     num_tokens = len(vocabulary_map.tables.student_starts) - 1
-    return join_pairs(count_pairs(documents, vocabulary_map), num_tokens)
+    numbers = join_pairs(count_pairs(documents, vocabulary_map), num_tokens)
+    return CellTables(numbers, _rule_out(documents, numbers, vocabulary_map.tables))
 
 
 def count_pairs(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> Pairs:
@@ -96,11 +101,6 @@ def join_pairs(pairs: Pairs, num_tokens: int) -> NDArray[np.int32]:
     return cells
 
 
-def cells_digest(cells: NDArray[np.int32]) -> str:
-    """Return 64 hex digits over the cells."""
-    return sha256(np.ascontiguousarray(cells, "<i4").tobytes()).hexdigest()
-
-
 def largest_cells(cells: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
     """Return the token ids of at most `count` largest cells of several tokens."""
     sizes = np.bincount(cells)
@@ -129,6 +129,19 @@ def describe_cell(tokens: Sequence[bytes]) -> str:
     shown = [token.decode(errors="backslashreplace") for token in tokens[:3]]
     quoted = " ".join('"' + text.replace("\n", "\\n") + '"' for text in shown)
     return f"{quoted}{' …' if len(tokens) > 3 else ''}, {len(tokens):,} tokens"
+
+
+def _rule_out(
+    documents: Sequence[RowFields], numbers: NDArray[np.int32], tables: Tables
+) -> NDArray[np.int64]:
+    """Return `CellTables.ruled_out`."""
+    num_tokens = len(numbers)
+    texts = [row.input_ids for row in documents]
+    seen = np.bincount(np.concatenate(texts), minlength=num_tokens) >= LEAST_COUNT
+    before, after = find_divisions(np.flatnonzero(seen), tables).astype(np.int64)
+    beside = [ids[:-1] * np.int64(num_tokens) + numbers[ids[1:]] for ids in texts]
+    is_seen = np.isin(before * num_tokens + numbers[after], np.concatenate(beside))
+    return np.unique((before * num_tokens + after)[~is_seen])
 
 
 def _codes(

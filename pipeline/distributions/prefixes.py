@@ -71,15 +71,49 @@ def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
     best, value = NONE, _HASH_START
     for length in range(1, len(text) + 1):
         value = (value ^ np.uint64(text[length - 1])) * _HASH_FACTOR
-        slot = _first_slot(value, len(tables.slots))
-        while tables.slots[slot] >= 0:
-            token_id = tables.slots[slot]
-            at, stop = tables.student_starts[token_id], tables.student_starts[token_id + 1]
-            if stop - at == length and same_bytes(tables.student_bytes[at:stop], text[:length]):
-                best = token_id
-                break
-            slot = (slot + 1) % len(tables.slots)
+        found = _of_slot(text[:length], value, tables)
+        if found >= 0:
+            best = found
     return best
+
+
+@compiled
+def find_divisions(token_ids: NDArray[np.int64], tables: Tables) -> NDArray[np.int32]:
+    """Return every two student tokens that spell one of some tokens together, int32 [2, N]."""
+    starts, count = tables.student_starts, 0
+    for token_id in token_ids:
+        count += max(starts[token_id + 1] - starts[token_id] - 1, 0)
+    found, count = np.empty((2, count), np.int32), 0
+    for token_id in token_ids:
+        text = tables.student_bytes[starts[token_id] : starts[token_id + 1]]
+        for length in range(1, len(text)):
+            first, second = _find(text[:length], tables), _find(text[length:], tables)
+            if first >= 0 and second >= 0:
+                found[0, count], found[1, count] = first, second
+                count += 1
+    return found[:, :count]
+
+
+@compiled_in_place
+def _find(text: NDArray[np.uint8], tables: Tables) -> int:
+    """Return the student token of exactly these bytes, -1 if there is none."""
+    value = _HASH_START
+    for byte in text:
+        value = (value ^ np.uint64(byte)) * _HASH_FACTOR
+    return _of_slot(text, value, tables)
+
+
+@compiled_in_place
+def _of_slot(text: NDArray[np.uint8], value: np.uint64, tables: Tables) -> int:
+    """Return the student token of these bytes, which have this hash; -1 if there is none."""
+    slot = _first_slot(value, len(tables.slots))
+    while tables.slots[slot] >= 0:
+        token_id = tables.slots[slot]
+        at, stop = tables.student_starts[token_id], tables.student_starts[token_id + 1]
+        if same_bytes(tables.student_bytes[at:stop], text):
+            return int(token_id)
+        slot = (slot + 1) % len(tables.slots)
+    return NONE
 
 
 @compiled_in_place

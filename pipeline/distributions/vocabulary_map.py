@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +23,31 @@ _NEUTRAL = b"a"
 """Put around a token to see whether a normaliser keeps it: it may drop white space at the ends."""
 
 
+class CellTables(NamedTuple):
+    """What a pair's data shows of the student's tokens (`pipeline.distributions.cells`).
+
+    Attributes:
+        numbers: int32 [V], the cell of each token: its least token id. An unjoined token is its own
+            cell.
+        ruled_out: int64 [N], ascending: tokens that don't come after another, as the other * V +
+            the token.
+    """
+
+    numbers: NDArray[np.int32]
+    ruled_out: NDArray[np.int64]
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits over both."""
+        parts = self.numbers.astype("<i4"), self.ruled_out.astype("<i8")
+        return sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+    @classmethod
+    def unjoined(cls, num_tokens: int) -> CellTables:
+        """Return tables where each token is its own cell, and nothing is ruled out."""
+        return cls(np.arange(num_tokens, dtype=np.int32), np.empty(0, np.int64))
+
+
 @dataclass(frozen=True, eq=False)
 class VocabularyMap:
     """How a teacher's tokens are read in a student's vocabulary.
@@ -36,13 +62,12 @@ class VocabularyMap:
             each of the teacher's, -1 for none, amid a text and at its start, where a tokenizer
             may put a space that isn't in the text.
         edges: the tokens around texts, and the spaces put before them.
-        cells: int32 [V_student], the cell of each student token (`pipeline.distributions.cells`);
-            None: not counted, or each token is its own cell.
+        cells: what the data shows of the student's tokens; None: not counted.
     """
 
     tables: Tables
     edges: Edges
-    cells: NDArray[np.int32] | None = None
+    cells: CellTables | None = None
 
     @classmethod
     def of(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pipeline.losses.logits import (
@@ -30,27 +30,31 @@ class Cells:
 
     Attributes:
         numbers: int64 [V], the least token of each token's cell, on the CPU.
+        ruled_out: int64 [N], ascending, tokens that don't come after another, as the other * V +
+            the token, on the CPU.
     """
 
     numbers: Tensor
+    ruled_out: Tensor
     _placed: dict[object, "PlacedCells"] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cells: NDArray[np.integer]) -> "Cells":
-        """Take the result of `pipeline.distributions.cells.count_cells`.
+    def of(cls, numbers: ArrayLike, ruled_out: ArrayLike = ()) -> "Cells":
+        """Take the two tables of `pipeline.distributions.cells.count_cells`.
 
         Example:
             >>> Cells.of(np.array([0, 1, 1])).numbers
             tensor([0, 1, 1])
         """
-        return cls(torch.from_numpy(np.asarray(cells, np.int64)))
+        own, ruled = (torch.from_numpy(np.array(each, np.int64)) for each in (numbers, ruled_out))
+        return cls(own, ruled)
 
     def on(self, device: torch.device, share: VocabularyShare | None = None) -> "PlacedCells":
         """Return them on a device, for one rank's part of the vocabulary; cached."""
         own = (0, len(self.numbers)) if share is None else (share.first, share.num_own)
         key = (device, *own)
         if key not in self._placed:
-            self._placed[key] = _place(self.numbers.numpy(), range(own[0], sum(own)), device)
+            self._placed[key] = _place(self, range(own[0], sum(own)), device)
         return self._placed[key]
 
 
@@ -60,6 +64,7 @@ class PlacedCells:
 
     Attributes:
         numbers: int64 [V], as in `Cells`.
+        ruled_out: int64 [N], as in `Cells`.
         places: int64 [V], a token's cell among this rank's cells of several tokens, -1 without one.
         is_large: bool [V], whether a token's cell has several tokens, on whatever ranks.
         tables: for the cells from a place on, int64 [cells, size], this rank's rows of their
@@ -67,6 +72,7 @@ class PlacedCells:
     """
 
     numbers: Tensor
+    ruled_out: Tensor
     places: Tensor
     is_large: Tensor
     tables: tuple[tuple[int, Tensor], ...]
@@ -75,6 +81,14 @@ class PlacedCells:
         """Return the cells of tokens, int64 [...]; unknown tokens, and none (-1), unchanged."""
         inside = (token_ids >= 0) & (token_ids < len(self.numbers))
         return torch.where(inside, self.numbers[token_ids.where(inside, 0)], token_ids)
+
+    def rule_out(self, token_ids: Tensor, before: Tensor) -> Tensor:
+        """Return which tokens, int64 [...], don't come after `before`, of the same shape; bool."""
+        codes = before * len(self.numbers) + token_ids
+        if not len(self.ruled_out):
+            return torch.zeros_like(codes, dtype=torch.bool)
+        place = torch.searchsorted(self.ruled_out, codes).clamp_max(len(self.ruled_out) - 1)
+        return (token_ids >= 0) & (self.ruled_out[place] == codes)
 
     def split(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens of small cells, else -1, and places of the others' cells, else -1."""
@@ -159,14 +173,15 @@ class CellSums:
                 yield start + first, table[first : first + step]
 
 
-def _place(numbers: NDArray[np.int64], own: range, device: torch.device) -> PlacedCells:
+def _place(cells: Cells, own: range, device: torch.device) -> PlacedCells:
+    numbers = cells.numbers.numpy()
     sizes = np.bincount(numbers, minlength=len(numbers))
     is_large = sizes[numbers] > 1
     held = np.flatnonzero(is_large)
     held = held[(held >= own.start) & (held < own.stop)]
     # By cell, of each its tokens; cells of nearly equal size make one table.
     order = held[np.argsort(numbers[held], kind="stable")]
-    cells, counts = np.unique(numbers[order], return_counts=True)
+    distinct, counts = np.unique(numbers[order], return_counts=True)
     starts = np.cumsum(counts) - counts
     widths = 1 << np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64)
     tables, place_of, place = [], np.full(len(numbers), -1, np.int64), 0
@@ -176,12 +191,13 @@ def _place(numbers: NDArray[np.int64], own: range, device: torch.device) -> Plac
         for line, cell in enumerate(chosen.tolist()):
             tokens = order[starts[cell] : starts[cell] + counts[cell]]
             table[line, : len(tokens)] = tokens - own.start
-            place_of[numbers == cells[cell]] = place + line
+            place_of[numbers == distinct[cell]] = place + line
         tables.append((place, torch.from_numpy(table).to(device)))
         place += len(chosen)
     as_tensor = torch.from_numpy
     return PlacedCells(
-        as_tensor(numbers).to(device),
+        cells.numbers.to(device),
+        cells.ruled_out.to(device),
         as_tensor(place_of).to(device),
         as_tensor(is_large).to(device),
         tuple(tables),

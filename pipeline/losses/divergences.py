@@ -6,7 +6,7 @@ divisions don't matter.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,6 +102,19 @@ class LabelDistributions:
         """Which labels have a distribution, bool [rows, seq_length]."""
         return self.ids[..., 0] >= 0
 
+    def in_cells(self, cells: Cells, before: Tensor) -> "LabelDistributions":
+        """Return them over cells, `before` being the tokens before the labels, int64 [rows, S].
+
+        What can't come after that token goes to the text's own: on average over texts that divides
+        it as the teacher expects of what can come, without a quotient, so that draws stay right on
+        average.
+        """
+        before = before.long().unsqueeze(-1).expand_as(self.ids)
+        is_out = cells.on(self.ids.device).rule_out(self.ids, before)
+        own_ids = self.own_ids.unsqueeze(-1)
+        ids = torch.where(is_out & (own_ids >= 0), own_ids, self.ids)
+        return replace(self, ids=ids, cells=cells)
+
     def can_teach(self, labels: Tensor) -> Tensor:
         """Return which labels have a usable distribution, bool [rows, seq_length].
 
@@ -145,9 +158,11 @@ def teacher_entropies(known: LabelDistributions) -> Tensor:
     exact = known.shape.exact
     ids, probs = known.ids[..., :exact], known.probs[..., :exact].float()
     is_other = (ids >= 0) & (ids != known.own_ids.unsqueeze(-1))
+    own = probs.masked_fill(is_other, 0.0).sum(-1)
     rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
     least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
-    found: Tensor = torch.special.entr(probs).sum(-1)
+    others = probs.where(is_other, 0.0)
+    found: Tensor = torch.special.entr(others).sum(-1) + torch.special.entr(own)
     return found - torch.xlogy(rest, torch.minimum(least, rest))
 
 

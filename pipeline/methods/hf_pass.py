@@ -1,6 +1,6 @@
 """A micro-batch for models of transformers, and their losses of its tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -68,7 +68,7 @@ class StudentPass(MicroBatchLoss):
         else:
             layer, tables = output_layer(self.teacher), self.vocabulary_map
             found = ask_distributions(self.teacher_states, layer, self.batch, tables, self.asked)
-        return replace(found, cells=self.cells)
+        return found if self.cells is None else found.in_cells(self.cells, self.batch["input_ids"])
 
     @property
     def known_losses(self) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from pipeline.dataset.files import Dataset
-from pipeline.distributions.cells import cells_digest
 from pipeline.packing.mixture_file import Mixture
 from pipeline.packing.mixture_plan import MixturePlan, Source, plan_mixture
 from pipeline.packing.opening import OpenedRun, open_run
@@ -152,12 +151,12 @@ class AlignedRows(TorchDataset[Rows]):
 
     @property
     def cells_digest(self) -> str:
-        """64 hex digits of both vocabularies' cells, "" if the method needs none."""
+        """64 hex digits of the student's cells, "" if the method needs none."""
         if not self.config.with_cells:
             return ""
         cells = vocabulary_map(self).cells
         assert cells is not None
-        return cells_digest(cells)
+        return cells.digest
 
     def state(self, consumed_samples: int) -> StreamState:
         """Return the data's part of a checkpoint."""

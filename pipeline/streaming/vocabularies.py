@@ -4,12 +4,10 @@ import logging
 from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
-
 from pipeline.dataset.files import Dataset
 from pipeline.distributions.cells import NoSharedStartError, count_cells
 from pipeline.distributions.sample import sample_documents
-from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.distributions.vocabulary_map import CellTables, VocabularyMap
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import PackingRules
 
@@ -57,7 +55,7 @@ def vocabulary_map(rows: OpenedRows) -> VocabularyMap:
             cells = count_cells(sample_documents(chosen), tables)
         except NoSharedStartError as error:
             logger.warning("%s: labels are learned by cross entropy alone", error)
-            cells = np.arange(len(tables.tables.student_starts) - 1, dtype=np.int32)
+            cells = CellTables.unjoined(len(tables.tables.student_starts) - 1)
         _counted[key] = replace(tables, cells=cells)
     return _counted[key]
 

@@ -147,7 +147,7 @@ def _cells_of(known: VocabularyMap | None) -> Cells:
             "vocabulary_map=vocabulary_map(rows)"
         )
         raise hinted(error, "vocabulary_map=vocabulary_map(rows)")
-    return Cells.of(known.cells)
+    return Cells.of(*known.cells)
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ from pipeline.dataset.files import open_dataset
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.cells import (
     NoSharedStartError,
-    cells_digest,
     count_cells,
     describe_cell,
     largest_cells,
@@ -90,15 +91,39 @@ def counted_slowly(folder, student, teacher):
     return [min(groups[s]) for s in range(student.vocab_size)], pairs
 
 
+def ruled_out_slowly(folder, student, cells):
+    """The same pairs of tokens: those that never stand side by side, but are written as one."""
+    counts, beside = Counter(), set()
+    for sample in decoded_documents(str(folder)):
+        ids = sample["document"].student.input_ids.tolist()
+        counts.update(ids)
+        beside.update((a, cells[b]) for a, b in pairwise(ids))
+    entries, _ = readable_entries(student, student)
+    tokens = {entry: token for token, entry in enumerate(entries) if entry}
+    return {
+        (tokens[entry[:at]], tokens[entry[at:]])
+        for token, entry in enumerate(entries)
+        for at in range(1, len(entry))
+        if counts[token] >= 2
+        and entry[:at] in tokens
+        and entry[at:] in tokens
+        and (tokens[entry[:at]], cells[tokens[entry[at:]]]) not in beside
+    }
+
+
 def test_cells_are_those_that_offsets_count(world):
     folder, student, teacher = world
     tables = VocabularyMap.of(student, teacher)
     found = count_cells(sample_documents([select_documents(open_dataset(folder))]), tables)
     expected, pairs = counted_slowly(folder, student, teacher)
     assert sum(pairs.values()) > 1000
-    assert found.tolist() == expected
-    assert (np.bincount(found) > 1).sum() > 3, "several tokens stand for each other"
-    assert look_at_pair(open_dataset(folder)).num_cells == (np.bincount(found) > 1).sum()
+    assert found.numbers.tolist() == expected
+    num_cells = (np.bincount(found.numbers) > 1).sum()
+    assert num_cells > 3, "several tokens stand for each other"
+    assert look_at_pair(open_dataset(folder)).num_cells == num_cells
+    divided = [divmod(code, student.vocab_size) for code in found.ruled_out.tolist()]
+    assert divided == sorted(ruled_out_slowly(folder, student, expected))
+    assert len(divided) > 30
 
 
 def test_a_certain_teacher_gives_its_mass_to_the_label_s_cell(world):
@@ -114,7 +139,7 @@ def test_a_certain_teacher_gives_its_mass_to_the_label_s_cell(world):
 def require_certain(rows, *, min_labels, max_crossing=0.05, min_inside=0.01):
     """Check where a teacher's mass goes that gives every token of the text 0.97."""
     tables, p = vocabulary_map(rows), 0.97
-    cells, num_taught, num_inside, num_crossing = Cells.of(tables.cells), 0, 0, 0
+    cells, num_taught, num_inside, num_crossing = Cells.of(*tables.cells), 0, 0, 0
     for position in range(len(rows)):
         batch = rows.__getitems__([position])
         tokens = batch["teacher_input_ids"].numpy()
@@ -124,7 +149,8 @@ def require_certain(rows, *, min_labels, max_crossing=0.05, min_inside=0.01):
         losses = np.full(tokens.shape, -np.log(p), np.float32)
         found = map_batch(batch, ids, log_probs, tables, losses, exact=2)
         to, probs, own_ids = map(torch.from_numpy, found)
-        known = LabelDistributions(to.long(), probs, own_ids.long(), EntryShape(2), cells)
+        known = LabelDistributions(to.long(), probs, own_ids.long(), EntryShape(2))
+        known = known.in_cells(cells, batch["input_ids"])
         labels = batch["labels"].long()
         taught = known.can_teach(labels) & batch["loss_mask"].bool()
         taught &= batch["teacher_spans"][..., 1] > 0  # not at a document's end
@@ -196,16 +222,19 @@ def test_a_checkpoint_goes_on_with_its_cells_or_not_at_all(world, monkeypatch):
     config = StreamConfig(Reading(str(folder)), seq_length=64, with_cells=True)
     rows = AlignedRows(config)
     saved = rows.state(8)
-    assert saved.cells == cells_digest(vocabulary_map(rows).cells)
+    tables = vocabulary_map(rows)
+    assert saved.cells == tables.cells.digest
     assert AlignedRows(config).restore(saved) == 8
-    others = vocabulary_map(rows).cells.copy()
-    others[:] = np.arange(len(others))
-    monkeypatch.setattr(
-        "pipeline.streaming.rows.vocabulary_map", lambda _: type("Map", (), {"cells": others})
-    )
-    told = f"with cells {saved.cells}, this run has {cells_digest(others)}"
-    with pytest.raises(StreamMismatchError, match=told):
-        AlignedRows(config).restore(saved)
+    assert len(tables.cells.ruled_out)
+    for name, other in (("numbers", np.arange(len(tables.cells.numbers))), ("ruled_out", [])):
+        cells = tables.cells._replace(**{name: np.array(other, np.int64)})
+        monkeypatch.setattr(
+            "pipeline.streaming.rows.vocabulary_map",
+            lambda _, cells=cells: replace(tables, cells=cells),
+        )
+        told = f"with cells {saved.cells}, this run has {cells.digest}"
+        with pytest.raises(StreamMismatchError, match=told):
+            AlignedRows(config).restore(saved)
 
 
 def test_nothing_to_count_is_said():
@@ -270,3 +299,26 @@ def test_the_best_student_believes_the_truth():
         found[name] = float(np.sum(truth * np.log(truth / q[numbers])))
     assert found["cells"] < 1e-6
     assert found["prefix"] > 0.1
+
+
+def test_what_a_label_s_start_rules_out_goes_to_the_text_s_own_token():
+    """After " 20" (0) comes a comma (2) or a word (3); the teacher expects a digit (1), too.
+
+    On average over texts each gets what the teacher expects of it without the digit, of draws, too.
+    """
+    cells = Cells.of(np.arange(4), [0 * 4 + 1])
+    before, ids = torch.tensor([[0, 3]]), torch.tensor([1, 2, 3, -1, 1])
+    found = torch.zeros(2, 4)
+    for own, share in ((2, 0.75), (3, 0.25)):
+        known = LabelDistributions(
+            ids.expand(1, 2, 5),
+            torch.tensor([0.2, 0.45, 0.15, 0, 0.2]).expand(1, 2, 5),
+            torch.full((1, 2), own),
+            EntryShape(4, 1),
+        ).in_cells(cells, before)
+        assert known.cells is cells
+        mass = torch.zeros(2, 5).scatter_add_(1, known.ids[0] % 5, known.probs[0])
+        found += share * mass[:, :4]
+    torch.testing.assert_close(found, torch.tensor([[0, 0, 0.75, 0.25], [0, 0.4, 0.45, 0.15]]))
+    unknown = LabelDistributions(ids, torch.ones(5), torch.tensor(-1), EntryShape(5))
+    assert unknown.in_cells(cells, torch.tensor(0)).ids.tolist() == ids.tolist()
