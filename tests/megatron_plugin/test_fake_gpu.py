@@ -92,7 +92,7 @@ def test_a_step_stays_on_its_device_and_waits_as_documented(one_rank, tmp_path, 
             assert weight.grad.twin.any()
     waits = {place: count * MICRO_BATCHES for place, count in IN_EACH.items()}
     if asked.width:  # cells, in a run's first step
-        waits["_place copies to the device"] = 4
+        waits["_place copies to the device"] = 5
     assert gpu.waits == Counter(waits | IN_A_STEP)
     for name in ("_varlen_attn", "_varlen_attn_backward"):
         assert gpu.operations[name] == MICRO_BATCHES
