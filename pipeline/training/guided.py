@@ -40,7 +40,7 @@ class GuidedStudent(nn.Module):
         vocabulary_map: of the rows' two vocabularies, for distill.
         asked: what a running teacher gives of each distribution (default: its 16 likeliest next
             tokens, the text's own, and 4 of the rest if the method learns from those).
-        cells: the byte strings that tokens of both vocabularies share.
+        cells: those of the student's tokens, if the method compares cells; else None.
 
     Example:
         >>> guided = GuidedStudent(student, Method("alm"))
