@@ -1,6 +1,12 @@
 """`README.md` next to the manifest: a dataset card for people and for the Hugging Face Hub."""
 
-from pipeline.drawing.formatting import format_bytes, format_count, format_ratio, format_share
+from pipeline.drawing.formatting import (
+    format_bytes,
+    format_count,
+    format_ratio,
+    format_share,
+    public_name,
+)
 from schemas.manifest import Manifest
 
 CARD_FILE = "README.md"
@@ -17,12 +23,12 @@ def render_card(manifest: Manifest) -> str:
     """Return the card: front matter for the Hub, then the main facts for people."""
     totals, letters = manifest.totals, manifest.dead_letters
     documents, student = totals["num_documents"], totals["num_student_tokens"]
+    names = [_code(public_name(side.source)) for side in (manifest.student, manifest.teacher)]
     facts = {
         "documents": format_count(documents),
         "text": format_bytes(totals["num_text_bytes"]),
-        "student tokens": f"{format_count(student)}, by {_code(manifest.student.source)}",
-        "teacher tokens": f"{format_count(totals['num_teacher_tokens'])}, by "
-        f"{_code(manifest.teacher.source)}",
+        "student tokens": f"{format_count(student)}, by {names[0]}",
+        "teacher tokens": f"{format_count(totals['num_teacher_tokens'])}, by {names[1]}",
         "teacher tokens a student token": format_ratio(totals["num_teacher_tokens"], student),
         "left out": f"{format_count(letters.count)} "
         f"({format_share(letters.count, documents + letters.count)}), "

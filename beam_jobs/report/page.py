@@ -17,6 +17,7 @@ from pipeline.drawing.formatting import (
     format_ratio,
     format_share,
     format_short,
+    public_name,
     short_names,
 )
 from pipeline.drawing.web_page import Child, render_page, tag
@@ -108,7 +109,7 @@ def render_report(
 
 
 def _heading(manifest: Manifest, run: RunSummary) -> Element:
-    sides = manifest.student.source, manifest.teacher.source
+    sides = [public_name(side.source) for side in (manifest.student, manifest.teacher)]
     names = short_names(*sides)
     student = tag("span", names[0], class_="student", title=sides[0])
     teacher = tag("span", names[1], class_="teacher", title=sides[1])
@@ -206,7 +207,7 @@ def _tokenizer_facts(record: TokenizerRecord, side: SideSummary) -> Element:
     state = "taken: checked on the probe texts" if fast else f"not taken: {side.slow_reason}"
     return _facts(
         {
-            "Source": record.source,
+            "Source": public_name(record.source),
             "Copy": record.file,
             "SHA-256": tag("code", record.sha256),
             "Vocabulary": f"{format_count(record.vocab_size)} ids",

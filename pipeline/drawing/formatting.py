@@ -108,6 +108,16 @@ def short_names(*sources: str) -> tuple[str, ...]:
     return names if len(set(names)) == len(set(sources)) else sources
 
 
+def public_name(source: str) -> str:
+    """Return a file's, folder's or repository's name to publish, which says nothing of a disk.
+
+    Example:
+        >>> public_name("/home/me/models/llama2/tokenizer.json"), public_name("Qwen/Qwen2.5-0.5B")
+        ('llama2', 'Qwen/Qwen2.5-0.5B')
+    """
+    return short_names(source)[0] if source.startswith(("/", "~", ".")) else source
+
+
 def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
     """Yield lines of names and values, wrapped to a terminal's width; unwrapped to a pipe.
 

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer, text_in
 from pipeline.drawing.blocks import ChatView, PreviewDocument, lay_out, show_bytes
-from pipeline.drawing.formatting import short_names
+from pipeline.drawing.formatting import public_name, short_names
 from pipeline.drawing.page_blocks import render_preview
 from pipeline.drawing.web_page import tag
 from schemas.document import AlignedDocument, decode_document, document_key
@@ -78,7 +78,7 @@ def _name(dataset: Dataset, side: Side, token_id: int) -> str:
 def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:
     """Return documents as a page for a browser."""
     manifest = dataset.manifest
-    sides = manifest.student.source, manifest.teacher.source
+    sides = [public_name(side.source) for side in (manifest.student, manifest.teacher)]
     names = short_names(*sides)
     student = tag("span", names[0], class_="student", title=sides[0])
     teacher = tag("span", names[1], class_="teacher", title=sides[1])

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from pipeline.drawing.progress import watched
 from pipeline.tokenization import Tokenizer
 
 
@@ -86,5 +87,7 @@ def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[
     num_bytes = sum(map(len, texts))
     if not num_bytes:
         raise ValueError("there is no text to measure on")
-    nats = code_lengths(model, tokenizer, texts, context=context_of(tokenizer))
+    context = context_of(tokenizer)
+    watched_texts = watched(texts, "measuring", "texts")  # minutes of a CPU for a large model
+    nats = [code_lengths(model, tokenizer, [text], context=context)[0] for text in watched_texts]
     return sum(nats) / math.log(2) / num_bytes

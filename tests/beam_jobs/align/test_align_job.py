@@ -103,6 +103,12 @@ def test_the_manifest_names_what_is_there_and_nothing_else_is() -> None:
     assert found.pop("manifest.json")
     assert found == expected
     assert 'class="block"' in (output / "report.html").read_text("utf-8"), "no aligned text"
+    for side in (manifest.student, manifest.teacher):
+        assert side.source.startswith("/")
+        for page in ("report.html", "README.md"):
+            shown = (output / page).read_text("utf-8")
+            assert str(Path(side.source).parents[1]) not in shown, "it names somebody's disk"
+            assert Path(side.source).stem in shown
 
 
 def test_named_tokens_stand_around_texts(
