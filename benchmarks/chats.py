@@ -31,7 +31,7 @@ from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate
 from pipeline.chats.turns import Speaker, settle_speaker
 from pipeline.dataset.writing import ShardWriter
-from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "tests" / "data" / "chats"
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -117,13 +117,14 @@ def _prepare(
     paths: Sequence[tuple[str, Path]], given: Documents, *, of_chats: bool
 ) -> Callable[[], object]:
     """Return what is timed: fresh tokenizers, which haven't seen the text."""
-    student, teacher = (_side(*each) for each in paths)
+    strings: SpecialStrings = "honoured" if of_chats else "plain"  # as the job reads them
+    student, teacher = (_side(*each, strings) for each in paths)
     align_all([given[0][:8]], (student, teacher), of_chats=of_chats)  # loads kernels
     return lambda: align_all(given, (student, teacher), of_chats=of_chats)
 
 
-def _side(template: str, file: Path) -> ChatSide:
-    tokenizer: Tokenizer = load_tokenizer(str(file), proven=True)
+def _side(template: str, file: Path, strings: SpecialStrings) -> ChatSide:
+    tokenizer: Tokenizer = load_tokenizer(str(file), special_strings=strings, proven=True)
     text = (TEMPLATES / f"{template}.jinja").read_text()
     speaker: Speaker = settle_speaker(ChatTemplate(text, NAMES), ("<s>", "</s>"), side="student")
     return ChatSide(tokenizer, speaker)

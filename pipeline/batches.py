@@ -60,7 +60,7 @@ class TokenBatch:
         return len(self.cu_tokens) - 1
 
 
-class Rows(NamedTuple):
+class PerDocument(NamedTuple):
     """Some values of each document of a batch: document d has `values[cu[d]:cu[d + 1]]`.
 
     `cu` is int64 [D + 1].
@@ -81,9 +81,9 @@ class RenderedSide:
             learned byte.
     """
 
-    own_text: Rows
-    pieces: Rows
-    learned: Rows
+    own_text: PerDocument
+    pieces: PerDocument
+    learned: PerDocument
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +101,11 @@ class ChatParts:
         num_lone_seams: int64 [D], those of them for which no teacher token shares both.
     """
 
-    messages: Rows
-    learned: Rows
+    messages: PerDocument
+    learned: PerDocument
     student: RenderedSide
     teacher: RenderedSide
-    turns: Rows
+    turns: PerDocument
     num_control_strings: NDArray[np.int64]
     num_seams: NDArray[np.int64]
     num_lone_seams: NDArray[np.int64]

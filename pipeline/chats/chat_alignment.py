@@ -18,9 +18,9 @@ from pipeline.alignment.token_spans import align_tokens, find_failures
 from pipeline.batches import (
     AlignedBatch,
     ChatParts,
+    PerDocument,
     Ranges,
     RenderedSide,
-    Rows,
     SourceDocument,
     TokenBatch,
     join_batches,
@@ -158,7 +158,7 @@ class _Side:
     renderings: Sequence[Rendering]
     offsets: Ranges
     tokens: TokenBatch
-    pieces: Rows
+    pieces: PerDocument
 
 
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
@@ -221,7 +221,7 @@ def _parts(found: _Found, student: _Side, teacher: _Side, spans: Ranges) -> Chat
         documents,
         _stored(student, learned),
         _stored(teacher, taught),
-        _found_cuts(Rows(find_turn_cuts(*turns, rendered, origins, cu_tokens), turns.cu)),
+        _found_cuts(PerDocument(find_turn_cuts(*turns, rendered, origins, cu_tokens), turns.cu)),
         np.array(found.num_controls, np.int64),
         seams[:, 0],
         seams[:, 1],
@@ -230,7 +230,9 @@ def _parts(found: _Found, student: _Side, teacher: _Side, spans: Ranges) -> Chat
 
 def _stored(side: _Side, learned: NDArray[np.bool_]) -> RenderedSide:
     own_text = _join_bytes([each.own_text for each in side.renderings])
-    return RenderedSide(own_text, side.pieces, Rows(*list_runs(learned, side.tokens.cu_tokens)))
+    return RenderedSide(
+        own_text, side.pieces, PerDocument(*list_runs(learned, side.tokens.cu_tokens))
+    )
 
 
 def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
@@ -238,19 +240,19 @@ def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
     return [(end, teacher[number]) for number, end in student.items() if number in teacher]
 
 
-def _found_cuts(cuts: Rows) -> Rows:
+def _found_cuts(cuts: PerDocument) -> PerDocument:
     """Leave out turns before whose end there is no cut."""
     found = cuts.values[:, 0] > 0
-    return Rows(cuts.values[found], np.append(0, np.cumsum(found))[cuts.cu])
+    return PerDocument(cuts.values[found], np.append(0, np.cumsum(found))[cuts.cu])
 
 
-def _join(parts: Sequence[Sequence[tuple[int, ...]]], columns: int = 2) -> Rows:
+def _join(parts: Sequence[Sequence[tuple[int, ...]]], columns: int = 2) -> PerDocument:
     values = np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.int64)
-    return Rows(values.reshape(-1, columns), _bounds(parts))
+    return PerDocument(values.reshape(-1, columns), _bounds(parts))
 
 
-def _join_bytes(parts: Sequence[bytes]) -> Rows:
-    return Rows(np.frombuffer(b"".join(parts), np.uint8), _bounds(parts))
+def _join_bytes(parts: Sequence[bytes]) -> PerDocument:
+    return PerDocument(np.frombuffer(b"".join(parts), np.uint8), _bounds(parts))
 
 
 def _bounds(parts: Sequence[Sized]) -> NDArray[np.int64]:

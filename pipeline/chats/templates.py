@@ -33,6 +33,7 @@ class ChatTemplate:
         options: further values, such as `enable_thinking`.
         parts: whether it takes a content only as a list of parts.
         json_arguments: whether it takes the arguments of calls only as JSON.
+        null_content: whether it shows calls only if the content is None, not if there is none.
     """
 
     text: str
@@ -40,6 +41,7 @@ class ChatTemplate:
     options: Mapping[str, Any] = field(default_factory=dict)
     parts: bool = False
     json_arguments: bool = False
+    null_content: bool = False
 
     def render(
         self,
@@ -71,6 +73,8 @@ class ChatTemplate:
             given["thinking"] = given[REASONING]
         if self.parts and CONTENT in given:
             given[CONTENT] = [{"type": "text", "text": given[CONTENT]}]
+        if self.null_content and CALLS in given:
+            given.setdefault(CONTENT, None)
         if self.json_arguments and CALLS in given:
             given[CALLS] = [_with_json(call) for call in given[CALLS]]
         return given

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +34,11 @@ what ends a turn."""
 _FIRST_MARK, _LAST_MARK = 0xF0000, 0xFFFFD  # a plane for private use
 _MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
 _USER, _SAID = chr(_FIRST_MARK), chr(_FIRST_MARK + 1)
-_CALL = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {}}}
+_CALL: dict[str, Any] = {
+    "type": "function",
+    "id": "call00000",
+    "function": {"name": "look", "arguments": {}},
+}
 
 
 class Said(NamedTuple):
@@ -113,7 +118,7 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
         speaker = Speaker(replace(template, parts=parts), tuple(controls))
         try:
             habits_of(speaker)
-            return replace(speaker, template=_with_arguments(speaker.template))
+            return replace(speaker, template=_with_calls(speaker.template))
         except ChatError as error:
             reasons.append(str(error))
     raise ChatError(
@@ -124,18 +129,20 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
     )
 
 
-def _with_arguments(template: ChatTemplate) -> ChatTemplate:
-    """Return a template with the form of calls' arguments that it takes."""
+def _with_calls(template: ChatTemplate) -> ChatTemplate:
+    """Return a template with the form of calls that it shows, or that it takes."""
     messages: list[dict[str, Any]] = [
         {"role": "user", CONTENT: "?"},
         {"role": "assistant", CALLS: [_CALL]},
     ]
-    for json_arguments in (False, True):
-        settled = replace(template, json_arguments=json_arguments)
+    taken = []
+    for null_content, json_arguments in product((False, True), repeat=2):
+        settled = replace(template, null_content=null_content, json_arguments=json_arguments)
         with suppress(ChatError):
-            settled.render(messages)
-            return settled
-    return template  # takes no calls
+            if _CALL["function"]["name"] in settled.render(messages):
+                return settled
+            taken.append(settled)
+    return taken[0] if taken else template
 
 
 def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
@@ -153,8 +160,8 @@ def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
 def find_shape(speaker: Speaker, marked: bytes) -> Shape:
     """Return a template's rendering of a chat's structure, from `mark_texts`.
 
-    ChatError names a text that it drops, repeats or moves. Reasoning may be dropped: most templates
-    leave out that of earlier turns.
+    ChatError names a text that it drops, repeats or moves, or calls that it drops. Reasoning may be
+    dropped: most templates leave out that of earlier turns.
     """
     chat = decode_chat(marked)
     rendered = speaker.template.render(chat.messages, chat.tools)
@@ -188,7 +195,7 @@ def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
         last = number
     for number, text in enumerate(texts):
         if number not in places and text.field == CONTENT and _MARK.match(text.text):
-            raise ChatError(f"the chat template drops the content of message {text.message}")
+            raise _drops(CONTENT, text.message)
     return places
 
 
@@ -286,7 +293,10 @@ class _Turns:
         marks = self._places[number]
         first = min(marks.values(), default=self._next_mark(number))
         start = self._start(number, at, first, has_text=bool(marks))
+        calls = self._chat.messages[number].get(CALLS)
         if start is None:
+            if calls:
+                raise _drops(CALLS, number)
             return []
         found = []
         if marks:
@@ -299,8 +309,9 @@ class _Turns:
         while stop > end and self._rendered[stop - 1] == " ":  # the next turn's token may have it
             stop -= 1
         if last < end:
-            kind = CALLS if self._chat.messages[number].get(CALLS) else REASONING
-            found.append(Said(0, last, end, number, "calls" if kind == CALLS else "reasoning"))
+            found.append(Said(0, last, end, number, "calls" if calls else "reasoning"))
+        elif calls:
+            raise _drops(CALLS, number)
         return [*found, Said(0, end, stop, number, "end", self._hands_over(number))]
 
     def _hands_over(self, number: int) -> bool:
@@ -392,6 +403,10 @@ class _Turns:
         blank = len(behind) - len(behind.lstrip())
         names = [n for n in self._speaker.controls if behind.startswith(n, blank)]
         return blank + max(map(len, names)) if names else 0
+
+
+def _drops(field: str, message: int) -> ChatError:
+    return ChatError(f"the chat template drops the {field} of message {message}")
 
 
 def _kind(field: str) -> Kind:

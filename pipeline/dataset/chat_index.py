@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.batches import ChatParts, Rows, TokenBatch
+from pipeline.batches import ChatParts, PerDocument, TokenBatch
 from pipeline.chats.kernels import choose_cuts
 from schemas.document import StoredChat
 from schemas.index import CUT_STRIDE
@@ -48,7 +48,7 @@ def count_learned(chat: StoredChat) -> tuple[int, int, int]:
     return num_bytes, student, teacher
 
 
-def _totals(ranges: Rows) -> NDArray[np.int64]:
+def _totals(ranges: PerDocument) -> NDArray[np.int64]:
     """Return the size of all ranges of each document."""
     values, cu = ranges
     before = np.cumsum(np.append(0, values[:, 1] - values[:, 0]), dtype=np.int64)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.batches import AlignedBatch, ChatParts, Ranges, Rows
+from pipeline.batches import AlignedBatch, ChatParts, PerDocument, Ranges
 from pipeline.compiled import compiled
 from schemas.document import MEMBER_SUFFIX, Layout, document_key, sample_header
 
@@ -114,7 +114,7 @@ def _fields(batch: AlignedBatch) -> list[_Field]:
     return sorted(fields, key=lambda field: field.name)
 
 
-def _chat_tensors(chats: ChatParts) -> Iterator[tuple[str, Rows]]:
+def _chat_tensors(chats: ChatParts) -> Iterator[tuple[str, PerDocument]]:
     yield "chat.learned", chats.learned
     yield "chat.messages", chats.messages
     for side, own in (("student", chats.student), ("teacher", chats.teacher)):

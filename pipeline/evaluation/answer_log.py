@@ -43,6 +43,13 @@ class AnswerLog:
         """Return the continuation of each (context, options)."""
         return self._answer("generate_until", requests, self._model.generate_until)
 
+    def once(self, kind: str, request: Iterable[Any], ask: Callable[[], Any]) -> Any:
+        """Return the kept answer to a request, or ask for it and keep it."""
+        key = hash_args(kind, request)
+        if key not in self._answers:
+            self.add_partial(kind, request, ask())
+        return self._answers[key]
+
     def add_partial(self, kind: str, request: Iterable[Any], answer: Any) -> None:
         """Keep an answer; models call it as they go."""
         key = hash_args(kind, request)

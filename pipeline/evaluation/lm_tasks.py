@@ -71,6 +71,8 @@ def spread[T](items: Sequence[T], limit: int) -> list[tuple[int, T]]:
 
 
 def _has(item: Item, measure: Measure) -> bool:
+    if item.chat:
+        return measure == "text"
     if measure == "options":
         return bool(item.options)
     return measure != "solution" or bool(item.solution)

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
 from pipeline.evaluation.answer_log import AnswerLog
 from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of
-from pipeline.evaluation.context_room import find_room
+from pipeline.evaluation.context_room import Room, find_room
+from pipeline.evaluation.conversations import score_chats
 from pipeline.evaluation.lm_tasks import load_task, measures_of, spread
 from pipeline.evaluation.results import RESULTS_FILE, Measurement, Results, read_results, summarise
 from pipeline.evaluation.set_files import describe_data, read_items
+from pipeline.evaluation.sets import CHATS
 from pipeline.evaluation.settings import Asked, Measure, StudentEngine
-from pipeline.evaluation.students import Student
+from pipeline.evaluation.students import Student, find_files
 
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
 
@@ -77,7 +80,7 @@ def measure_all(
     settings = asdict(engine) | {name: version(name) for name in _LIBRARIES}
     with closing(AnswerLog(model, folder / answers_name(results.sha256, engine))) as log:
         for name, measure in steps:
-            made, samples = _measure(log, model, name, measure, asked, settings)
+            made, samples = _measure(log, model, name, measure, asked, settings, results.source)
             results.measurements.setdefault(name, {})[measure] = made
             results.write(folder)
             _write_samples(folder / "samples" / f"{name}.{measure}.jsonl", samples)
@@ -98,21 +101,13 @@ def _measure(
     measure: Measure,
     asked: Asked,
     settings: Mapping[str, Any],
+    source: str,
 ) -> tuple[Measurement, list[dict[str, Any]]]:
-    task = load_task(name, measure, asked.data, asked.limit)
-    room = find_room(task, model, asked.max_answer_tokens)
-    if room.answer_tokens:
-        longest = {"max_gen_toks": room.answer_tokens}
-        task.set_config(key="generation_kwargs", value=longest, update=True)
-    samples: list[dict[str, Any]] = []
-    if room.documents:
-        made = evaluate(
-            log,
-            {"tasks": {task.task_name: task}},
-            samples={task.task_name: list(room.documents)},
-            bootstrap_iters=0,
-        )
-        samples = made["samples"][task.task_name]
+    if name == CHATS:
+        items = spread(read_items(name, asked.data), asked.limit)
+        samples, room = score_chats(items, model, log, find_files(source).path)
+    else:
+        samples, room = _ask(log, model, load_task(name, measure, asked.data, asked.limit), asked)
     measurement = Measurement(
         num_items=len(samples),
         values=summarise(samples) if samples else {},
@@ -124,6 +119,25 @@ def _measure(
         note=room.note,
     )
     return measurement, [_sample(sample, measure) for sample in samples]
+
+
+def _ask(
+    log: AnswerLog, model: LM, task: ConfigurableTask, asked: Asked
+) -> tuple[list[dict[str, Any]], Room]:
+    """Return lm-eval's samples of a task, and what there was room for."""
+    room = find_room(task, model, asked.max_answer_tokens)
+    if room.answer_tokens:
+        longest = {"max_gen_toks": room.answer_tokens}
+        task.set_config(key="generation_kwargs", value=longest, update=True)
+    if not room.documents:
+        return [], room
+    made = evaluate(
+        log,
+        {"tasks": {task.task_name: task}},
+        samples={task.task_name: list(room.documents)},
+        bootstrap_iters=0,
+    )
+    return made["samples"][task.task_name], room
 
 
 def _sample(sample: Mapping[str, Any], measure: Measure) -> dict[str, Any]:

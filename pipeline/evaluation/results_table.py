@@ -2,7 +2,7 @@
 
 from pipeline.drawing.formatting import format_count, format_table
 from pipeline.evaluation.results import Measurement, Results, Value
-from pipeline.evaluation.sets import SETS
+from pipeline.evaluation.sets import CHATS, SETS
 
 COLUMNS = (
     ("accuracy", "accuracy", "accuracy %"),
@@ -107,7 +107,11 @@ def _notes(results: Results) -> list[str]:
         for name, measure, made in results.all()
         if made.note
     ]
-    other = {SETS[name].title for name, _, made in results.all() if not made.data["as_harness"]}
+    other = {
+        SETS[name].title
+        for name, _, made in results.all()
+        if not made.data["as_harness"] and name != CHATS
+    }
     if other:
         lines.append(f"a different file from math-evaluation-harness's: {', '.join(sorted(other))}")
     settings = describe_settings(results)

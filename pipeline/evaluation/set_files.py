@@ -60,7 +60,7 @@ def describe_data(name: str, data: str = "") -> dict[str, Any]:
     return {
         "path": path,
         "sha256": sha256(content).hexdigest(),
-        "as_harness": git_blob(content) == BLOBS[SETS[name].file],
+        "as_harness": git_blob(content) == BLOBS.get(SETS[name].file),
     }
 
 
@@ -75,9 +75,11 @@ def git_blob(content: bytes) -> str:
 
 
 def _read(name: str, data: str) -> tuple[bytes, str]:
-    if not data:
-        return _download(name)
     file = SETS[name].file
+    if not data:
+        if file not in BLOBS:
+            raise ValueError(f"--tasks {name} needs --data, a folder with your own {file}.jsonl")
+        return _download(name)
     names = [f"{file}.jsonl", f"{file}/test.jsonl"]
     if name == "math":
         names.insert(0, "math500.jsonl")

@@ -6,6 +6,7 @@ commas and those of SAT without. The worked examples (`shots/`) are the harness'
 db77bc6), with their licence.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ class Item:
         solution: a worked solution, "" if the set has none.
         options: the options' texts, empty for a free answer.
         label: the right option's place, -1 without options.
+        chat: of a conversation, JSON of its messages and tools; "" otherwise.
     """
 
     question: str
@@ -41,11 +43,12 @@ class Item:
     solution: str = ""
     options: tuple[str, ...] = ()
     label: int = -1
+    chat: str = ""
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of the nine: its title, its file, the maker of its items, its examples.
+    """One of the nine, or a user's: its title, its file, the maker of its items, its examples.
 
     The data are FILE.jsonl, or FILE/test.jsonl as in the harness.
     """
@@ -186,6 +189,13 @@ def _sat_math(row: Row) -> Item:
     return replace(item, question=f"{item.problem}\n{_CHOOSE}\n{listed}")
 
 
+def _chat(row: Row) -> Item:
+    chat = {"messages": row["messages"], "tools": row.get("tools")}
+    first = next(message for message in row["messages"] if message["role"] != "system")
+    question = json.dumps(first.get("content"), ensure_ascii=False)
+    return Item(question=question, problem=question, answer="", chat=json.dumps(chat))
+
+
 def _open(problem: str, answer: str, *, solution: str = "", hint: str = "") -> Item:
     # Two questions of TabMWP end with a space, which the harness leaves before its hint.
     question = f"{problem}{hint}".strip()
@@ -235,3 +245,7 @@ NINE = tuple(SETS)
 """In the paper's order."""
 
 SETS["math_full"] = replace(SETS["math"], title="MATH (5,000)")
+
+CHATS = "chats"
+SETS[CHATS] = EvaluationSet("conversations", CHATS, _chat, "gsm8k")
+"""A user's own: `{"messages": …}` in each line."""

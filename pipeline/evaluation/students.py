@@ -8,7 +8,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from pipeline.evaluation.settings import StudentEngine
-from pipeline.models.teacher_files import digest_of_files, find_teacher
+from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
 from pipeline.models.weights import load_weights
 
 # A run's subfolder for its student; the run's name is more specific.
@@ -33,11 +33,17 @@ class Student:
 
 def find_student(source: str) -> Student:
     """Return the student named by [NAME=]SOURCE; ValueError if it is missing."""
-    name, separator, rest = source.partition("=")
-    found = find_teacher(rest if separator else source, role="student")
+    name, separator, _ = source.partition("=")
+    found = find_files(source)
     files = [*found.files, *_tokenizer_files(found.path)]
     name = name if separator else name_of(source)
     return Student(name, source, found.path, digest_of_files(files))
+
+
+def find_files(source: str) -> TeacherFiles:
+    """Return the files of the student named by [NAME=]SOURCE; ValueError if it is missing."""
+    name, separator, rest = source.partition("=")
+    return find_teacher(rest if separator else name, role="student")
 
 
 def name_of(source: str) -> str:

@@ -29,6 +29,7 @@ from tests.support.chats import (
     user,
 )
 
+_CALLS = {"tool_calls": TOOLS[1]["tool_calls"]}
 _LONG = [m for n in range(100) for m in (user(f"Question {n}?"), said(f"Answer {n}."))]
 _CHATS: dict[str, list[dict[str, Any]]] = {
     "two turns": TWO_TURNS,
@@ -127,6 +128,39 @@ def test_a_call_that_both_sides_render_alike_is_text() -> None:
     assert _said(chat) == [f"{call}<|im_end|>\n", "18 degrees.<|im_end|>\n"]
     assert call.encode() in chat.text
     assert len(chat.learned) == 2
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": "Hm."}])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_a_call_may_have_no_content(name: str, content: dict[str, Any]) -> None:
+    """`null` is what services that call tools give."""
+    messages = [TOOLS[0], {"role": "assistant", **content, **_CALLS}, *TOOLS[2:]]
+    chat = _render(messages, name, tools=[WEATHER])
+    given = [messages[0], {"content": None, **messages[1]}, *messages[2:]]
+    (expected,), _ = render_jinja_template(
+        [given], tools=[WEATHER], chat_template=template(name).text, **NAMES
+    )
+    assert (chat.sides[0].text.decode(), _put_together(chat, 0)) == (expected, chat.sides[0].text)
+    turn, answer = _said(chat)
+    assert turn.startswith(content.get("content") or "<tool_call>")
+    assert turn.endswith('"days": 2}}\n</tool_call><|im_end|>\n')
+    assert answer == "18 degrees.<|im_end|>\n"
+    # Llama 3's first template knows no calls: its student would learn to end the turn instead.
+    with pytest.raises(ChatError, match=r"teacher: .*drops the tool_calls of message 1"):
+        _render(messages, name, "llama3", tools=[WEATHER])
+
+
+def test_a_template_that_shows_calls_for_null_gets_null() -> None:
+    text = (
+        "{% for m in messages %}<s>{% if m.tool_calls and m.content is none %}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% else %}{{ m.content }}"
+        "{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    messages = [TOOLS[0], {"role": "assistant", "content": None, **_CALLS}, *TOOLS[2:]]
+    assert _said(render_chat(read_chat(messages), (side, side), LearnRule()))[0] == "weather</s>"
+    with pytest.raises(ChatError, match="drops the tool_calls of message 1"):
+        render_chat(read_chat(TOOLS), (side, side), LearnRule())
 
 
 def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> None:

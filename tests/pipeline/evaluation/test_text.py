@@ -1,6 +1,7 @@
 """The code length of whole texts: one convention for `vocag evaluate` and for held-out sets."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 import tokenizers
 import torch
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from pipeline.evaluation.command import main
 from pipeline.evaluation.likelihood import text_to_score
@@ -23,6 +25,15 @@ from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.config import TrainConfig
 from pipeline.training.held_out import evaluate, open_heldout
 from pipeline.training.ranks import Ranks
+from tests.support.chats import (
+    FOLDER,
+    NAMES,
+    TWO_TURNS,
+    align_chats_job,
+    chat_tokenizer,
+    said,
+    user,
+)
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
 
@@ -70,3 +81,75 @@ def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_p
     model, heldout = load_language_model(str(student)), open_heldout(config, training)
     measured = evaluate(config, model, heldout, Ranks(torch.device("cpu")))
     assert found.value == pytest.approx(measured["heldout_bits_per_byte"], rel=1e-5)
+
+
+_CHATS = [
+    TWO_TURNS,
+    [user("Say \n😀!"), said("  naïve 😀\n")],
+    [user("Again?"), said("Yes. " * 30)],
+]
+_MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+)
+"""ChatML with transformers' marks of what an assistant says, as TRL's templates have them."""
+
+
+def test_a_chat_costs_what_an_assistant_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As recomputed with transformers' own masks, and as a held-out dataset."""
+    student = write_model(tmp_path / "one", chat_tokenizer(320))
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES}
+    (student / "tokenizer_config.json").write_text(json.dumps(ends))
+    (student / "chat_template.jinja").write_bytes((FOLDER / "chatml.jinja").read_bytes())
+    unusable = [{"role": "user", "content": [{"type": "image"}]}]
+    lines = [json.dumps({"messages": chat}) for chat in [*_CHATS, unusable]]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    command = [str(student), "--data", str(tmp_path), "--output", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--tasks", "chats"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 4 conversations are left out" in printed
+    made = read_results(tmp_path / "one").measurements["chats"]
+    assert [*made] == ["text"]
+    assert (made["text"].num_items, made["text"].num_left_out) == (3, 1)
+    found = made["text"].values["bits_per_byte"].value
+
+    theirs, model = AutoTokenizer.from_pretrained(student), load_language_model(str(student))
+    nats, num_bytes = 0.0, 0
+    for chat in _CHATS:
+        marked = theirs.apply_chat_template(
+            chat,
+            chat_template=_MARKED,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        ids, mask = marked["input_ids"], torch.as_tensor(marked["assistant_masks"]).reshape(-1)
+        with torch.inference_mode():
+            losses = torch.nn.functional.cross_entropy(
+                model(ids).logits[0, :-1], ids[0, 1:], reduction="none"
+            )
+        nats += float(losses[mask[1:].bool()].double().sum())
+        num_bytes += sum(len(m["content"].encode()) for m in chat if m["role"] == "assistant")
+    assert found == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-6)
+
+    held, _ = align_chats_job(tmp_path / "held", _CHATS, sides=("chatml", "chatml"))
+    config = TrainConfig(
+        data=Reading(str(held)),
+        student=str(student),
+        output=tmp_path / "run",
+        method=Method("full"),
+        num_steps=1,
+        warmup_steps=0,
+        seq_length=512,
+        global_batch_size=1,
+        micro_batch_size=1,
+        heldout=(str(held),),
+    )
+    rows = open_heldout(config, AlignedRows(config.stream))
+    held_out = evaluate(config, model, rows, Ranks(torch.device("cpu")))["heldout_bits_per_byte"]
+    assert found == pytest.approx(held_out, rel=1e-5)
+    assert main([str(student), "--tasks", "chats", "--output", str(tmp_path)]) == 2
+    assert "--tasks chats needs --data" in capsys.readouterr().err
