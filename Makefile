@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-lowest constraints test-long test-prove test-megatron test-services test-served test-flink test-prism test-dask lint format types docs known-splits fuzz clean \
+.PHONY: help demo train-demo transfer-demo prove megatron-demo test test-fast test-lowest constraints test-long test-prove test-megatron test-services test-served test-flink test-prism test-dask lint format types docs package known-splits fuzz clean \
   benchmark benchmark-align benchmark-streaming benchmark-guidance benchmark-attention benchmark-scoring
 
 help: ## list the targets
@@ -140,6 +140,16 @@ constraints: $(VENV)/bin/python ## write constraints.txt anew: the newest versio
 docs: $(VENV)/.installed-docs ## build the documentation as a site with search, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Site: build/site/index.html; with search: $(BIN)/python -m mkdocs serve"
+
+package: $(VENV)/bin/python ## build wheel and source distribution, check both, install each in an empty environment (minutes)
+	$(BIN)/python -m pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	for file in dist/*; do \
+	  $(BIN)/python -m venv --clear build/empty && build/empty/bin/pip install --quiet $$file && \
+	  (cd build/empty && bin/vocag --version && bin/vocag align --help >help.txt && bin/vocag doctor) || exit 1; \
+	done
 
 known-splits: $(VENV)/.installed-test ## compare how encoders split texts, for the package; when a tokenizer library is raised (minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.support.compare_splits
