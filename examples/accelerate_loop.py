@@ -36,15 +36,13 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     config = vocag.StreamConfig(
         options.data, seq_length=options.seq_length, global_batch_size=size, teaching=teaching
     )
-    rows = vocag.AlignedRows(config)
+    opened = vocag.open_training(config, options.student, vocag.Method("teacher", scope="row"))
     # Not `prepare`d: each process reads its own rows already, in the order that resumes exactly.
     loader = vocag.load_batches(
-        rows, micro_batch_size=micro, replica=accelerator.process_index, num_replicas=ranks
+        opened.rows, micro_batch_size=micro, replica=accelerator.process_index, num_replicas=ranks
     )
     batches = iter(loader)
-    student = vocag.load_language_model(options.student)
-    tokenizer = vocag.prove_tokenizer(rows, student)  # of the data, and the student's chat template
-    guided: Any = vocag.GuidedStudent(student, vocag.Method("teacher", scope="row")).train()
+    guided: Any = opened.guided.train()
     adam: Any = torch.optim.AdamW(
         guided.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         accelerator.unwrap_model(guided).model.save_pretrained(options.output)
-        tokenizer.write(options.output)
+        opened.tokenizer.write(options.output)
     accelerator.end_training()
     return losses
 

@@ -6,7 +6,7 @@ torchrun --nproc-per-node 8 examples/fsdp2_loop.py --data aligned --stored-losse
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -33,10 +33,8 @@ def main() -> None:
     config = vocag.StreamConfig(
         options.data, seq_length=length, global_batch_size=size, teaching=teaching
     )
-    rows = vocag.AlignedRows(config)
-    student: Any = vocag.load_language_model(options.student)
-    tokenizer = vocag.prove_tokenizer(rows, student)  # of the data, and the student's chat template
-    guided = vocag.GuidedStudent(student, vocag.Method("teacher", scope="row")).train()
+    opened = vocag.open_training(config, options.student, vocag.Method("teacher", scope="row"))
+    rows, guided, student = opened.rows, opened.guided.train(), cast(Any, opened.student)
     for module in (*student.model.layers, guided):  # it last: the loss needs the whole output
         fully_shard(module)
     weights = list(guided.parameters())
@@ -72,7 +70,7 @@ def main() -> None:
     trained = states.get_model_state_dict(student, options=whole)
     if rank == 0:
         student.save_pretrained(options.output / "model", state_dict=trained)
-        tokenizer.write(options.output / "model")
+        opened.tokenizer.write(options.output / "model")
     dist.destroy_process_group()
 
 

@@ -182,6 +182,11 @@ class VocagOptions:
             raise hinted(error, f"leave out {option}")
 
 
+def naming_arguments() -> Any:
+    """Let errors of the library name Megatron's and our arguments: it names fields."""
+    return option_parsing.naming_options(VocagOptions, prefix=_PREFIX, others=("seq_length",))
+
+
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     """Add all --vocag-* arguments to Megatron's parser, in groups.
 

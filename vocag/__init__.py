@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pipeline.training.export import prove_tokenizer as prove_tokenizer
     from pipeline.training.guided import GuidedStudent as GuidedStudent
     from pipeline.training.hf_trainer import GuidedTrainer as GuidedTrainer
+    from pipeline.training.run_opening import OpenedTraining as OpenedTraining
+    from pipeline.training.run_opening import open_training as open_training
     from schemas.document import AlignedDocument as AlignedDocument
     from schemas.document import decode_document as decode_document
     from schemas.document import document_key as document_key
@@ -67,6 +69,7 @@ _MODULES = {
     "pipeline.training.export": "prove_tokenizer",
     "pipeline.training.guided": "GuidedStudent",
     "pipeline.training.hf_trainer": "GuidedTrainer",
+    "pipeline.training.run_opening": "OpenedTraining open_training",
     "pipeline.methods.kind": "MethodKind",
     "pipeline.methods.method": "Method",
     "schemas.document": "AlignedDocument decode_document document_key",

@@ -16,7 +16,6 @@ from megatron_plugin.student.micro_batch import MicroBatch, micro_batch
 from megatron_plugin.student.requests import GuidedBatches
 from megatron_plugin.upstream import parallel_state
 from pipeline.distributions.vocabulary_map import VocabularyMap
-from pipeline.methods.kind import Served
 from pipeline.packing.opening import OpenedRun, open_run
 from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
@@ -64,7 +63,7 @@ class StudentData:
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)
-            self._options.method.require_learnable(self._training.layout.entries)
+            self._options.kind.require_rows(self._options.method, self._training)
         return self._training
 
     def training_batches(
@@ -135,8 +134,7 @@ class StudentData:
             cache_folder=options.cache_folder,
             cache_bytes=options.cache_gigabytes << 30,
             teaching=options.teaching,
-            with_distributions=options.served == Served("stored", with_distributions=True),
-            with_cells=options.kind.uses_cells(options.method),
+            **options.kind.row_needs(options.method, options.served),
         )
 
     @cached_property

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.arguments import VocagOptions, naming_arguments
 from megatron_plugin.bridge import START_TIMEOUT, StudentBridge
 from megatron_plugin.models.build import load_model, packed_layer_spec
 from megatron_plugin.models.megatron_arguments import config_of_arguments, require_model
@@ -87,6 +87,7 @@ class StudentRun:
         self.datasets = partial(self._datasets)
         self.datasets.is_distributed = True  # type: ignore[attr-defined]
 
+    @naming_arguments()
     def configure(self, args: Namespace) -> Any:
         """Check Megatron's validated arguments; return the configuration for `pretrain`.
 
@@ -153,6 +154,7 @@ class StudentRun:
         require_tokenizer(weights.files.path, self._opened.dataset, side="student")
         return weights
 
+    @naming_arguments()
     def _datasets(
         self, num_samples: tuple[int, int | None, int], vp_stage: int | None = None
     ) -> tuple[Iterator[MicroBatch], Iterator[MicroBatch] | None, None]:
@@ -160,7 +162,6 @@ class StudentRun:
         args = get_args()
         if not self._is_started:  # by another chunk of this rank's model
             rows = self._data.training_rows(args)
-            self._options.kind.require_context(rows.rules.student, of_chats=rows.layout.of_chats)
             self._take_up_run(args, rows)
             self._start_teacher(args)
             self._is_started = True

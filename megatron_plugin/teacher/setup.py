@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from megatron_plugin import checks
-from megatron_plugin.arguments import VocagOptions
+from megatron_plugin.arguments import VocagOptions, naming_arguments
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weight_sources import open_weights
 from megatron_plugin.teacher.model import Teacher
@@ -16,6 +16,7 @@ from pipeline.models.probe import probe_tokens, require_trained
 from pipeline.packing.opening import OpenedRun
 
 
+@naming_arguments()
 def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
@@ -42,7 +43,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
     if not options.allow_untrained_teacher:
         mean = teacher.mean_loss(_probe_row(opened))
         if mean is not None:
-            option = "--vocag-allow-untrained-teacher"
+            option = "allow_untrained_teacher"
             require_trained(mean, weights.shape.vocab_size, accepted_by=option)
     return teacher
 

@@ -12,6 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -172,27 +173,43 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
         ValueError: from the dataclass, whose `top_k` and `temperature=0` are written as the options
             that were given.
     """
-    holder = _Holder(prefix=prefix)
+    with naming_options(kind, prefix=prefix):
+        return _build(kind, values, _Holder(prefix=prefix))
+
+
+@contextmanager
+def naming_options(kind: type, *, prefix: str = "", others: Sequence[str] = ()) -> Iterator[None]:
+    """Let the errors of a command's work name options: libraries name fields.
+
+    `others` are fields that are options without the prefix.
+    """
     try:
-        return _build(kind, values, holder)
+        yield
     except ValueError as error:
-        names = [entry.name for entry in _entries(kind, holder)]
         if len(error.args) == 1:  # no message that its own class makes
-            error.args = (_with_flags(str(error), names, prefix),)
+            error.args = (in_options(str(error), kind, prefix=prefix, others=others),)
         notes = getattr(error, "__notes__", [])
-        notes[:] = [_with_flags(note, names, prefix) for note in notes]
+        notes[:] = [in_options(note, kind, prefix=prefix, others=others) for note in notes]
         raise
 
 
-def _with_flags(message: str, names: Sequence[str], prefix: str) -> str:
-    """Write a message's field names as options."""
-    for name in names:
-        field = name.removeprefix(prefix)
-        message = re.sub(rf"(?<![\w/.-]){field}=(?=\S)", f"{_flag(name)} ", message)
-        message = re.sub(rf"(?<![\w/.-]){field}=", _flag(name), message)
+def in_options(text: str, kind: type, *, prefix: str = "", others: Sequence[str] = ()) -> str:
+    """Write the fields that a text names as options.
+
+    Example:
+        >>> in_options("quiet=True needs workers=2", RunOptions)
+        '--quiet needs --workers 2'
+    """
+    names = [entry.name for entry in _entries(kind, _Holder(prefix=prefix))]
+    for name in (*names, *others):
+        field = name if name in others else name.removeprefix(prefix)
+        word = rf"(?<![\w/.-]){field}"
+        text = re.sub(rf"{word}=True\b", _flag(name), text)
+        text = re.sub(rf"{word}=(?=\S)", f"{_flag(name)} ", text)
+        text = re.sub(rf"{word}=", _flag(name), text)
         if "_" in field:  # else it may be an ordinary word
-            message = re.sub(rf"(?<![\w/.-]){field}(?![\w/.])", _flag(name), message)
-    return message
+            text = re.sub(rf"{word}(?![\w/.])", _flag(name), text)
+    return text
 
 
 def require_known(

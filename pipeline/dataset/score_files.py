@@ -82,7 +82,7 @@ def find_scores(
         f'{which} "{source}"{of_what} in {location}: {remedy} run vocag score first'
     )
     if fitting:
-        raise hinted(missing, f"--stored-losses {fitting[0].manifest.rule.fingerprint[:16]}")
+        raise hinted(missing, f"stored_losses={fitting[0].manifest.rule.fingerprint[:16]}")
     top = " --top-k 16" if with_distributions else ""
     teacher = f"{quote(source or 'MODEL')}{top}"
     raise hinted(missing, f"vocag score {quote(location)} --teacher {teacher} {_ROWS}")

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.distributions.vocabulary_map import VocabularyMap
+from pipeline.guidance import aggregate_teacher_losses
 from pipeline.losses.cell_sums import Cells
 from pipeline.losses.cross_entropy import TokenScores, linear_cross_entropy, score_tokens
 from pipeline.losses.divergences import LabelDistributions
@@ -108,6 +109,20 @@ class StudentPass(MicroBatchLoss):
 def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
     """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
     return _losses_of_states(teacher, _teacher_states(teacher, batch), batch)
+
+
+def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
+    """Return the teacher's mean loss over the labels that it covers, nats; not over padding.
+
+    A good model may find padding as unlikely as an untrained one finds all tokens.
+    """
+    guidance = aggregate_teacher_losses(
+        compute_teacher_losses(teacher, batch),
+        batch["teacher_spans"],
+        "mean",
+        teacher_loss_mask=batch.teacher_has_loss,
+    )
+    return float(guidance[batch["loss_mask"].bool()].nanmean())
 
 
 def _losses_of_states(teacher: PreTrainedModel, states: Tensor, batch: Rows) -> Tensor:

@@ -15,7 +15,7 @@ from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 if TYPE_CHECKING:
     from pipeline.losses.loss_result import LossResult
-    from schemas.manifest import ConventionRecord
+    from pipeline.streaming import AlignedRows
 
 Needs = Literal["nothing", "losses", "distributions", "model"]
 
@@ -112,22 +112,26 @@ class MethodKind:
         top_k = teaching.top_k or ONLINE_TOP_K
         return Served("running", True, method.entries_of(top_k, teaching.draws))
 
-    def require_context(self, student: ConventionRecord, *, of_chats: bool = False) -> None:
-        """Check that every student token is a label, if the method needs whole chunks of text.
+    def row_needs(self, method: Method, served: Served) -> dict[str, Any]:
+        """Return the fields of `StreamConfig` by which rows hold what a run so served needs."""
+        return {
+            "with_distributions": served == Served("stored", with_distributions=True),
+            "with_cells": self.uses_cells(method),
+        }
 
-        Args:
-            student: the rows' tokens around its texts.
-            of_chats: whether rows hold chats, which begin with their template's text.
+    def require_rows(self, method: Method, rows: AlignedRows) -> None:
+        """Check that the method can learn from rows; all trainers do.
 
-        Raises:
-            ValueError: a document's first token, or a part's, has nothing before it.
+        ValueError if a document's first token, or a part's, has nothing before it and the method
+        needs whole chunks of text, or if the stored distributions don't suit the options.
         """
+        method.require_learnable(rows.layout.entries)
+        student = rows.rules.student
         before = (student.first_token_id, student.continued_token_id)
-        if self.every_token and not of_chats and None in before:
+        if self.every_token and not rows.layout.of_chats and None in before:
             raise ValueError(
-                f"--method {self.name} compares the likelihoods of whole texts, but without a "
-                "token before it a text's first token has none: name one by --student-bos (in "
-                "Megatron --vocag-student-bos)"
+                f"method={self.name} compares the likelihoods of whole texts, but without a token "
+                "before it a text's first token has none: name one by student_bos"
             )
 
     def _without_teacher(self, data: Reading | None) -> ValueError:

@@ -34,32 +34,32 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     an exported student's does. A GGUF file's vocabulary is compared token by token; a SentencePiece
     model's must agree on nine of ten.
     """
-    if model.suffix == ".gguf":
-        _require_gguf_tokens(model, dataset, side)
-        return
     record: TokenizerRecord = getattr(dataset.manifest, side)
-    path = model / Path(record.file).name
-    if not path.is_file():
-        _require_same_words(model, dataset, side)
+    name = Path(record.file).name
+    if (model / name).is_file() and _digest(model / name) == record.sha256:
         return
-    data = path.read_bytes()
-    digest = sha256(data).hexdigest()
-    if digest == record.sha256:
+    found = next((each for each in (name, *HUB_FILES) if (model / each).is_file()), None)
+    if found is None and model.suffix != ".gguf":
         return
     own = load_dataset_tokenizer(dataset, side)
-    if own.file.kind != "huggingface" or _text_part(data) != _text_part(own.file_bytes):
-        dataset.manifest.require_tokenizers(**{f"{side}_sha256": digest})
-
-
-def _require_same_words(folder: Path, dataset: Dataset, side: Side) -> None:
-    found = next((folder / name for name in HUB_FILES if (folder / name).is_file()), None)
     if found is None:
-        return
-    own = load_dataset_tokenizer(dataset, side)
-    other = load_tokenizer(str(found), fast=False, proven=True)
+        _require_gguf_tokens(model, own, f'{side} tokenizer ("{record.source}")')
+    elif not _is_alike(model / found, own, is_own_file=found == name):
+        dataset.manifest.require_tokenizers(**{f"{side}_sha256": _digest(model / found)})
+
+
+def _is_alike(path: Path, own: Tokenizer, *, is_own_file: bool) -> bool:
+    if is_own_file:
+        return own.file.kind == "huggingface" and _text_part(path.read_bytes()) == _text_part(
+            own.file_bytes
+        )
+    other = load_tokenizer(str(path), fast=False, proven=True)
     size = min(own.vocab_size, other.vocab_size)
-    if sum(own.token_bytes(i) == other.token_bytes(i) for i in range(size)) < 0.9 * size:
-        dataset.manifest.require_tokenizers(**{f"{side}_sha256": other.sha256})
+    return sum(own.token_bytes(i) == other.token_bytes(i) for i in range(size)) >= 0.9 * size
+
+
+def _digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:
@@ -142,12 +142,12 @@ def _text_part(data: bytes) -> Mapping[str, Any]:
     return {name: part for name, part in definition.items() if name not in _AROUND_TEXT}
 
 
-def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
+def _require_gguf_tokens(path: Path, tokenizer: Tokenizer, whose: str) -> None:
     from gguf import GGUFReader
 
     field = GGUFReader(path).get_field("tokenizer.ggml.tokens")
     own = [] if field is None else [str(token) for token in field.contents()]
-    file = load_dataset_tokenizer(dataset, side).file
+    file = tokenizer.file
     if file.kind == "huggingface":
         names, tolerated = token_names(file.definition), 0.0
     else:  # converters of SentencePiece models rename control tokens
@@ -158,7 +158,7 @@ def _require_gguf_tokens(path: Path, dataset: Dataset, side: Side) -> None:
         token_id = others[0]
         found = own[token_id] if token_id < len(own) else None
         raise ForeignTokenizerError(
-            f"token {token_id} is {names[token_id]!r} in the dataset's {side} tokenizer "
-            f'("{getattr(dataset.manifest, side).source}") and {found!r} in {path}: name the model '
-            "that the tokenizer belongs to, or run vocag align again with the model's"
+            f"token {token_id} is {names[token_id]!r} in the dataset's {whose} and {found!r} in "
+            f"{path}: name the model that the tokenizer belongs to, or run vocag align again with "
+            "the model's"
         )

@@ -74,7 +74,7 @@ def recompute_layers(model: PreTrainedModel) -> None:
     """Let a model keep only each layer's input while it trains. ValueError if it can't."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} can't compute its layers again: leave out "
-                         "--gradient-checkpointing")  # fmt: skip
+                         "gradient_checkpointing")  # fmt: skip
     # Its name in transformers 5.24, where the older one warns.
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})

@@ -73,10 +73,10 @@ def keep_documents_apart(
         f"{type(model).__name__} ({model.config.model_type}) can't be run on "
         f"{'packed rows' if packed else 'rows of one document and padding'}: the losses of its "
         f"documents differ from those of each alone ({'; '.join(failures)}). As a teacher let "
-        "vocag score run it, which takes a document at a time, and train with its stored losses "
-        "(--stored-losses)" + ("; as a student it needs rows of one document each" * packed)
+        "vocag score run it, which takes a document at a time, and train with its "
+        "stored_losses" + ("; as a student it needs rows of one document each" * packed)
     )
-    raise hinted(error, "--one-document-a-row") if packed else error
+    raise hinted(error, "one_document_a_row=True") if packed else error
 
 
 def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: bool) -> str | None:

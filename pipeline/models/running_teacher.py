@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from pipeline.dataset.tokenizers import Side
-from pipeline.models.fit import find_fitting, require_room, require_tokenizer
+from pipeline.models.fit import require_room, require_tokenizer
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer, require_own_losses
 from pipeline.models.packed_check import keep_documents_apart
 from pipeline.models.probe import require_trained
-from pipeline.models.teacher_files import find_folder
+from pipeline.models.teacher_files import find_folder, find_teacher
 from pipeline.packing.opening import OpenedRun
 from pipeline.packing.rules import PackingRules
 
@@ -34,18 +35,31 @@ def open_model(
         ValueError: nothing there, no room for the rows, losses that are not its own, or documents
             of a packed row that see each other.
     """
+    folder = _folder_of(source, side)
+    if folder is not None:
+        require_tokenizer(folder, opened.dataset, side=side)
     if isinstance(source, str):
-        name, files = source, find_fitting(source, opened.dataset, side=side)
-        model = load_language_model(str(files.path), dtype=dtype, device=str(device), packed=False)
+        model = load_language_model(str(folder), dtype=dtype, device=str(device), packed=False)
     else:
-        name = str(source.config.name_or_path)
         model = cast(Any, source).to(device)
-        if name:
-            require_tokenizer(find_folder(name, role=side), opened.dataset, side=side)
         require_own_losses(model)
     keep_documents_apart(model, packed=not rules.one_document_a_row)
-    require_model_room(model, opened, rules, name or "model", side=side)
+    name = source if isinstance(source, str) else name_of(source)
+    require_model_room(model, opened, rules, name, side=side)
     return model
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """Return what a model was loaded from, for messages."""
+    return str(model.config.name_or_path) or "the model"
+
+
+def _folder_of(source: str | PreTrainedModel, side: Side) -> Path | None:
+    """Return a model's folder or .gguf file; None for one that was made in memory."""
+    if isinstance(source, str):
+        return find_teacher(source, role=side).path
+    name = str(source.config.name_or_path)
+    return find_folder(name, role=side) if name else None
 
 
 def open_running_teacher(
@@ -70,9 +84,9 @@ def open_running_teacher(
     student, teacher = opened.manifest.student, opened.manifest.teacher
     if one_vocabulary_for and student.sha256 != teacher.sha256:
         raise ValueError(
-            f"--method {one_vocabulary_for} needs a teacher with the student's tokenizer, but "
-            f"{opened.reading.path} was aligned with {teacher.source}: align with the student's "
-            "tokenizer as --teacher"
+            f"method={one_vocabulary_for} needs a teacher with the student's tokenizer, but "
+            f"{opened.reading.path} was aligned with {teacher.source}: run vocag align again with "
+            "the student's tokenizer for both"
         )
     chats = opened.manifest.chats
     if (
@@ -81,9 +95,9 @@ def open_running_teacher(
         and chats.student != replace(chats.teacher, file=chats.student.file)
     ):
         raise ValueError(
-            f"--method {one_vocabulary_for} lets the teacher read the student's tokens, and "
-            f"{opened.reading.path} has two chat templates: choose another method, or align with "
-            "one template for both, by --chat-template"
+            f"method={one_vocabulary_for} lets the teacher read the student's tokens, and "
+            f"{opened.reading.path} has two chat templates: choose another method, or run vocag "
+            "align again with one --chat-template for both"
         )
     model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
     model.train(False).requires_grad_(False)
@@ -105,5 +119,5 @@ def require_model_room(
         vocab_size=output_layer(model).vocab_size,
         seq_length=rules.seq_length if is_student else rules.teacher_seq_length,
         max_length=getattr(model.config, "max_position_embeddings", None),
-        remedy=f"lower --{'' if is_student else 'teacher-'}seq-length",
+        remedy=f"lower {'' if is_student else 'teacher_'}seq_length",
     )

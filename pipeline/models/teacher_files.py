@@ -82,17 +82,16 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
     if path.is_dir():
         _require_content(file for pattern in _HUB_FILES for file in sorted(path.glob(pattern)))
         return path
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        missing = ValueError(
-            f'{role} "{source}": no such folder or .gguf file, and not a Hugging Face repository '
-            "name (owner/name): name one of them"
-        )
-        raise hinted(missing, look_near(source))
-    try:
-        return download_folder(source, files)
-    except HubError as error:
-        missing = ValueError(f'{role} "{source}": no such folder or .gguf file, and {error}')
-        raise (hinted(missing, look_near(source)) if nearest(source) else missing) from error
+    failure, why = None, "not a Hugging Face repository name (owner/name): name one of them"
+    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
+        try:
+            return download_folder(source, files)
+        except HubError as error:
+            failure, why = error, str(error)
+    missing = ValueError(f'{role} "{source}": no such folder or .gguf file, and {why}')
+    if failure is None or nearest(source):
+        hinted(missing, look_near(source))
+    raise missing from failure
 
 
 def _require_content(files: Iterable[Path]) -> None:

@@ -84,26 +84,18 @@ def _from_hub_or_cache(
     try:
         return load(silence is not None)
     except Exception as error:  # the hub client raises many unrelated types
-        if silence is not None:
-            failure = HubError(f"{silence}; and its cache on this machine holds no {what}")
-            raise hinted(failure, _remedy_of_silence(source, patterns)) from error
-        failure = HubError(
-            f"the Hugging Face hub gave no {what} ({type(error).__name__}: {_first_line(error)}); "
-            "check the name, or HF_TOKEN for a gated repository"
-        )
-        raise hinted(failure, _remedy(source, error, patterns)) from error
+        told = f"{silence}; and its cache on this machine holds no {what}"
+        if silence is None:
+            told = (
+                f"the Hugging Face hub gave no {what} ({type(error).__name__}: "
+                f"{_first_line(error)}); check the name, or HF_TOKEN for a gated repository"
+            )
+        remedy = _remedy(source, None if silence else error, patterns)
+        raise hinted(HubError(told), remedy) from error
 
 
-def _remedy_of_silence(source: str, patterns: Sequence[str]) -> str:
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"
-    command, folder = _download(source, patterns)
-    return f"{command}  # where the hub can be reached; then name the folder {folder}"
-
-
-def _remedy(source: str, error: Exception, patterns: Sequence[str]) -> str:
+def _remedy(source: str, error: Exception | None, patterns: Sequence[str]) -> str:
+    """Return what to do after the hub's error, or about its silence."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -112,7 +104,9 @@ def _remedy(source: str, error: Exception, patterns: Sequence[str]) -> str:
         RevisionNotFoundError,
     )
 
-    repository, _ = _split(source)
+    if error is None and constants.HF_HUB_OFFLINE:
+        return "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"
+    repository, revision = _split(source)
     if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError, too
         return f"hf auth login  # accept the conditions at {constants.ENDPOINT}/{repository} first"
     if isinstance(error, RepositoryNotFoundError):
@@ -122,16 +116,12 @@ def _remedy(source: str, error: Exception, patterns: Sequence[str]) -> str:
         return f"{repository}  # its main branch"
     if isinstance(error, EntryNotFoundError):
         return f"hf models ls {quote(repository)}  # its files"
-    return _download(source, patterns)[0]
-
-
-def _download(source: str, patterns: Sequence[str]) -> tuple[str, str]:
-    """Return the command that downloads a repository's files, and the folder."""
-    repository, revision = _split(source)
     folder = repository.rpartition("/")[2]
     included = [word for pattern in patterns for word in ("--include", pattern)]
     branch = ["--revision", revision] if revision else []
-    return join(["hf", "download", repository, *branch, *included, "--local-dir", folder]), folder
+    command = join(["hf", "download", repository, *branch, *included, "--local-dir", folder])
+    later = f"  # where the hub can be reached; then name the folder {folder}"
+    return command + (later if error is None else "")
 
 
 def _split(source: str) -> tuple[str, str | None]:

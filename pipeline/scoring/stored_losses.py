@@ -219,7 +219,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
         if then != now:
             raise ForeignLossesError(
                 f"{scores.path} was scored with {name} {json.dumps(then)}, these rows have "
-                f"{json.dumps(now)}: give both the same --teacher-context (the scores' is "
+                f"{json.dumps(now)}: give both the same teacher_context (the scores' is "
                 f"{'none' if then is None else then}), or {SCORE_AGAIN}"
             )
     if scored.first_token_id is not None and scored.continued_token_id is not None:
@@ -240,8 +240,8 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
                 f"lengths of the scores, or {SCORE_AGAIN} with --seq-length {rows.seq_length} "
                 f"--teacher-seq-length {rows.teacher_seq_length}"
             )
-            lengths = f"--seq-length {scored.seq_length}"
-            raise hinted(error, f"{lengths} --teacher-seq-length {scored.teacher_seq_length}")
+            lengths = f"seq_length={scored.seq_length}"
+            raise hinted(error, f"{lengths} teacher_seq_length={scored.teacher_seq_length}")
 
 
 def _require_all_losses(scores: ScoreFiles) -> None:

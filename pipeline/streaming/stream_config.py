@@ -39,7 +39,7 @@ class StreamConfig:
 
     data: Reading | str | PathLike[str]
     _: KW_ONLY
-    seq_length: int
+    seq_length: int = 512
     teacher_seq_length: int | None = None
     seed: int = 0
     global_batch_size: int = 1

@@ -82,12 +82,12 @@ def load_checkpoint(
     then = _OLDER | checkpoint["run"]
     for name, now in _identity(config).items():
         if now != then.get(name):
-            option = "--" + name.removeprefix("method.").replace("_", "-")
+            field = name.removeprefix("method.")
             error = ValueError(
-                f"{path} was made with {option} {then.get(name)}, this run has {now}: give another "
-                "--output, or the same options"
+                f"{path} was made with {field}={then.get(name)}, this run has {now}: give another "
+                "output=, or the same options"
             )
-            raise hinted(error, f"--output {quote(f'{config.output}-2')}")
+            raise hinted(error, f"output={quote(f'{config.output}-2')}")
     student.load_state_dict(checkpoint["student"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     consumed = rows.restore(StreamState(**checkpoint["data"]))

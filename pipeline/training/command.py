@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pipeline.command_line.failures import report
-from pipeline.command_line.option_parsing import parse_options
+from pipeline.command_line.option_parsing import in_options, naming_options, parse_options
 from pipeline.methods import METHODS
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
 
@@ -58,11 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
             if ranks.is_first and config.kind.known:
                 print(f"--method {config.kind.name}: {config.kind.known}")
-            if not config.dry_run:
-                train(config, ranks)
-            if ranks.is_first:
-                for line in describe_run(config, ranks) if config.dry_run else [what_next(config)]:
-                    print(line)
+            with naming_options(TrainConfig):
+                if not config.dry_run:
+                    train(config, ranks)
+                if ranks.is_first:
+                    told = describe_run(config, ranks) if config.dry_run else [what_next(config)]
+                    for line in told:
+                        print(in_options(line, TrainConfig))
     except (ValueError, OSError) as error:
         report(who, error)
         return 2

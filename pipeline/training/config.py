@@ -111,30 +111,29 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check options without the data; errors name option, value and remedy."""
         self.kind.serve(self.method, self.teaching, self.data)
-        require_known("--schedule ", [self.schedule], get_args(Schedule))
+        require_known("schedule=", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
             if getattr(self, name) < 1:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {getattr(self, name)} is below 1")
+                raise ValueError(f"{name}={getattr(self, name)} is below 1")
         for name in ("learning_rate", "min_lr_fraction", "weight_decay", "clip_norm"):
             value = getattr(self, name)
             if not value >= 0 or (value == math.inf and name != "clip_norm"):
-                raise ValueError(f"--{name.replace('_', '-')} {value} isn't a number from 0 on")
+                raise ValueError(f"{name}={value} isn't a number from 0 on")
         if not -(2**63) <= self.seed < 2**64:
-            raise ValueError(f"--seed {self.seed} has more than 64 bits: choose a shorter one")
+            raise ValueError(f"seed={self.seed} has more than 64 bits: choose a shorter one")
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
-                f"--global-batch-size {self.global_batch_size} isn't a multiple of "
-                f"--micro-batch-size {self.micro_batch_size}"
+                f"global_batch_size={self.global_batch_size} isn't a multiple of "
+                f"micro_batch_size={self.micro_batch_size}"
             )
         if not 0 <= self.warmup_steps < self.num_steps:
             raise ValueError(
-                f"--warmup-steps {self.warmup_steps} must be below --num-steps {self.num_steps}"
+                f"warmup_steps={self.warmup_steps} must be below num_steps={self.num_steps}"
             )
         names = list(self.heldout_sets)
         if len(names) < len(self.heldout):
             raise ValueError(
-                f"two of --heldout {' '.join(self.heldout)} have one name: write NAME=DATASET"
+                f"two of heldout={' '.join(self.heldout)} have one name: write NAME=DATASET"
             )
 
     @property
@@ -166,8 +165,7 @@ class TrainConfig:
             global_batch_size=self.global_batch_size,
             num_epochs=self.num_epochs,
             teaching=self.teaching,
-            with_distributions=self.served == Served("stored", with_distributions=True),
-            with_cells=self.kind.uses_cells(self.method),
+            **self.kind.row_needs(self.method, self.served),
         )
 
 

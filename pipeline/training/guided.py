@@ -19,11 +19,11 @@ from pipeline.losses.loss_result import LossResult
 from pipeline.losses.spans import check_spans
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import StudentPass, student_states
+from pipeline.methods.kind import Served
 from pipeline.methods.method import Method
 from pipeline.scoring.teaching import ONLINE_TOP_K
 from pipeline.streaming import AlignedRows, Rows
 from pipeline.streaming.vocabularies import vocabulary_map
-from pipeline.training.config import TrainConfig
 from schemas.distribution_rule import EntryShape
 
 
@@ -79,20 +79,15 @@ class GuidedStudent(nn.Module):
     def of_run(
         cls,
         model: nn.Module,
-        config: TrainConfig,
+        method: Method,
         rows: AlignedRows,
+        served: Served,
         group: dist.ProcessGroup | None,
     ) -> "GuidedStudent":
-        """Wrap a run's student, with its vocabularies' map if distributions need it.
-
-        Raises:
-            ValueError: the stored entries don't suit the options.
-        """
-        config.method.require_learnable(rows.layout.entries)
-        served = config.served
+        """Wrap a run's student, with its vocabularies' map if distributions need it."""
         return cls(
             model,
-            config.method,
+            method,
             group=group,
             vocab_size=rows.manifest.student.vocab_size,
             vocabulary_map=vocabulary_map(rows) if served.with_distributions else None,

@@ -23,8 +23,8 @@ BITS_PER_BYTE = "heldout_bits_per_byte"
 _ROWS_AT_ONCE = 8
 
 
-def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, AlignedRows]:
-    """Open the held-out sets of a run; return their rows by name.
+def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, AlignedRows]:
+    """Open a run's held-out sets; both theirs and the result are by name.
 
     The training data's token comes before a text, whatever a set has recorded. Teachers and
     conditions of the training data don't apply. ForeignTokenizerError for a set made with a
@@ -33,11 +33,11 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
     """
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)
-    for name, path in config.heldout_sets.items():
+    for name, path in sets.items():
         stream = StreamConfig(
             path,
-            seq_length=config.seq_length,
-            seed=config.seed,
+            seq_length=training.config.seq_length,
+            seed=training.config.seed,
             one_document_a_row=training.rules.one_document_a_row,
             text_labels=True,
         )
@@ -51,8 +51,8 @@ def open_heldout(config: TrainConfig, training: AlignedRows) -> dict[str, Aligne
         run = replace(run, manifest=replace(run.manifest, student=record))
         rows = AlignedRows(stream, opened=run)
         if rows.layout.sources:
-            raise ValueError(f"--heldout {name}={path} is a mixture: name its datasets instead")
-        _require_same_student(path, rows, config.data.path, training)
+            raise ValueError(f"heldout={name}={path} is a mixture: name its datasets instead")
+        _require_same_student(path, rows, training)
         if around.first_token_id is None and not is_chats:
             raise ValueError(f"{path}: without a context token the first token has no loss")
         opened[name] = rows
@@ -104,14 +104,13 @@ def heldout_bytes(rows: AlignedRows) -> int:
     return sum(rows.opened.datasets[0].documents.each(_num_bytes_read))
 
 
-def _require_same_student(
-    path: str, heldout: AlignedRows, data: str, training: AlignedRows
-) -> None:
+def _require_same_student(path: str, heldout: AlignedRows, training: AlignedRows) -> None:
+    data = training.config.reading.path
     own, wanted = heldout.manifest.student, training.manifest.student
     if own.sha256 != wanted.sha256:
         error = ForeignTokenizerError(
-            f"--heldout {path} was made with student tokenizer {own.source} "
-            f"({own.sha256[:16]}…), --data {data} with {wanted.source} ({wanted.sha256[:16]}…): "
+            f"heldout={path} was made with student tokenizer {own.source} "
+            f"({own.sha256[:16]}…), data={data} with {wanted.source} ({wanted.sha256[:16]}…): "
             "align the held-out texts with that one, and name the result"
         )
         places = map(quote, (path, wanted.source, f"{path.rstrip('/')}-2"))

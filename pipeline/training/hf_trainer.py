@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,16 +30,13 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
 from pipeline.losses.loss_result import LossResult, metric_values
+from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.methods.method import Method
-from pipeline.models.exported_tokenizer import ExportedTokenizer
-from pipeline.models.running_teacher import open_model, require_model_room
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
-from pipeline.training.config import TrainConfig
-from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
-from pipeline.training.held_out import heldout_bytes, open_heldout
-from pipeline.training.run_models import load_teacher
+from pipeline.training.held_out import heldout_bytes
+from pipeline.training.run_opening import open_training
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"
@@ -68,10 +66,11 @@ class GuidedTrainer(Trainer):
         model: nn.Module,
         args: TrainingArguments,
         *,
-        data: StreamConfig,
+        data: StreamConfig | str | PathLike[str],
         method: Method,
         heldout: Mapping[str, str] | str | None = None,
         teacher: PreTrainedModel | None = None,
+        allow_untrained_teacher: bool = False,
         **options: Any,
     ) -> None:
         """Open the data and check that everything fits together.
@@ -79,11 +78,13 @@ class GuidedTrainer(Trainer):
         Args:
             model: the student, or one of peft around it; as `AutoModelForCausalLM` loads it.
             args: of the Trainer. They say how many rows a step has and how often data are read.
-            data: what to read, `StreamConfig("aligned", seq_length=2048,
-                teaching=Teaching(stored_losses="teacher"))`.
+            data: what to read and who teaches, `StreamConfig("aligned", seq_length=2048,
+                teaching=Teaching(stored_losses="teacher"))`; or a dataset's path.
             method: how the loss is made, such as `Method("distill")`.
             heldout: an aligned dataset to measure, or several by name.
-            teacher: a frozen model in place of stored losses, loaded by `load_language_model`.
+            teacher: a frozen model, loaded by `load_language_model`, in place of the one that
+                `data` names.
+            allow_untrained_teacher: accept a teacher that predicts no better than chance.
             options: of the Trainer: callbacks, optimizers, processing_class.
 
         Raises:
@@ -91,22 +92,28 @@ class GuidedTrainer(Trainer):
                 that don't fit together.
         """
         _require_settings(args)
-        config = _as_run(args, data, method, heldout, teacher)
-        self.rows = _open_rows(args, data, config)
-        config.kind.require_context(self.rows.rules.student, of_chats=self.rows.layout.of_chats)
-        if config.kind.known and args.process_index == 0:
-            logger.warning("method %s: %s", config.kind.name, config.kind.known)
-        sets = open_heldout(config, self.rows)
-        own, device = language_model(model), next(model.parameters()).device
-        open_model(own, self.rows.opened, self.rows.rules, side="student", device=device)
-        source = str(own.config.name_or_path) or "model"
-        for rows in sets.values():
-            require_model_room(own, rows.opened, rows.rules, source, side="student")
+        one = heldout is None or isinstance(heldout, str)
+        opened = open_training(
+            _stream_config(args, data),
+            model,
+            method,
+            teacher=teacher,
+            heldout={"heldout": heldout} if isinstance(heldout, str) else heldout,
+            allow_untrained_teacher=allow_untrained_teacher,
+            teacher_dtype=torch.bfloat16 if args.bf16 else torch.float32,
+            group=dist.group.WORLD if args.world_size > 1 else None,
+            device=args.device,
+            with_tokenizer=args.should_save and options.get("processing_class") is None,
+        )
+        if (kind := kind_of(method)).known and args.process_index == 0:
+            logger.warning("method %s: %s", kind.name, kind.known)
+        _require_steps(args, opened.rows)
+        self.rows, sets = opened.rows, dict(opened.heldout)
         super().__init__(
             model=model,
             args=args,
             train_dataset=self.rows,
-            eval_dataset=(next(iter(sets.values())) if isinstance(heldout, str) else sets or None),
+            eval_dataset=sets.get("heldout") if one else sets or None,
             callbacks=[_KeepRows(self.rows), *(options.pop("callbacks", None) or ())],
             **options,
         )
@@ -115,13 +122,8 @@ class GuidedTrainer(Trainer):
                 "tensor, context and sequence parallelism and gradient_accumulation_kwargs change "
                 "how many rows a step has: leave them out"
             )
-        self._teacher = load_teacher(config, self.rows, args.device, teacher)
-        group = dist.group.WORLD if args.world_size > 1 else None
-        guided = GuidedStudent.of_run(model, config, self.rows, group)
-        model.forward = _forward(guided, model.forward)
-        self._tokenizer = ExportedTokenizer({})
-        if args.should_save and self.processing_class is None:
-            self._tokenizer = prove_tokenizer(self.rows, language_model(model))
+        self._teacher, self._tokenizer = opened.teacher, opened.tokenizer
+        model.forward = _forward(opened.guided, model.forward)
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
         self._step_sums = torch.zeros(2, dtype=torch.float64, device=args.device)  # nats, tokens
@@ -317,47 +319,31 @@ def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., An
     return forward
 
 
-def _as_run(
-    args: TrainingArguments,
-    data: StreamConfig,
-    method: Method,
-    heldout: Mapping[str, str] | str | None,
-    teacher: PreTrainedModel | None,
-) -> TrainConfig:
-    """Describe the run as `vocag train` would, with the same checks."""
-    names = {"heldout": heldout} if isinstance(heldout, str) else heldout or {}
-    running = None if teacher is None else str(teacher.config.name_or_path or "teacher")
-    return TrainConfig(
-        data=data.reading,
-        student="",
-        output=Path(str(args.output_dir)),
-        teaching=replace(data.teaching, teacher=running),
-        heldout=tuple(f"{name}={path}" for name, path in names.items()),
-        seq_length=data.seq_length,
-        method=method,
-        seed=data.seed,
-    )
-
-
-def _open_rows(args: TrainingArguments, data: StreamConfig, config: TrainConfig) -> AlignedRows:
+def _stream_config(
+    args: TrainingArguments, data: StreamConfig | str | PathLike[str]
+) -> StreamConfig:
+    """Return how rows are read, with as many a step as the arguments say."""
+    config = data if isinstance(data, StreamConfig) else StreamConfig(data)
     size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    if data.global_batch_size not in (1, size) or data.num_epochs not in (1, None):
+    if config.global_batch_size not in (1, size) or config.num_epochs not in (1, None):
         raise ValueError(
-            f"StreamConfig says global_batch_size {data.global_batch_size} and num_epochs "
-            f"{data.num_epochs}, TrainingArguments {size} rows a step and max_steps or "
+            f"StreamConfig says global_batch_size {config.global_batch_size} and num_epochs "
+            f"{config.num_epochs}, TrainingArguments {size} rows a step and max_steps or "
             "num_train_epochs: leave both out of StreamConfig"
         )
-    needs = {name: getattr(config.stream, name) for name in ("with_distributions", "with_cells")}
-    rows = AlignedRows(replace(data, global_batch_size=size, num_epochs=None, **needs))
-    steps = args.max_steps
+    return replace(config, global_batch_size=size, num_epochs=None)
+
+
+def _require_steps(args: TrainingArguments, rows: AlignedRows) -> None:
+    """Check that the data last for all steps."""
+    steps, size = args.max_steps, rows.config.global_batch_size
     if steps <= 0:
         steps = math.ceil(args.num_train_epochs * (rows.samples_per_epoch // size))
     if steps * size > len(rows):
         raise ValueError(
-            f"{steps} steps of {size} rows need {steps * size} rows, {data.reading.path} gives "
-            f"{len(rows)}: raise max_epochs in it, or lower max_steps or num_train_epochs"
+            f"{steps} steps of {size} rows need {steps * size} rows, {rows.config.reading.path} "
+            f"gives {len(rows)}: raise max_epochs in it, or lower max_steps or num_train_epochs"
         )
-    return rows
 
 
 def _require_settings(args: TrainingArguments) -> None:

@@ -78,5 +78,5 @@ def _start_tracker(config: TrainConfig, step: int) -> Any:
     try:
         tracker.start()
     except ModuleNotFoundError as error:
-        raise ValueError(f"--tracker {name} needs a package: pip install {name}") from error
+        raise ValueError(f"tracker={name} needs a package: pip install {name}") from error
     return tracker

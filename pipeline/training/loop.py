@@ -9,9 +9,9 @@ from its last checkpoint, bit for bit, with any number of processes.
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, cast
 
@@ -23,18 +23,17 @@ from transformers import PreTrainedModel
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.losses.loss_checks import put_off
 from pipeline.losses.loss_result import LossResult, metric_values
-from pipeline.models.exported_tokenizer import ExportedTokenizer
-from pipeline.models.running_teacher import require_model_room
+from pipeline.models.hf_models import recompute_layers
+from pipeline.models.weights import make_model, read_config
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pipeline.training.config import TrainConfig
 from pipeline.training.disk import DiskFullError
-from pipeline.training.export import export_model, prove_tokenizer
-from pipeline.training.guided import GuidedStudent
-from pipeline.training.held_out import evaluate, open_heldout
+from pipeline.training.export import export_model
+from pipeline.training.held_out import evaluate
 from pipeline.training.log import RunLog
 from pipeline.training.ranks import Ranks
-from pipeline.training.run_models import load_student, load_teacher
+from pipeline.training.run_opening import OpenedTraining, open_training
 from pipeline.training.run_rows import open_rows
 from pipeline.training.shortage import naming_memory
 from pipeline.training.stopping import RunStoppedError, StopRequest, listening
@@ -50,19 +49,14 @@ logger = logging.getLogger(__name__)
 class Run:
     """A run's models and data.
 
-    The guided student is wrapped for data parallelism if there are several processes. The frozen
-    teacher is None if the method runs none; only the first process has the tokenizer.
+    `guided` is the opened student's, wrapped for data parallelism if there are several processes.
     """
 
     config: TrainConfig
     ranks: Ranks
-    rows: AlignedRows
-    student: PreTrainedModel
+    opened: OpenedTraining
     guided: nn.Module
-    teacher: PreTrainedModel | None
     optimizer: torch.optim.Optimizer
-    tokenizer: ExportedTokenizer = field(default_factory=lambda: ExportedTokenizer({}))
-    heldout: Mapping[str, AlignedRows] = field(default_factory=dict)
 
 
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
@@ -92,8 +86,8 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 
     NonFiniteLossError if a loss or the gradient isn't finite; then no weight has changed.
     """
-    config, ranks = run.config, run.ranks
-    run.student.train()
+    config, ranks, student = run.config, run.ranks, run.opened.student
+    student.train()
     # Dropout, if a student has any, then needs no state in a checkpoint.
     torch.manual_seed(_seed(config.seed, step * ranks.count + ranks.number))
     with put_off() as checks:
@@ -101,8 +95,8 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
     added = ranks.add_up(torch.stack(list(sums.values())))
     # Sums become means over the counted tokens; wrapped, gradients are means over processes.
     num_tokens = added[list(sums).index("loss"), 1].clamp_min(1)
-    divide_gradients(run.student, (num_tokens / ranks.count).float())
-    norm = torch.nn.utils.clip_grad_norm_(run.student.parameters(), config.clip_norm)
+    divide_gradients(student, (num_tokens / ranks.count).float())
+    norm = torch.nn.utils.clip_grad_norm_(student.parameters(), config.clip_norm)
     # The host waits for the device here, and nowhere else.
     told = torch.cat([added.flatten(), norm.double().view(1), *_scalars(checks.flags)]).cpu()
     numbers, (gradient_norm, *flags) = told[: added.numel()], told[added.numel() :].tolist()
@@ -130,7 +124,7 @@ def _accumulate(run: Run, loader: Iterator[Rows], step: int) -> dict[str, Tensor
         draw = (step * num_own + number) * ranks.count + ranks.number
         with _synchronised(run.guided, number == num_own - 1):
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
-                loss: LossResult = run.guided(batch, teacher=run.teacher, step=draw)
+                loss: LossResult = run.guided(batch, teacher=run.opened.teacher, step=draw)
             cast(Any, loss.loss_sum).backward()
         own = torch.stack((loss.loss_sum.detach().double(), loss.num_tokens.double()))
         for name, value in {"loss": own, **loss.metrics}.items():
@@ -170,27 +164,44 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
     """Open data and models, continue from the checkpoint; return the run and its step."""
-    rows = open_rows(config, ranks)
-    config.kind.require_context(rows.rules.student, of_chats=rows.layout.of_chats)
-    heldout = open_heldout(config, rows)
-    student = load_student(config, rows, ranks.device)
-    for held_out in heldout.values():
-        require_model_room(student, held_out.opened, held_out.rules, config.student, side="student")
-    teacher = load_teacher(config, rows, ranks.device)
+    opened = open_training(
+        open_rows(config, ranks),
+        _first_student(config, ranks.device),
+        config.method,
+        heldout=config.heldout_sets,
+        allow_untrained_teacher=config.allow_untrained_teacher,
+        teacher_dtype=torch.bfloat16 if config.bf16 else torch.float32,
+        group=ranks.group,
+        device=ranks.device,
+        with_tokenizer=ranks.is_first,
+    )
+    student = opened.student
+    # Only layers are compiled or recomputed: the loss is outside.
+    if config.gradient_checkpointing:
+        recompute_layers(student)
+    if config.compile:
+        cast(Any, student.base_model).compile()
     optimizer = _optimizer(student, config)
-    step = load_checkpoint(config, rows, student, optimizer)
-    guided = GuidedStudent.of_run(student, config, rows, ranks.group)
-    tokenizer = prove_tokenizer(rows, student) if ranks.is_first else ExportedTokenizer({})
-    return Run(config, ranks, rows, student, guided, teacher, optimizer, tokenizer, heldout), step
+    step = load_checkpoint(config, opened.rows, student, optimizer)
+    return Run(config, ranks, opened, opened.guided, optimizer), step
+
+
+def _first_student(config: TrainConfig, device: torch.device) -> str | PreTrainedModel:
+    """Return a run's student as it begins; equal seeds give equal random weights."""
+    if not config.random_init:
+        return config.student
+    torch.manual_seed(config.seed)
+    student = make_model(read_config(config.student)).float()
+    return cast(PreTrainedModel, cast(Any, student).to(device))
 
 
 def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
-    config, ranks = run.config, run.ranks
+    config, ranks, opened = run.config, run.ranks, run.opened
     _require_one_step(step, ranks)
     run = _wrapped(run)
     loader = iter(
         load_batches(
-            run.rows,
+            opened.rows,
             micro_batch_size=config.micro_batch_size,
             replica=ranks.number,
             num_replicas=ranks.count,
@@ -204,7 +215,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
     if log is not None:
         log.close()
         if step == config.num_steps and not (model := config.output / "model").exists():
-            export_model(run.student, run.tokenizer, model)
+            export_model(opened.student, opened.tokenizer, model)
     if step < min(config.num_steps, config.exit_after or config.num_steps):
         raise RunStoppedError(step, request.signal_number)
     return values
@@ -214,7 +225,7 @@ def _make_steps(
     run: Run, loader: Iterator[Rows], step: int, log: RunLog | None, request: StopRequest
 ) -> tuple[int, dict[str, float]]:
     """Make steps until the last, or a signal; return the step reached and the last values."""
-    config, values = run.config, dict[str, float]()
+    config, opened, values = run.config, run.opened, dict[str, float]()
     last = min(config.num_steps, config.exit_after or config.num_steps)
     stops = False
     while step < last and not stops:
@@ -226,8 +237,8 @@ def _make_steps(
         values["seconds"] = time.perf_counter() - started
         step += 1
         if step == config.num_steps or _is_due(step, config.evaluate_every):
-            values |= evaluate(config, run.student, run.heldout, run.ranks)
-        values |= read_so_far(run.rows, step * config.global_batch_size)
+            values |= evaluate(config, opened.student, opened.heldout, run.ranks)
+        values |= read_so_far(opened.rows, step * config.global_batch_size)
         stops = run.ranks.any(request.signal_number is not None)
         if log is not None:
             log.write(step, values)
@@ -240,14 +251,14 @@ def _keep(run: Run, step: int, *, is_last: bool) -> None:
 
     If the disk is full the run continues, unless this is its last save.
     """
-    config = run.config
+    config, opened = run.config, run.opened
     try:
         if is_last or _is_due(step, config.checkpoint_every):
-            save_checkpoint(config, run.rows, run.student, run.optimizer, step)
+            save_checkpoint(config, opened.rows, opened.student, run.optimizer, step)
         if step == config.num_steps:
-            export_model(run.student, run.tokenizer, config.output / "model")
+            export_model(opened.student, opened.tokenizer, config.output / "model")
         elif _is_due(step, config.export_every):
-            export_model(run.student, run.tokenizer, config.output / f"step-{step:06d}")
+            export_model(opened.student, opened.tokenizer, config.output / f"step-{step:06d}")
     except DiskFullError as error:
         if is_last:
             raise
@@ -278,7 +289,7 @@ def _require_one_step(step: int, ranks: Ranks) -> None:
     if squares * ranks.count != total * total:
         raise ValueError(
             f"process {ranks.number} found a checkpoint of step {step}, others of another: "
-            "--output must be one folder that all processes see"
+            "output= must be one folder that all processes see"
         )
 
 

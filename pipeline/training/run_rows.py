@@ -13,8 +13,8 @@ def open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
     share = config.micro_batch_size * ranks.count
     if config.global_batch_size % share:
         raise ValueError(
-            f"--global-batch-size {config.global_batch_size} isn't a multiple of {share}, "
-            f"--micro-batch-size {config.micro_batch_size} by {ranks.count} processes: change one"
+            f"global_batch_size={config.global_batch_size} isn't a multiple of {share}, "
+            f"micro_batch_size={config.micro_batch_size} by {ranks.count} processes: change one"
         )
     return rows
 
@@ -23,13 +23,13 @@ def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
     """Check that the data last as long as the run, and that a mixture isn't read for epochs."""
     if rows.layout.sources and config.num_epochs != 1:
         raise ValueError(
-            f"--num-epochs {config.num_epochs}: a mixture's file says how often each dataset is "
+            f"num_epochs={config.num_epochs}: a mixture's file says how often each dataset is "
             f"read; leave it out, and set max_epochs or repeat in {config.data.path}"
         )
     needed = config.num_steps * config.global_batch_size
     if len(rows) < needed:
         raise ValueError(
             f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
-            f"{config.num_epochs} epochs: raise --num-epochs, of a mixture max_epochs in its file, "
-            "or lower --num-steps"
+            f"{config.num_epochs} epochs: raise num_epochs, of a mixture max_epochs in its file, "
+            "or lower num_steps"
         )

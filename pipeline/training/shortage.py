@@ -29,15 +29,15 @@ def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:
 
     Example:
         >>> smaller(config)
-        '--micro-batch-size 2'
+        'micro_batch_size=2'
     """
     rows = config.micro_batch_size
     if rows > 1 and not has_checkpoint:
-        return f"--micro-batch-size {next(n for n in range(rows // 2, 0, -1) if rows % n == 0)}"
+        return f"micro_batch_size={next(n for n in range(rows // 2, 0, -1) if rows % n == 0)}"
     if not config.gradient_checkpointing:
-        return "--gradient-checkpointing"
+        return "gradient_checkpointing=True"
     if config.served.by == "running" and config.kind.needs != "model":
-        return "vocag score, and --stored-losses in place of --teacher"
+        return "vocag score, and stored_losses= in place of teacher="
     if not config.bf16 and not has_checkpoint:
-        return "--bf16"
-    return f"--seq-length {max(config.seq_length // 2, 1)}"
+        return "bf16=True"
+    return f"seq_length={max(config.seq_length // 2, 1)}"

@@ -18,6 +18,7 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
 from pipeline.training.ranks import Ranks
+from pipeline.training.run_opening import OpenedTraining
 from tests.megatron_plugin.training_job import GLOBAL_BATCH, MICRO_BATCH, SEED, SEQ_LENGTH
 
 
@@ -43,15 +44,13 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
         clip_norm=1e9,
     )
     rows, student = AlignedRows(config.stream), load_language_model(config.student)
-    run = Run(
-        config,
-        Ranks(torch.device("cpu")),
+    opened = OpenedTraining(
         rows,
-        student,
-        GuidedStudent.of_run(student, config, rows, None),
+        GuidedStudent.of_run(student, chosen, rows, config.served, None),
         None if teacher is None else load_language_model(teacher),
-        Unmoved(student.parameters()),
     )
+    unmoved = Unmoved(student.parameters())
+    run = Run(config, Ranks(torch.device("cpu")), opened, opened.guided, unmoved)
     done = train_step(run, iter(load_batches(rows, micro_batch_size=rows_per_choice)), 0)
     return {name: parameter.grad for name, parameter in student.named_parameters()}, done["loss"]
 

@@ -10,11 +10,13 @@ import pytest
 
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.score.options import ScoreOptions
+from pipeline.command_line.failures import hinted, hints_of
 from pipeline.command_line.option_parsing import (
     Option,
     Rest,
     _entries,
     add_options,
+    naming_options,
     parse_command,
     parse_options,
     read_options,
@@ -275,6 +277,16 @@ def test_errors_of_fields_name_the_options_that_were_given(given: str, message: 
         read_options(Holder, values, prefix="my_")
     with pytest.raises(ValueError, match=f"^{given}[= ]3 is odd"):
         Fussy(**{given: 3})
+
+
+def test_a_library_names_fields_and_a_command_its_options() -> None:
+    """In messages and hints, of later work, too; a field of the command's own has no prefix."""
+    with (
+        pytest.raises(ValueError, match=r"^lower --rows or --my-top-k, not x/top_k$") as error,
+        naming_options(Holder, prefix="my_", others=("rows",)),
+    ):
+        raise hinted(ValueError("lower rows= or top_k, not x/top_k"), "seed=4 rows=True")
+    assert hints_of(error.value) == ["hint: --my-seed 4 --rows"]
 
 
 def test_a_flag_that_may_be_left_open_has_a_twin() -> None:

@@ -78,7 +78,7 @@ def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_p
     training = AlignedRows(config.stream)
     convention = training.rules.student
     assert (convention.first_token_id, convention.end_token_id) == (0, 1)
-    model, heldout = load_language_model(str(student)), open_heldout(config, training)
+    model, heldout = load_language_model(str(student)), open_heldout(config.heldout_sets, training)
     measured = evaluate(config, model, heldout, Ranks(torch.device("cpu")))
     assert found.value == pytest.approx(measured["heldout_bits_per_byte"], rel=1e-5)
 

@@ -145,7 +145,7 @@ def test_a_model_that_ignores_positions_is_refused_by_name() -> None:
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(LeakingRowsError, match=r"MambaForCausalLM \(mamba\) .* vocag score") as no:
         keep_documents_apart(model)
-    assert hints_of(no.value) == ["hint: --one-document-a-row"]
+    assert hints_of(no.value) == ["hint: one_document_a_row=True"]
     keep_documents_apart(model, packed=False)
 
 

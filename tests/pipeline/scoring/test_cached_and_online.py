@@ -99,7 +99,7 @@ def test_other_lengths_are_refused_where_a_document_is_split_differently(world: 
     assert "was scored for rows of 64 student and 64 teacher tokens, which splits " in message
     assert "rows of 48 student and 64 teacher tokens split them elsewhere" in message
     assert "run vocag score again with --seq-length 48 --teacher-seq-length 64" in message
-    assert hints_of(refused.value) == ["hint: --seq-length 64 --teacher-seq-length 64"]
+    assert hints_of(refused.value) == ["hint: seq_length=64 teacher_seq_length=64"]
 
 
 def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> None:

@@ -300,7 +300,7 @@ def test_held_out_bits_are_those_of_learned_bytes(world: Path, tmp_path: Path) -
     heldout_set = (str(world / "aligned"),)
     config = _config(world, tmp_path, Method("full"), teaching=Teaching(), heldout=heldout_set)
     rows = AlignedRows(StreamConfig(str(world / "aligned"), seq_length=_LENGTH))
-    (heldout,) = open_heldout(config, rows).values()
+    (heldout,) = open_heldout(config.heldout_sets, rows).values()
     student = load_language_model(str(world / "student"))
     found = bits_per_byte(config, student, heldout, Ranks(torch.device("cpu")))
     nats, num_bytes = 0.0, 0

@@ -15,6 +15,7 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import Run, train_step
 from pipeline.training.ranks import Ranks
+from pipeline.training.run_opening import OpenedTraining
 from schemas.distribution_rule import EntryShape
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.fake_gpu import CUDA, FakeGpu
@@ -81,7 +82,8 @@ def test_a_step_stays_on_its_device_and_attends_by_one_kernel(folder, method):
     guided = GuidedStudent(student, config.method, vocabulary_map=known, asked=asked)
     with FakeGpu() as gpu:
         optimizer = torch.optim.AdamW(gpu.move(student).parameters())
-        run = Run(config, Ranks(CUDA), rows, student, guided, gpu.move(teacher), optimizer)
+        opened = OpenedTraining(rows, guided, gpu.move(teacher))
+        run = Run(config, Ranks(CUDA), opened, guided, optimizer)
         batches = load_batches(rows, micro_batch_size=2, pin_memory=True)
         done = train_step(run, iter(batches), 0)
         assert {parameter.dtype for parameter in student.parameters()} == {torch.float32}

@@ -13,14 +13,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.models.probe import UntrainedTeacherError
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
+from pipeline.training.run_opening import open_training
 from schemas.document import decode_document
 from tests.support.killing import run_ranks
 from tests.support.scored_data import SEQ_LENGTH, train_config
@@ -181,6 +184,34 @@ def test_what_would_change_rows_or_loss_is_refused(
         more = {"data": data_of(world, **more["data"])}
     with pytest.raises(ValueError, match=r"leave|needs|lower|choose"):
         trainer_of(world, tmp_path, settings=settings, **more)
+
+
+def test_a_path_is_data_and_what_lacks_is_named(world: Path, tmp_path: Path) -> None:
+    path = str(world / "data")
+    plain = trainer_of(world, tmp_path, settings={}, data=path, method=Method("full"))
+    assert plain.rows.config == StreamConfig(path, global_batch_size=2, num_epochs=None)
+    with pytest.raises(ValueError, match="needs a teacher, or stored_losses of one") as error:
+        trainer_of(world, tmp_path, settings={}, data=path)
+    teaching = 'teaching=Teaching(stored_losses="")'
+    assert hints_of(error.value) == [f'hint: StreamConfig("{path}", seq_length=512, {teaching})']
+
+
+def test_rows_without_what_the_method_needs_are_refused(world: Path) -> None:
+    rows = AlignedRows(data_of(world))
+    with pytest.raises(ValueError, match="opened without with_distributions, which the method"):
+        open_training(rows, str(world / "student"), Method("distill"))
+
+
+def test_a_teacher_that_the_data_name_is_loaded(world: Path) -> None:
+    paper = Method("teacher")
+    named = data_of(world, stored_losses=None, teacher=str(world / "teacher"))
+    with pytest.raises(UntrainedTeacherError, match="pass allow_untrained_teacher only to test"):
+        open_training(named, str(world / "student"), paper)
+    opened = open_training(named, str(world / "student"), paper, allow_untrained_teacher=True)
+    loss = opened.guided(opened.rows.__getitems__([0]), teacher=opened.teacher)
+    stored = open_training(data_of(world), opened.student, paper)
+    expected = stored.guided(stored.rows.__getitems__([0]))
+    assert float(loss.loss_sum.detach()) == pytest.approx(float(expected.loss_sum.detach()), 1e-3)
 
 
 def test_deepspeed_is_refused(world: Path, tmp_path: Path) -> None:

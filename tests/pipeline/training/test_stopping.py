@@ -163,7 +163,7 @@ def test_before_the_first_step_a_signal_ends_the_process(config: TrainConfig) ->
     """There is nothing to keep."""
     program = (
         "import os, signal, pipeline.training.loop as loop; from pipeline.training.command import"
-        " main; loop.load_student = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        " main; loop.open_training = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
         f"main({arguments(replace(config, output=config.output.with_name('early')))!r})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -19,7 +19,7 @@ from pipeline.figures.command import main as figures
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.losses.loss_result import LossResult
 from pipeline.methods import METHODS
-from pipeline.methods.hf_pass import compute_teacher_losses
+from pipeline.methods.hf_pass import compute_teacher_losses, mean_teacher_loss
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError
@@ -33,7 +33,6 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.held_out import evaluate, open_heldout
 from pipeline.training.loop import learning_rate, train
 from pipeline.training.ranks import Ranks
-from pipeline.training.run_models import mean_teacher_loss
 from schemas.document import AlignedDocument, decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
@@ -264,11 +263,11 @@ def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:
     )
     changes = {"data": Reading(str(mixture)), "num_epochs": 1}
     config = _config(world, tmp_path / "run", Method("full"), **changes)
-    with pytest.raises(ValueError, match=r"--num-epochs 4: a mixture's file says how often"):
+    with pytest.raises(ValueError, match=r"num_epochs=4: a mixture's file says how often"):
         train(replace(config, num_epochs=4))
     with pytest.raises(ValueError, match=r"900 steps need 3600 rows, .*toml has \d+ .* max_epochs"):
         train(replace(config, num_steps=900))
-    with pytest.raises(ValueError, match=r"--heldout mixture.toml=.* is a mixture: name its datas"):
+    with pytest.raises(ValueError, match=r"heldout=mixture.toml=.* is a mixture: name its datas"):
         train(replace(config, heldout=(str(mixture),)))
 
 
@@ -339,7 +338,7 @@ def test_bits_per_byte_equal_a_slow_count(
     # Whole documents in a row, as the slow count has them.
     training = AlignedRows(config.stream)
     assert training.rules.student.end_token_id is not None
-    sets = open_heldout(config, training)
+    sets = open_heldout(config.heldout_sets, training)
     measured = evaluate(config, student, sets, Ranks(torch.device("cpu")))
     assert measured["heldout_bits_per_byte"] == pytest.approx(
         nats / math.log(2) / num_bytes, rel=1e-4
@@ -411,9 +410,7 @@ def test_schedules_end_where_they_say(tmp_path: Path) -> None:
     assert rates["linear"] == pytest.approx([1e-3, 1e-3, 8e-4, 6e-4, 2e-4])
     half = 0.5 * 0.5**0.5
     assert rates["cosine"] == pytest.approx([1e-3, 1e-3, (0.6 + 0.8 * half) * 1e-3, 6e-4, 2e-4])
-    with pytest.raises(
-        ValueError, match="--schedule square: choose one of cosine, linear, constant"
-    ):
+    with pytest.raises(ValueError, match="schedule=square: choose one of cosine, linear, constant"):
         TrainConfig(**common, schedule="square")
 
 
@@ -437,7 +434,7 @@ def test_held_out_sets_are_measured_by_name_among_the_tokens_of_the_training_tex
 
     def measured(*sets: str) -> dict[str, float]:
         config = _config(world, tmp_path, Method("full"), heldout=sets)
-        heldout = open_heldout(config, AlignedRows(config.stream))
+        heldout = open_heldout(config.heldout_sets, AlignedRows(config.stream))
         return evaluate(config, student, heldout, Ranks(torch.device("cpu")))
 
     found = measured(f"first={world / 'heldout'}", str(tmp_path / "other"), str(world / "pair"))
@@ -453,7 +450,7 @@ def test_a_set_without_the_students_tokens_is_refused(world: Path, tmp_path: Pat
     build_dataset(tmp_path / "heldout", make_texts(6, seed=1), student=byte_level(440))
     config = _config(world, tmp_path, Method("full"), heldout=(str(tmp_path / "heldout"),))
     with pytest.raises(ForeignTokenizerError, match="align the held-out texts") as refused:
-        open_heldout(config, AlignedRows(config.stream))
+        open_heldout(config.heldout_sets, AlignedRows(config.stream))
     assert f"hint: vocag align --input {tmp_path / 'heldout'} --student" in "".join(
         (str(refused.value), *getattr(refused.value, "__notes__", ()))
     )
@@ -470,7 +467,7 @@ def test_removed_documents_count_on_neither_side(
     remove_documents(tmp_path / "all", *(name for name, _ in texts[:2]))
     sets = (str(tmp_path / "all"), str(tmp_path / "rest"))
     config = _config(world, tmp_path, Method("full"), seq_length=512, heldout=sets)
-    heldout = open_heldout(config, AlignedRows(config.stream))
+    heldout = open_heldout(config.heldout_sets, AlignedRows(config.stream))
     found, wanted = evaluate(config, student, heldout, Ranks(torch.device("cpu"))).values()
     assert found == pytest.approx(wanted, rel=1e-5)
 
@@ -500,8 +497,8 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
     silent = Reading(str(world / "pair"), student_bos="none")
     other_student = r"student tokenizer .* is not the dataset's"
     for name, changes, error, message in (
-        ("kld", {}, ValueError, "--method kld needs a teacher with the student's token"),
-        ("alm", {"data": silent}, ValueError, r"--method alm compares .* by --student-bos"),
+        ("kld", {}, ValueError, "method=kld needs a teacher with the student's token"),
+        ("alm", {"data": silent}, ValueError, r"method=alm compares .* by student_bos"),
         ("teacher", {"teacher": untrained}, UntrainedTeacherError, "first row of the data is"),
         ("teacher", {"teacher": str(small)}, ValueError, r"holds teacher token 4\d\d in doc"),
         ("teacher", {"teacher": str(world / "student")}, ForeignTokenizerError, "is not the data"),

@@ -107,5 +107,5 @@ def test_two_processes_train_as_one_does(
 
 def test_a_batch_that_processes_can_t_share_is_refused(world: Path, tmp_path: Path) -> None:
     config = parse_config(arguments(world, tmp_path, "--method", "full", "--micro-batch-size", "4"))
-    with pytest.raises(ValueError, match="4 isn't a multiple of 8, --micro-batch-size 4 by 2 proc"):
+    with pytest.raises(ValueError, match="4 isn't a multiple of 8, micro_batch_size=4 by 2 proc"):
         train(config, Ranks(torch.device("cpu"), 0, 2))

@@ -17,6 +17,7 @@ from pipeline.training import loop
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
+from pipeline.training.run_opening import open_training
 from pipeline.training.update import NonFiniteGradientError
 from tests.pipeline.training.test_hf_trainer import data_of, trainer_of
 from tests.support.killing import run_ranks
@@ -38,14 +39,12 @@ def overflow(student: torch.nn.Module, value: float, step: int) -> None:
 
 
 def overflow_when_loaded(patch: pytest.MonkeyPatch, value: float, step: int) -> None:
-    load = loop.load_student
+    def open_and_spoil(*given: Any, **named: Any) -> Any:
+        opened = open_training(*given, **named)
+        overflow(opened.student, value, step)
+        return opened
 
-    def load_and_spoil(*given: Any) -> Any:
-        student = load(*given)
-        overflow(student, value, step)
-        return student
-
-    patch.setattr(loop, "load_student", load_and_spoil)
+    patch.setattr(loop, "open_training", open_and_spoil)
 
 
 def require_good_checkpoint(output: Path, step: int) -> None:
@@ -132,7 +131,7 @@ def test_a_run_that_keeps_nothing_says_so(
 def test_rates_that_would_ruin_the_weights_are_refused(
     world: Path, tmp_path: Path, value: float
 ) -> None:
-    with pytest.raises(ValueError, match=rf"--learning-rate {value} isn't a number from 0 on"):
+    with pytest.raises(ValueError, match=rf"learning_rate={value} isn't a number from 0 on"):
         config_of(world, tmp_path, learning_rate=value)
 
 
@@ -147,5 +146,5 @@ def test_any_seed_of_64_bits_serves(world: Path, tmp_path: Path) -> None:
             torch.manual_seed(draw)
     long = config_of(world, tmp_path, seed=2**64 - 1, random_init=True, num_steps=2)
     assert math.isfinite(train(long)["loss"])
-    with pytest.raises(ValueError, match=r"--seed 18446744073709551616 has more than 64 bits"):
+    with pytest.raises(ValueError, match=r"seed=18446744073709551616 has more than 64 bits"):
         replace(long, seed=2**64)

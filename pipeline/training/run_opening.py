@@ -1,0 +1,191 @@
+"""Where every trainer starts: a run's data and models, opened and checked to fit together."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from pipeline.command_line.failures import HINT
+from pipeline.methods import kind_of
+from pipeline.methods.hf_pass import mean_teacher_loss
+from pipeline.methods.method import Method
+from pipeline.models.exported_tokenizer import ExportedTokenizer
+from pipeline.models.running_teacher import (
+    name_of,
+    open_model,
+    open_running_teacher,
+    require_model_room,
+)
+from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.training.export import prove_tokenizer
+from pipeline.training.guided import GuidedStudent, language_model
+from pipeline.training.held_out import open_heldout
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedTraining:
+    """Data and models that fit together.
+
+    Attributes:
+        rows: of the training data, in the order of the run.
+        guided: the student, whose forward pass is its loss.
+        teacher: frozen, for `guided(batch, teacher=teacher)`; None if the method runs none.
+        heldout: rows of each held-out set.
+        tokenizer: of the data, with the student's chat template: `tokenizer.write(folder)`.
+    """
+
+    rows: AlignedRows
+    guided: GuidedStudent
+    teacher: PreTrainedModel | None = None
+    heldout: Mapping[str, AlignedRows] = field(default_factory=dict)
+    tokenizer: ExportedTokenizer = field(default_factory=lambda: ExportedTokenizer({}))
+
+    @property
+    def student(self) -> PreTrainedModel:
+        """The model of transformers that learns, without peft's around it."""
+        return language_model(self.guided.model)
+
+
+def open_training(
+    data: StreamConfig | AlignedRows | str | PathLike[str],
+    student: nn.Module | str,
+    method: Method,
+    *,
+    teacher: PreTrainedModel | None = None,
+    heldout: Mapping[str, str] | None = None,
+    allow_untrained_teacher: bool = False,
+    teacher_dtype: torch.dtype = torch.float32,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | str = "cpu",
+    with_tokenizer: bool = True,
+) -> OpenedTraining:
+    """Open data and models, as `vocag train` does; refuse what doesn't fit together.
+
+    Args:
+        data: what to read, and whose stored losses or which running teacher teaches. Distributions
+            are read if the method needs them; rows that are open already must have them.
+        student: folder, repository or .gguf file, loaded in fp32; or a model of transformers, or
+            one of peft around it, which stays on its device.
+        method: how the loss is made, such as `Method("distill")`.
+        teacher: a frozen model in place of the one that `data` names.
+        heldout: aligned datasets by name, read as the training data are.
+        allow_untrained_teacher: accept a running teacher that predicts no better than chance.
+        teacher_dtype: of a teacher that is loaded here.
+        group: the processes that choose tokens together if the method's scope is "group".
+        device: of models that are loaded here, and of a given teacher.
+        with_tokenizer: whether this process writes the student's tokenizer; else it is empty.
+
+    Raises:
+        ForeignTokenizerError: a model or a held-out set of a different tokenizer from the data's.
+        UntrainedTeacherError: a running teacher predicts no better than chance.
+        ValueError: data, models, method and teachers that don't fit together. Also the errors of
+            `AlignedRows`.
+
+    Example:
+        >>> opened = open_training(StreamConfig("aligned"), "models/student", Method("full"))
+        ... # doctest: +SKIP
+        >>> opened.guided(next(iter(load_batches(opened.rows, micro_batch_size=4)))).loss_sum
+        ... # doctest: +SKIP
+    """
+    kind, config, device = kind_of(method), _stream_config(data), torch.device(device)
+    teaching = config.teaching
+    if teacher is not None:
+        teaching = replace(teaching, teacher=name_of(teacher))
+    with _hinting_at_config(config):
+        served = kind.serve(method, teaching, config.reading)
+    rows = _open_rows(data, config, kind.row_needs(method, served))
+    kind.require_rows(method, rows)
+    _warn_of_padding(rows)
+    sets = open_heldout(heldout or {}, rows)
+    own = _open_student(student, rows, sets, device)
+    running = None
+    if served.by == "running":
+        running = open_running_teacher(
+            teacher or str(teaching.teacher),
+            rows.opened,
+            rows.rules,
+            mean_loss=lambda model: mean_teacher_loss(model, rows.__getitems__([0]).to(device)),
+            one_vocabulary_for=kind.name if kind.one_vocabulary else "",
+            allow_untrained=allow_untrained_teacher,
+            accepted_by="allow_untrained_teacher",
+            dtype=teacher_dtype,
+            device=device,
+        )
+    guided = GuidedStudent.of_run(own, method, rows, served, group)
+    tokenizer = ExportedTokenizer({})
+    if with_tokenizer:
+        tokenizer = prove_tokenizer(rows, language_model(own))
+    return OpenedTraining(rows, guided, running, sets, tokenizer)
+
+
+def _stream_config(data: StreamConfig | AlignedRows | str | PathLike[str]) -> StreamConfig:
+    if isinstance(data, AlignedRows):
+        return data.config
+    return data if isinstance(data, StreamConfig) else StreamConfig(data)
+
+
+@contextmanager
+def _hinting_at_config(config: StreamConfig) -> Iterator[None]:
+    """Let an error's hint at stored losses be the `data` that reads them."""
+    try:
+        yield
+    except ValueError as error:
+        for number, note in enumerate(notes := getattr(error, "__notes__", [])):
+            if note.startswith(start := f"{HINT}stored_losses="):
+                teaching = f'Teaching(stored_losses="{note.removeprefix(start).strip('"')}")'
+                path = config.reading.path
+                lengths = f"seq_length={config.seq_length}"
+                notes[number] = f'{HINT}StreamConfig("{path}", {lengths}, teaching={teaching})'
+        raise
+
+
+def _open_rows(data: object, config: StreamConfig, needs: Mapping[str, Any]) -> AlignedRows:
+    if not isinstance(data, AlignedRows):
+        return AlignedRows(replace(config, **needs))
+    for name, needed in needs.items():
+        if needed and not getattr(config, name):
+            raise ValueError(
+                f"the rows were opened without {name}, which the method needs: give open_training "
+                f"their StreamConfig, or open them with {name}=True"
+            )
+    return data
+
+
+def _open_student(
+    source: nn.Module | str,
+    rows: AlignedRows,
+    sets: Mapping[str, AlignedRows],
+    device: torch.device,
+) -> nn.Module:
+    """Return a student that belongs to a run's rows and to its held-out sets."""
+    if isinstance(source, nn.Module):
+        device = next(source.parameters()).device
+    model = open_model(
+        source if isinstance(source, str) else language_model(source),
+        rows.opened,
+        rows.rules,
+        side="student",
+        device=device,
+    )
+    name = source if isinstance(source, str) else name_of(model)
+    for held_out in sets.values():
+        require_model_room(model, held_out.opened, held_out.rules, name, side="student")
+    return source if isinstance(source, nn.Module) else model
+
+
+def _warn_of_padding(rows: AlignedRows) -> None:
+    if rows.rules.one_document_a_row:
+        padding = [100 * each.plan.padding()[0] for each in rows.datasets]
+        logger.warning(
+            "one document a row: %s %% of the student tokens of rows are padding",
+            ", ".join(f"{share:.0f}" for share in padding),
+        )
