@@ -1,4 +1,17 @@
+import multiprocessing.managers
+import sys
+
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_proxies(monkeypatch):
+    """Undo what Beam's import does to every process that then can't save: it replaces AutoProxy.
+
+    Python's own, which Python 3.12 needs no replacement for, can't be pickled under another's name.
+    """
+    if beam := sys.modules.get("apache_beam.utils.multi_process_shared"):
+        monkeypatch.setattr(multiprocessing.managers, "AutoProxy", beam.autoproxy)
 
 
 @pytest.fixture(scope="session")

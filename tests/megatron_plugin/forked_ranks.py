@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import cache
 from importlib import import_module
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from torch.distributed import TCPStore
+
+from tests.support.fork_server import fork_context
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,19 +58,9 @@ def job_environment(**changes):
     return {**os.environ, **own, **changes}
 
 
-@cache
 def _context():
-    """Start the process that ranks are forked from, in the environment of a job."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.megatron_plugin.trainer", "tests.megatron_plugin.warm"])
-    before = dict(os.environ)
-    os.environ.update(job_environment())
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    return context
+    modules = ("tests.megatron_plugin.trainer", "tests.megatron_plugin.warm")
+    return fork_context(modules, job_environment())
 
 
 def _run_rank(argv, environment, output):

@@ -1,16 +1,15 @@
 """Processes without their start-up: commands that are killed in the middle, and ranks."""
 
-import multiprocessing
 import os
 import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import psutil
 
+from tests.support.fork_server import fork_context
 from tests.support.servers import free_port
 
 _PRELOADED = ["beam_jobs.align.command", "beam_jobs.score.job", "pipeline.training.loop"]
@@ -25,7 +24,7 @@ def run_ranks(work: Callable[..., None], *arguments: object) -> None:
     """
     import torch.multiprocessing  # killed commands need no torch here
 
-    _context()
+    fork_context(_PRELOADED)
     given = work, free_port(), arguments
     torch.multiprocessing.start_processes(_be_rank, given, nprocs=2, start_method="forkserver")
 
@@ -43,7 +42,7 @@ def run_killed(
     Calls of functions, such as "beam_jobs.storage.publish", are counted together, from 1.
     """
     given = (command, arguments, functions, call, environment or {})
-    process = _context().Process(target=_run, args=given)
+    process = fork_context(_PRELOADED).Process(target=_run, args=given)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -67,12 +66,6 @@ def _be_rank(rank: int, work: Callable[..., None], port: int, arguments: Sequenc
     world = {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **world}
     work(*arguments)
-
-
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
 
 
 def _run(

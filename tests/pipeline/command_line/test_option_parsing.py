@@ -282,7 +282,7 @@ def test_errors_of_fields_name_the_options_that_were_given(given: str, message: 
 def test_a_library_names_fields_and_a_command_its_options() -> None:
     """In messages and hints, of later work, too; a field of the command's own has no prefix."""
     with (
-        pytest.raises(ValueError, match=r"^lower --rows or --my-top-k, not x/top_k$") as error,
+        pytest.raises(ValueError, match=r"^lower --rows or --my-top-k, not x/top_k") as error,
         naming_options(Holder, prefix="my_", others=("rows",)),
     ):
         raise hinted(ValueError("lower rows= or top_k, not x/top_k"), "seed=4 rows=True")
