@@ -67,12 +67,12 @@ TOGETHER := -n 3 --dist loadscope --no-loadscope-reorder
 test: $(VENV)/.installed-test ## run the tests, but for long ones, Megatron, services and GPU (minutes)
 	$(BIN)/python -m pytest -m "not gpu and not chain and not long" $(TOGETHER) $(ELSEWHERE)
 
-test-fast: $(VENV)/.installed-test ## run the fast tests (seconds)
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ELSEWHERE)
+test-fast: $(VENV)/.installed-test ## run the fast tests (minutes; pytest FOLDER -m "not slow" takes seconds)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(TOGETHER) $(ELSEWHERE)
 
 # In an environment of its own; with no constraints, they are what is tried.
 # Older releases of transformers draw other first weights, for which its figures don't hold.
-OF_NEW_WEIGHTS := --deselect 'tests/pipeline/training/test_distill.py::test_a_running_teacher_teaches_what_was_stored_of_it'
+OF_NEW_WEIGHTS := --deselect 'tests/pipeline/methods/test_distill.py::test_a_running_teacher_teaches_what_was_stored_of_it'
 test-lowest: $(VENV)/bin/python ## run the fast tests with the lowest versions that setup.cfg allows (a second environment)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
@@ -125,7 +125,7 @@ format: $(VENV)/.installed-lint ## fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(VENV)/.installed-test $(VENV)/.installed-lint ## check types
+types: $(VENV)/.installed-test ## check types
 	$(BIN)/mypy
 
 # For every supported Python and system; CUDA's packages are left to torch, which pins its own.

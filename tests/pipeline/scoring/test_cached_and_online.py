@@ -121,7 +121,7 @@ def test_another_convention_is_refused(world: Path) -> None:
 def test_a_named_context_is_scored_with_and_recorded(copied: Path) -> None:
     run_score(copied, "--teacher-context", "none")
     path = path_of(copied, first_token_id=None)
-    with pytest.raises(ForeignLossesError, match=r"give both the same --teacher-context .*none"):
+    with pytest.raises(ForeignLossesError, match=r"give both the same teacher_context .*none"):
         open_rows(copied, stored_losses=path)
     rows = open_rows(copied, stored_losses=path, teacher_context="none")
     assert rows.rules.teacher == around()

@@ -83,7 +83,7 @@ def test_a_run_without_it_goes_on_with_its_rows_only(
     assert main([*given, "--exit-after", "1"]) == 0
     capsys.readouterr()
     assert main([*given, OPTION]) == 2
-    assert "one_document_a_row False, this run has True" in capsys.readouterr().err
+    assert "--one-document-a-row False, this run has True" in capsys.readouterr().err
 
 
 def test_rules_of_before_keep_their_fingerprint() -> None:

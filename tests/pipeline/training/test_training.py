@@ -178,7 +178,7 @@ def test_a_run_that_began_without_fused_adamw_goes_on_without(
 
 
 def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
-    with pytest.raises(ValueError, match=r"made with --learning-rate 0\.001, this run has 0\.01"):
+    with pytest.raises(ValueError, match=r"made with learning_rate=0\.001, this run has 0\.01"):
         train(replace(six, learning_rate=0.01))
 
 
@@ -418,7 +418,7 @@ def test_rows_have_the_teachers_length_that_is_asked_for(world: Path, tmp_path: 
     """Scores made with a length of their own could not be trained with."""
     config = _config(world, tmp_path, Method("teacher"), teacher_seq_length=96)
     assert AlignedRows(config.stream)[0]["teacher_input_ids"].shape == (96,)
-    message = r"a row holds 600 teacher tokens, .* for 512: lower --teacher-seq-length"
+    message = r"a row holds 600 teacher tokens, .* for 512: lower teacher_seq_length"
     with pytest.raises(ValueError, match=message):
         train(replace(config, teacher_seq_length=600))
 
@@ -510,7 +510,7 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
             ValueError,
             r"holds student token 4\d\d in doc",
         ),
-        ("full", {"num_steps": 10**6}, ValueError, r"raise --num-epochs, .* or lower --num-steps"),
+        ("full", {"num_steps": 10**6}, ValueError, r"raise num_epochs, .* or lower num_steps"),
     ):
         with pytest.raises(error, match=message):
             train(_config(world, tmp_path / "run", Method(name), **changes))

@@ -337,7 +337,7 @@ def test_draws_train_and_what_they_can_t_do_is_refused(
     assert json.loads(again)["loss"] == pytest.approx(line["loss"], rel=1e-4)
     for draws, found in ((None, 4), (0, 0)):
         other = config(drawn, tmp_path / "online", num_steps=2, draws=draws, **online)
-        with pytest.raises(ValueError, match=f"made with --draws 3, this run has {found}"):
+        with pytest.raises(ValueError, match=f"made with draws=3, this run has {found}"):
             train(other)
     for method in (Method("distill", temperature=2.0), Method("distill", reverse_kl=True)):
         for more in ({}, {**online, "draws": 3}):
