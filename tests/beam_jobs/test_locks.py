@@ -37,7 +37,7 @@ def test_a_job_is_refused_where_another_one_writes(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_settling")
 @pytest.mark.parametrize("hold", [hold_lock, hold_remote])
-def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path, hold: type[hold_lock]) -> None:
+def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path, hold: Any) -> None:
     path = str(tmp_path / OUTPUT_LOCK)
     for _ in range(2):
         with hold(path, "out"):
@@ -121,7 +121,7 @@ def test_a_process_that_lives_or_can_not_be_seen_keeps_its_lock(
             raise error
 
     with hold_remote(path, "out"):
-        monkeypatch.setattr(locks.os, "kill", kill)
+        monkeypatch.setattr(locks.os, "kill", kill)  # type: ignore[attr-defined]
         with pytest.raises(OptionsError, match=f"{OURSELVES} --output out"):
             hold_remote(path, "out").__enter__()
 
@@ -131,12 +131,12 @@ def test_of_two_that_start_together_the_last_to_write_has_the_lock(
 ) -> None:
     """And nobody has one that is gone: a job that ended just then took it for its own."""
     path = tmp_path / "lock"
-    monkeypatch.setattr(locks.time, "sleep", lambda _: write_lock(path))
+    monkeypatch.setattr("beam_jobs.locks.time.sleep", lambda _: write_lock(path))
     with pytest.raises(OptionsError, match="process 1 on elsewhere"):
         hold_remote(str(path), "out").__enter__()
     assert json.loads(path.read_text())["id"] == "theirs"
     path.unlink()
-    monkeypatch.setattr(locks.time, "sleep", lambda _: path.unlink())
+    monkeypatch.setattr(locks.time, "sleep", lambda _: path.unlink())  # type: ignore[attr-defined]
     with pytest.raises(OptionsError, match="another job writes to --output out"):
         hold_remote(str(path), "out").__enter__()
 

@@ -256,7 +256,7 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
 def test_the_readme_says_what_the_teacher_loses() -> None:
     said = (ROOT / "README.md").read_text("utf-8")
     few_runs = read_records(RECORDS / "few")
-    assert few.best_arm(few_runs, few.PLAIN) == "full-decay-3"
+    assert few.best_arm(few_runs, few.PLAIN) == "full-decay-3"  # type: ignore[attr-defined]
     math, gsm8k, docstrings = (
         compare(few_runs, "distill", "full-decay-3", name)
         for name in ("math", "gsm8k", "docstrings")

@@ -110,7 +110,7 @@ def cut_bridge(after):
                 del link._group
             time.sleep(600)
 
-    bridge.TeacherBridge.reply = reply_and_cut
+    bridge.TeacherBridge.reply = reply_and_cut  # type: ignore[method-assign]
 
 
 def main():

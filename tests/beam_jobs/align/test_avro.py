@@ -135,7 +135,7 @@ def test_a_block_that_cannot_be_decoded_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     data = bytearray(write(path, SCHEMA, RECORDS[:60], block_bytes=400))
     first, second, *_ = fastavro.block_reader(io.BytesIO(data))
-    place = data.index(b"\x02", data.index(RECORDS[first.num_records]["id"].encode()))
+    place = data.index(b"\x02", data.index(str(RECORDS[first.num_records]["id"]).encode()))
     data[place] = 0x08  # the text's branch of its union: there is no fifth
     path.write_bytes(data)
     rows = list(read_rows(part_of(path), ["text"], max_cell_bytes=1000))

@@ -22,7 +22,7 @@ from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules
 from beam_jobs.align.inputs.input_files import find_inputs
-from beam_jobs.align.inputs.sampling import cut_files, sample_input
+from beam_jobs.align.inputs.sampling import cut_files, sample_input  # type: ignore[attr-defined]
 from beam_jobs.align.opened_input import open_input
 from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import (

@@ -180,7 +180,8 @@ def test_types_follow_from_values() -> None:
     field = MetadataField("x")
     kinds = {"int64": [1, None], "float64": [1, 0.5], "bool": [True], "string": ["a"]}
     for kind, values in kinds.items():
-        assert settle_columns([field], [(v,) for v in values]) == (MetadataField("x", kind),)
+        rows = [(value,) for value in values]  # type: ignore[attr-defined]
+        assert settle_columns([field], rows) == (MetadataField("x", kind),)
     for values in ([1, "a"], [True, 1], [{"a": 1}]):
         with pytest.raises(InputError, match=r'"x" are of type .* --metadata x:float64'):
             settle_columns([field], [(v,) for v in values])

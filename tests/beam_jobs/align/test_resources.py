@@ -103,7 +103,7 @@ def test_a_full_temporary_folder_is_named_and_not_the_output(
 ) -> None:
     temporary, output = tmp_path / "tmp", tmp_path / "out"
     free = {str(temporary): 12_000, str(output): 5 * 10**9}
-    monkeypatch.setattr(shortages.tempfile, "gettempdir", lambda: str(temporary))
+    monkeypatch.setattr("beam_jobs.shortages.tempfile.gettempdir", lambda: str(temporary))
     monkeypatch.setattr(shortages, "free_bytes", lambda path: free[str(path).removesuffix("/a")])
     nameless = "OSError: [Errno 28] No space left on device"
     for text in (nameless, f"{nameless}: '{temporary}/a'"):

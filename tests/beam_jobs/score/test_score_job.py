@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -173,9 +174,12 @@ def test_shards_that_an_earlier_run_has_scored_are_taken_over(
     foreign.write_bytes(reference[names[2]])  # of another shard
     read: list[int] = []
     original = ShardToScore.read_tokens
-    monkeypatch.setattr(
-        ShardToScore, "read_tokens", lambda shard: read.append(shard.number) or original(shard)
-    )
+
+    def note(shard: ShardToScore) -> Any:
+        read.append(shard.number)
+        return original(shard)
+
+    monkeypatch.setattr(ShardToScore, "read_tokens", note)
     run_score(copied)
     assert sorted(read) == [0, 1]
     assert "resumed         1 shards were taken over" in capsys.readouterr().out

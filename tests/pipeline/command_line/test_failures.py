@@ -15,7 +15,7 @@ from pipeline.command_line import failures
 from pipeline.command_line.commands import COMMANDS, main
 from pipeline.command_line.failures import hinted, hints_of, naming, report
 from pipeline.command_line.installed import install
-from pipeline.dataset.chosen_documents import WhereError
+from pipeline.dataset.chosen_documents import WhereError  # type: ignore[attr-defined]
 from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.score_files import find_scores
 from pipeline.explore import command as explore

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from pipeline.alignment import align_tokens
 from pipeline.models.hf_models import load_language_model
 from pipeline.tokenization import Tokenizer, load_tokenizer
-from tests.pipeline.scoring.test_packaged_model import TEXT, mean_loss
+from tests.pipeline.models.test_packaged_model import TEXT, mean_loss
 from tests.support.tokenizer_zoo import load
 
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -43,7 +43,8 @@ def wrap_ddp(guided: GuidedStudent) -> nn.Module:
 def wrap_fsdp(guided: GuidedStudent) -> nn.Module:
     for layer in guided.model.model.layers:  # type: ignore[union-attr]
         fully_shard(layer)
-    return fully_shard(guided)  # last, so that the output weight is whole while the loss is made
+    # Last, so that the output weight is whole while the loss is made.
+    return cast(GuidedStudent, fully_shard(guided))
 
 
 WRAPPERS: dict[str, Callable[[GuidedStudent], nn.Module]] = {"ddp": wrap_ddp, "fsdp": wrap_fsdp}

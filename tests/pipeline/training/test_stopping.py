@@ -219,7 +219,8 @@ def test_at_the_end_a_full_disk_is_an_error_and_the_run_can_be_finished(
     for refused, room in {"checkpoint.pt": [1], "model": [1 << 60, 1]}.items():
         with pytest.MonkeyPatch.context() as patch:
             free = iter(room)
-            patch.setattr(disk.shutil, "disk_usage", lambda _, free=free: Usage(next(free)))
+            place = "pipeline.training.disk.shutil.disk_usage"
+            patch.setattr(place, lambda _, free=free: Usage(next(free)))
             assert main(arguments(run)) == 2
         told = capsys.readouterr().err
         assert f"{run.output / refused} needs" in told

@@ -59,7 +59,7 @@ def test_wandb_gets_one_run_of_a_run_that_continues(
 
 def wandb_records(path: Path) -> list[Any]:
     """Return the records of a .wandb file: LevelDB's log format after a header of seven bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     data, place, parts, records = path.read_bytes(), 7, b"", []
     while place + 7 <= len(data):
