@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_a_chat_costs_what_an_assistant_says(
     theirs, model = AutoTokenizer.from_pretrained(student), load_language_model(str(student))
     nats, num_bytes = 0.0, 0
     for chat in _CHATS:
-        marked = theirs.apply_chat_template(
+        marked: Any = theirs.apply_chat_template(
             chat,
             chat_template=_MARKED,
             return_assistant_tokens_mask=True,
