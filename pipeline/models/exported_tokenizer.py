@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer
 
 from pipeline.chats.turns import habits_of
@@ -35,6 +36,7 @@ from pipeline.tokenization.definition import (
     text_template,
     token_names,
 )
+from pipeline.tokenization.sentencepiece_files import sentencepiece_file
 from schemas.document import decode_document
 from schemas.manifest import TokenizerRecord
 
@@ -163,6 +165,8 @@ def convert_tokenizer(
         "tokenizer.json": orjson.dumps(definition),
         TOKENIZER_FILE: _dump(settings | {"clean_up_tokenization_spaces": False}),
     }
+    if scores := _sentencepiece_file(own, definition, documents):
+        files["tokenizer.model"] = scores
     folder, loaded = _load_as_proven(files, config, documents, before)
     probes = [text for text in PROBES if not any(name in text for name in control)]
     batch = own.tokenize_batch([text.encode() for text in probes])
@@ -188,6 +192,25 @@ def convert_tokenizer(
     written = {str(Path(folder, name)): data for name, data in files.items()}
     written[GENERATION_FILE] = _dump({**defaults.settings, **generation})
     return ExportedTokenizer(written, len(documents), differing, token_ids)
+
+
+def _sentencepiece_file(
+    own: Tokenizer, definition: Definition, documents: Sequence[KnownText]
+) -> bytes | None:
+    """Return the vocabulary as a SentencePiece model, if that gives the ids of every document.
+
+    transformers doesn't read it; llama.cpp's converter takes the order of merges from it.
+    """
+    is_one = own.file.kind == "sentencepiece"
+    data = own.file_bytes if is_one else sentencepiece_file(definition)
+    if data is None or not documents:
+        return None
+    try:
+        processor = SentencePieceProcessor(model_proto=data)
+    except RuntimeError:  # such as without pieces of all bytes
+        return None
+    equal = all(processor.encode(known.text) == known.ids for known in documents)
+    return data if equal else None
 
 
 def _ends(own: int | None, defaults: GenerationDefaults, names: Mapping[int, str]) -> list[int]:

@@ -24,6 +24,12 @@ STUDENTS = (
     *("llama_like", "qwen_like", "gpt2_like", "byte_incomplete"),
 )
 
+WITH_SCORES = (
+    *("sentencepiece_bpe", "sentencepiece_nfkc", "sentencepiece_unigram", "mistral_v1"),
+    "llama_like",
+)
+"""What llama.cpp's converter needs a SentencePiece model of."""
+
 
 def export(folder: Path) -> tuple[ExportedTokenizer, Any]:
     """Export the student's tokenizer of a dataset; return also what transformers loads."""
@@ -46,6 +52,7 @@ def test_ids_and_special_tokens_are_the_datasets(name: str, tmp_path: Path) -> N
         assert loaded(text, add_special_tokens=False)["input_ids"] == ids
         assert loaded(text)["input_ids"][: len(before) + len(ids)] == [*before, *ids]
     assert exported.num_documents == 24
+    assert ("tokenizer.model" in exported.files) == (name in WITH_SCORES)
     assert len(exported.differing_probes) <= 2
     assert loaded.bos_token_id == student.bos_token_id
     assert loaded.eos_token_id == loaded.pad_token_id == student.eos_token_id

@@ -1,9 +1,20 @@
 """A SentencePiece model's file, read here, says what `sentencepiece` reads from it."""
 
+import json
+
+import numpy as np
 import pytest
 import sentencepiece
 
-from pipeline.tokenization.conversion import ModelKind, PieceKind, read_sentencepiece_model
+from pipeline.tokenization import PROBES
+from pipeline.tokenization.conversion import (
+    ModelKind,
+    PieceKind,
+    convert_sentencepiece,
+    read_sentencepiece_model,
+)
+from pipeline.tokenization.sentencepiece_files import sentencepiece_file
+from tests.support.datasets import make_texts
 from tests.support.tokenizer_zoo import load
 
 
@@ -34,6 +45,30 @@ def test_pieces_and_settings_are_the_librarys(name: str, kind: ModelKind) -> Non
         assert found == [is_kind(i) for i in ids]
     assert (model.kind, model.unk_id, model.byte_fallback) == (kind, processor.unk_id(), True)
     assert bool(model.charsmap) == model.removes_extra_spaces == (name not in KEEPS_SPACES)
+
+
+@pytest.mark.parametrize("name", ["sentencepiece_bpe", "mistral_v1"])
+def test_a_converted_model_becomes_a_file_of_the_same_ids(name: str) -> None:
+    """By way of the merges of a tokenizer.json, whose order is all that is left of the scores."""
+    own = load(name)
+    data = sentencepiece_file(convert_sentencepiece(own.file_bytes, source=name))
+    assert data is not None
+    pieces, again = (read_sentencepiece_model(each).pieces for each in (own.file_bytes, data))
+    assert [(piece.text, piece.kind) for piece in again] == [(p.text, p.kind) for p in pieces]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    texts = [*PROBES, *(text for _, text in make_texts(40))]
+    batch = own.tokenize_batch([text.encode() for text in texts])
+    found = [processor.encode(text) for text in texts]
+    assert not batch.failures
+    assert found == [ids.tolist() for ids in np.split(batch.input_ids, batch.cu_tokens[1:-1])]
+
+
+@pytest.mark.parametrize("name", ["gpt2_like", "sentencepiece_unigram"])
+def test_what_has_no_merges_with_bytes_has_no_such_file(name: str) -> None:
+    data = load(name).file_bytes
+    is_model = name.startswith("sentencepiece")
+    definition = convert_sentencepiece(data, source=name) if is_model else json.loads(data)
+    assert sentencepiece_file(definition) is None
 
 
 KEEPS_SPACES = ("sentencepiece_bpe", "mistral_v1")
