@@ -65,11 +65,11 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
         if weights and (path / "config.json").is_file():
             _require_content(weights)
             return TeacherFiles(source, path, (path / "config.json", *weights))
-    error = ValueError(
+    raise _missing(
         f'{role} "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
-        "folder in the layout of Hugging Face, a repository or a .gguf file"
+        "folder in the layout of Hugging Face, a repository or a .gguf file",
+        str(path),
     )
-    raise hinted(error, look_near(str(path)))
 
 
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
@@ -88,10 +88,13 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
             return download_folder(source, files)
         except HubError as error:
             failure, why = error, str(error)
-    missing = ValueError(f'{role} "{source}": no such folder or .gguf file, and {why}')
-    if failure is None or nearest(source):
-        hinted(missing, look_near(source))
-    raise missing from failure
+    told = f'{role} "{source}": no such folder or .gguf file, and {why}'
+    hints = failure is None or nearest(source)  # else the hub's own hint is the last line
+    raise (_missing(told, source) if hints else ValueError(told)) from failure
+
+
+def _missing(message: str, path: str) -> ValueError:
+    return hinted(ValueError(message), look_near(path))
 
 
 def _require_content(files: Iterable[Path]) -> None:
