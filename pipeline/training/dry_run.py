@@ -55,7 +55,7 @@ def describe_run(config: TrainConfig, ranks: Ranks) -> Iterator[str]:
         f"{own // config.micro_batch_size} micro-batches of {config.micro_batch_size} in "
         f"{'one process' if ranks.count == 1 else f'each of {ranks.count} processes'}"
     )
-    student = _shape(config.student, rows.opened, "student")
+    student = _shape(config.student, rows.opened, "student", only=config.random_init)
     runs = config.served.by == "running" and config.teaching.teacher
     teacher = _shape(str(runs), rows.opened, "teacher") if runs else None
     memory = count_memory(config, student, teacher, rows.layout.teacher_seq_length)
@@ -112,7 +112,10 @@ def _own_seconds(config: TrainConfig) -> float | None:
     return median(seconds) if seconds else None
 
 
-def _shape(source: str, opened: OpenedRun, side: Side) -> PretrainedConfig:
+def _shape(source: str, opened: OpenedRun, side: Side, *, only: bool = False) -> PretrainedConfig:
+    """Return a model's configuration; `only` that is needed, no weights next to it."""
+    if only and Path(source, "config.json").is_file():
+        return cast(PretrainedConfig, read_config(Path(source)))
     path = find_fitting(source, opened.dataset, side=side).path
     if path.suffix == ".gguf":
         return cast(PretrainedConfig, read_gguf_config(GgufFile(path)))

@@ -1,6 +1,7 @@
 """What a run would take, said before it begins; and what it says when it takes too much."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +141,17 @@ def test_each_shortage_has_another_remedy(world: Path, tmp_path: Path) -> None:
         "--bf16",
         "--seq-length 32",
     ]
+
+
+def test_a_run_from_random_weights_needs_a_configuration_alone(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "student").mkdir()
+    shutil.copy(world / "student" / "config.json", tmp_path / "student")
+    config = config_of(world, tmp_path / "run")
+    given = arguments(replace(config, student=str(tmp_path / "student")), "--method", "full")
+    assert main([*given, "--dry-run", "--random-init"]) == 0
+    assert "memory " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
