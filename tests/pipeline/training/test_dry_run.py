@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig
 
+from pipeline.command_line.option_parsing import in_options
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.training import loop
@@ -134,6 +135,7 @@ def test_each_shortage_has_another_remedy(world: Path, tmp_path: Path) -> None:
         teaching = replace(config.teaching, teacher=teacher)
         config = replace(config, teaching=teaching, **changes)  # type: ignore[arg-type]
         found.append(smaller(config))
+    found = [in_options(each, TrainConfig) for each in found]  # as the command prints them
     assert found == [
         "--micro-batch-size 3",
         "--gradient-checkpointing",
