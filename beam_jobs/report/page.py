@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
+from beam_jobs.left_out import OF_FILES
 from beam_jobs.report import histograms
 from pipeline.alignment.quality import IOU_SCALE, AlignmentStatistics
 from pipeline.drawing import page_blocks
@@ -130,8 +131,12 @@ def _first_answers(manifest: Manifest) -> list[Element]:
     reasons = ", ".join(f"{reason} {format_count(count)}" for reason, count in ranked)
     named = f"{format_count(letters.count)} of {whole}: {reasons}; listed in {letters.file}."
     nothing = "Nothing: every document of the input is in a shard."
+    right = "the offsets of every document in the shards match its text"
+    unread = OF_FILES & letters.by_reason.keys()
     answers = {
-        "All right? ": "Yes: the offsets of every document in the shards match its text.",
+        "All right? ": f"No: some of the input can't be read or used, though {right}."
+        if unread
+        else f"Yes: {right}.",
         "Left out? ": named if letters.count else nothing,
         "Next? ": "Check the files (vocag validate), store a teacher's losses (vocag score), train "
         "(vocag train).",

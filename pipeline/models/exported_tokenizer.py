@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer
 
 from pipeline.chats.turns import habits_of
@@ -36,7 +35,7 @@ from pipeline.tokenization.definition import (
     text_template,
     token_names,
 )
-from pipeline.tokenization.sentencepiece_files import sentencepiece_file
+from pipeline.tokenization.sentencepiece_files import gives_ids, sentencepiece_file
 from schemas.document import decode_document
 from schemas.manifest import TokenizerRecord
 
@@ -205,12 +204,7 @@ def _sentencepiece_file(
     data = own.file_bytes if is_one else sentencepiece_file(definition)
     if data is None or not documents:
         return None
-    try:
-        processor = SentencePieceProcessor(model_proto=data)
-    except RuntimeError:  # such as without pieces of all bytes
-        return None
-    equal = all(processor.encode(known.text) == known.ids for known in documents)
-    return data if equal else None
+    return data if gives_ids(data, ((known.text, known.ids) for known in documents)) else None
 
 
 def _ends(own: int | None, defaults: GenerationDefaults, names: Mapping[int, str]) -> list[int]:

@@ -5,7 +5,9 @@ that file it writes one score for all, and llama.cpp then splits texts different
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from sentencepiece import SentencePieceProcessor
 
 from pipeline.tokenization.conversion import ModelKind, PieceKind
 from pipeline.tokenization.definition import (
@@ -51,6 +53,15 @@ def sentencepiece_file(definition: Definition) -> bytes | None:
         _part(number, b"".join(_number(key, int(value)) for key, value in values.items()))
         for number, values in ((2, trainer), (3, normalizer))
     )
+
+
+def gives_ids(data: bytes, texts: Iterable[tuple[str, list[int]]]) -> bool:
+    """Whether SentencePiece loads a model file and reads each text as these ids."""
+    try:
+        processor = SentencePieceProcessor(model_proto=data)
+    except RuntimeError:  # such as without pieces of all bytes
+        return False
+    return all(processor.encode(text) == ids for text, ids in texts)
 
 
 def _added_kind(special: bool) -> PieceKind:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from beam_jobs.left_out import UNREAD
 from beam_jobs.report.page import RunSummary, SideSummary, render_report
 from beam_jobs.report.run_summary import summarise
 from pipeline.alignment.quality import AlignmentStatistics
@@ -109,6 +110,10 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         *(shard.file for shard in manifest.shards),
     }
     assert {figure for figure in expected if figure not in text} == set()
+    assert "Yes: the offsets of every document in the shards match its text." in text
+    unread = replace(manifest.dead_letters, by_reason={UNREAD: 1})
+    text = Page(render_report(replace(manifest, dead_letters=unread), RUN)).text
+    assert "No: some of the input can't be read or used" in text
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])
