@@ -29,7 +29,7 @@ def reference_step(inputs, rows_per_choice=MICRO_BATCH, **method):
     The top fraction is counted over `rows_per_choice`: the micro-batches of all replicas.
     """
     asked = {"top_k": method.pop("top_k", None), "draws": method.pop("draws", 0)}
-    chosen = Method(**method)
+    chosen = Method(**{"name": "teacher"} | method)
     teacher = None if kind_of(chosen).needs == "nothing" else str(inputs.teacher)
     config = TrainConfig(
         data=Reading(str(inputs.data)),
