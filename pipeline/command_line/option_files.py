@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ def with_options_of_file(
                 off, dest=action.dest, action="store_false", default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
             )  # fmt: skip
-    finder = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
-    finder.add_argument(_OPTION)
-    path = finder.parse_known_args(argv)[0].config
-    return argv if path is None else [*_arguments_of(Path(path), parser), *argv]
+    # The parser itself says what is wrong with an option without its file.
+    paths = [value for option, value in pairwise(argv) if option == _OPTION]
+    paths += [word.partition("=")[2] for word in argv if word.startswith(f"{_OPTION}=")]
+    return [*_arguments_of(Path(paths[-1]), parser), *argv] if paths else argv
 
 
 def options_text(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> str:

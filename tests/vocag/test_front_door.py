@@ -97,5 +97,5 @@ def test_examples_import_by_the_front_door(path: Path) -> None:
     if path.stem in ("accelerate_loop", "fsdp2_loop"):  # which users copy
         assert not found
         named = re.findall(r"\bvocag\.(\w+)", text)
-        assert len(named) > 5
+        assert len(named) >= 5
         assert set(named) <= set(vocag.__all__)

@@ -27,7 +27,8 @@ OTHERS = {
     *("--nproc-per-node", "--max-restarts"),  # torchrun
     *("--logprobs-mode", "--max-logprobs", "--max-model-len", "--served-model-name"),  # vLLM
     "--dask_client_address",  # Beam's, if its Dask runner is imported
-    *("--direct_num", "--direct_running", "--vocag"),  # how several options begin
+    *("--direct_num", "--direct_running", "--vocag", "--no"),  # how several options begin
+    "--no-NAME",
 }
 """Options that no parser of ours or of the trainers knows."""
 

@@ -149,7 +149,7 @@ def test_a_chat_costs_what_an_assistant_says(
         micro_batch_size=1,
         heldout=(str(held),),
     )
-    rows = open_heldout(config, AlignedRows(config.stream))
+    rows = open_heldout(config.heldout_sets, AlignedRows(config.stream))
     held_out = evaluate(config, model, rows, Ranks(torch.device("cpu")))["heldout_bits_per_byte"]
     assert found == pytest.approx(held_out, rel=1e-5)
     assert main([str(student), "--tasks", "chats", "--output", str(tmp_path)]) == 2

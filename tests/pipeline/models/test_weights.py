@@ -108,7 +108,16 @@ def commands(world: Path, model: Path, output: Path) -> dict[str, Callable[[], i
     run = ["--data", str(world / "data"), "--method", "full", "--seq-length", "64"]
     run += ["--num-steps", "1", "--warmup-steps", "0", "--global-batch-size", "1"]
     run += ["--micro-batch-size", "1", "--device", "cpu", "--output", str(output / "run")]
-    guided = [*run[:2], "--teacher", str(model), *run[4:], "--student", str(world / "student")]
+    guided = [
+        *run[:2],
+        "--method",
+        "teacher",
+        "--teacher",
+        str(model),
+        *run[4:],
+        "--student",
+        str(world / "student"),
+    ]
     given = ["--text", str(texts)]
     new = [*given, "--tokenizer", "bytes", "--output", str(output / "new")]
     two = [str(world / "student"), str(model), *given, "--prompts", "1", "--tokens", "2"]

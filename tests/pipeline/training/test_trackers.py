@@ -100,7 +100,7 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, module, None)  # as if not installed
     monkeypatch.delattr("torch.utils.tensorboard", raising=False)  # where an earlier test needed it
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    message = f"--tracker {tracker} needs a package: pip install {tracker}"
+    message = f"tracker={tracker} needs a package: pip install {tracker}"
     with pytest.raises(ValueError, match=message):
         train(replace(config, tracker=tracker))
     assert not (config.output / "checkpoint.pt").exists()
