@@ -89,7 +89,7 @@ def _arguments(name: str, value: Any, action: argparse.Action, path: Path) -> It
         if not isinstance(value, bool):
             raise ValueError(f"{path}: {name} is true or false, not {value!r}")
         twin = isinstance(action, argparse.BooleanOptionalAction)
-        yield from [f"--{name}"] if value else [f"--no-{name}"] if twin else []
+        yield from [f"--{name}"] if value else ["--no-" + name] if twin else []
     elif isinstance(value, bool | dict):
         raise ValueError(f"{path}: {name} is {value!r}, and takes a number, a text or a list")
     elif isinstance(value, list):
