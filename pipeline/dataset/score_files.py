@@ -83,7 +83,7 @@ def find_scores(
     )
     if fitting:
         raise hinted(missing, f"stored_losses={fitting[0].manifest.rule.fingerprint[:16]}")
-    top = " --top-k 16" if with_distributions else ""
+    top = " --top-k 8" if with_distributions else ""
     teacher = f"{quote(source or 'MODEL')}{top}"
     raise hinted(missing, f"vocag score {quote(location)} --teacher {teacher} {_ROWS}")
 

@@ -23,7 +23,7 @@ def read_distributions(batch: Rows) -> LabelDistributions:
         raise ValueError(
             "rows hold no distributions: read them with StreamConfig("
             "teaching=Teaching(stored_losses=…), with_distributions=True) after `vocag score "
-            "DATASET --teacher … --top-k 16`, or give a teacher and the vocabulary_map of both "
+            "DATASET --teacher … --top-k 8`, or give a teacher and the vocabulary_map of both "
             "tokenizers"
         )
     ids, probs, own_ids = (batch[name] for name in DISTRIBUTION_FIELDS)

@@ -31,5 +31,5 @@ def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
         raise ValueError(
             f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
             f"{config.num_epochs} epochs: raise num_epochs, of a mixture max_epochs in its file, "
-            "or lower num_steps"
+            f"or lower num_steps (to {len(rows) // config.global_batch_size}) or global_batch_size"
         )

@@ -27,7 +27,7 @@ Where each new token's embedding and output row come from, the first rule that a
 A transplanted model has lost part of what it knew. To recover it, train it with the old model as
 the teacher:
   vocag align --input corpus.jsonl --student student --teacher models/smollm2 --output aligned
-  vocag score aligned --teacher models/smollm2 --seq-length 1024 --top-k 16
+  vocag score aligned --teacher models/smollm2 --seq-length 1024 --top-k 8
   vocag train --data aligned --stored-losses smollm2 --student student --method distill \\
       --weight 0.5 --seq-length 1024 --output healed"""
 

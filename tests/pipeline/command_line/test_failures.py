@@ -244,7 +244,7 @@ def untaught_without_data(root: Path) -> object:
         (
             lambda root: find_scores("", str(root / "data"), with_distributions=True),
             DatasetError,
-            "vocag score {}/data --teacher MODEL --top-k 16" + ROWS,
+            "vocag score {}/data --teacher MODEL --top-k 8" + ROWS,
         ),
         (
             slow_tokenizer,
