@@ -241,7 +241,7 @@ def _turn_ends(chat: RenderedChat) -> list[tuple[int, int]]:
 
 
 def _found_cuts(cuts: PerDocument) -> PerDocument:
-    """Leave out turns before whose end there is no cut."""
+    """Leave out turns that can't be cut before their end."""
     found = cuts.values[:, 0] > 0
     return PerDocument(cuts.values[found], np.append(0, np.cumsum(found))[cuts.cu])
 

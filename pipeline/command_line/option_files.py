@@ -42,10 +42,12 @@ def with_options_of_file(
                 off, dest=action.dest, action="store_false", default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
             )  # fmt: skip
-    # The parser itself says what is wrong with an option without its file.
-    paths = [value for option, value in pairwise(argv) if option == _OPTION]
-    paths += [word.partition("=")[2] for word in argv if word.startswith(f"{_OPTION}=")]
-    return [*_arguments_of(Path(paths[-1]), parser), *argv] if paths else argv
+    path = ""  # the last one given holds; without its file, the parser says what is wrong
+    for word, following in pairwise([*argv, ""]):
+        option, separator, value = word.partition("=")
+        if option == _OPTION:
+            path = value if separator else following
+    return [*_arguments_of(Path(path), parser), *argv] if path else argv
 
 
 def options_text(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> str:

@@ -14,7 +14,8 @@ their bytes ("c", "cd") begins with, renormalised. "b" itself says nothing about
 The student's tokenizer may write a different token there: "ab" where the teacher wrote "a". So a
 token means its whole cell (`pipeline.distributions.cells`), and each label has its *own token*:
 that of the rest of the text's own teacher token, here "a" and "c". If that isn't in the label's
-cell, the label learns no distribution.
+cell, the label learns no distribution. What the token before the label rules out is moved later
+(`LabelDistributions.in_cells`): rows hold what the teacher says, whoever reads them.
 
 Mass that is unknown, has no bytes, or can't be spelled in the student's tokens stays as one
 residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown tokens begin with given

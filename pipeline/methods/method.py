@@ -24,7 +24,7 @@ WHICH_METHOD = """\
 full: plain training, for plenty of clean new text; with --where, for a noisy corpus
 distill: for a model with a new tokenizer (--weight 0.5), or few documents and many passes
 teacher, the paper's selection: lost to full here; docs/evidence.md has every result"""
-"""Three lines for those who name no method: there is no default that is right."""
+"""Three lines for those who name no method: no default would be right."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A SentencePiece model's file from a `tokenizer.json`, for programs that read merges as scores.
 
 llama.cpp's converter takes the scores of a Llama-2-like vocabulary from `tokenizer.model`. Without
-that file it writes one score for all, and llama.cpp then splits texts differently.
+that file it writes one score for all, and llama.cpp then splits texts differently. The file is a
+protobuf message of few fields, written by hand for the reason that `conversion` reads it by hand.
 """
 
 import struct

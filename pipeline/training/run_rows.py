@@ -28,8 +28,10 @@ def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
         )
     needed = config.num_steps * config.global_batch_size
     if len(rows) < needed:
+        most = len(rows) // config.global_batch_size
+        fewer = f"num_steps (to {most}) or " if most else ""
         raise ValueError(
             f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
             f"{config.num_epochs} epochs: raise num_epochs, of a mixture max_epochs in its file, "
-            f"or lower num_steps (to {len(rows) // config.global_batch_size}) or global_batch_size"
+            f"or lower {fewer}global_batch_size"
         )

@@ -54,6 +54,7 @@ def test_the_command_line_comes_after_the_file(file: Path) -> None:
     given = ["--num-steps=70", "--no-bf16", f"--config={file}", "--heldout", "d", "--compile"]
     changed = replace(read, num_steps=70, bf16=False, heldout=("d",), compile=True)
     assert parse_config(given) == changed
+    assert parse_config(["--config=none.toml", "--config", str(file)]) == read
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,22 @@ def tokenizer(folder: Path, *, adds_bos: bool) -> Tokenizer:
     return load_tokenizer(str(folder / "tokenizer.json"))
 
 
+def one_step(student: Path, data: Path, output: Path) -> TrainConfig:
+    """Describe a run that measures its own data as held out."""
+    return TrainConfig(
+        data=Reading(str(data)),
+        student=str(student),
+        output=output,
+        method=Method("full"),
+        num_steps=1,
+        warmup_steps=0,
+        seq_length=512,
+        global_batch_size=1,
+        micro_batch_size=1,
+        heldout=(str(data),),
+    )
+
+
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_path: Path) -> None:
     """A tokenizer that adds BOS was charged for it: - log P(BOS | BOS) of each item."""
@@ -64,18 +80,7 @@ def test_a_text_costs_what_it_costs_as_a_held_out_document(adds_bos: bool, tmp_p
     items = read_items("svamp", TINY)
     texts = [(str(place), text_to_score(item, "text")) for place, item in enumerate(items)]
     build_dataset(tmp_path / "heldout", texts, student=own)
-    config = TrainConfig(
-        data=Reading(str(tmp_path / "heldout")),
-        student=str(student),
-        output=tmp_path / "run",
-        method=Method("full"),
-        num_steps=1,
-        warmup_steps=0,
-        seq_length=512,
-        global_batch_size=1,
-        micro_batch_size=1,
-        heldout=(str(tmp_path / "heldout"),),
-    )
+    config = one_step(student, tmp_path / "heldout", tmp_path / "run")
     training = AlignedRows(config.stream)
     convention = training.rules.student
     assert (convention.first_token_id, convention.end_token_id) == (0, 1)
@@ -137,18 +142,7 @@ def test_a_chat_costs_what_an_assistant_says(
     assert found == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-6)
 
     held, _ = align_chats_job(tmp_path / "held", _CHATS, sides=("chatml", "chatml"))
-    config = TrainConfig(
-        data=Reading(str(held)),
-        student=str(student),
-        output=tmp_path / "run",
-        method=Method("full"),
-        num_steps=1,
-        warmup_steps=0,
-        seq_length=512,
-        global_batch_size=1,
-        micro_batch_size=1,
-        heldout=(str(held),),
-    )
+    config = one_step(student, held, tmp_path / "run")
     rows = open_heldout(config.heldout_sets, AlignedRows(config.stream))
     held_out = evaluate(config, model, rows, Ranks(torch.device("cpu")))["heldout_bits_per_byte"]
     assert found == pytest.approx(held_out, rel=1e-5)

@@ -510,7 +510,12 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
             ValueError,
             r"holds student token 4\d\d in doc",
         ),
-        ("full", {"num_steps": 10**6}, ValueError, r"raise num_epochs, .* or lower num_steps"),
+        (
+            "full",
+            {"num_steps": 10**6},
+            ValueError,
+            r"num_epochs, .* lower num_steps \(to \d+\) or global_b",
+        ),
     ):
         with pytest.raises(error, match=message):
             train(_config(world, tmp_path / "run", Method(name), **changes))
