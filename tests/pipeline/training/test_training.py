@@ -514,7 +514,7 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
             "full",
             {"num_steps": 10**6},
             ValueError,
-            r"num_epochs, .* lower num_steps \(to \d+\) or global_b",
+            r"raise num_epochs, .* or lower num_steps \(to \d+\) or global_batch_size",
         ),
     ):
         with pytest.raises(error, match=message):
