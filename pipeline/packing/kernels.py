@@ -1,4 +1,4 @@
-"""The inner loops of packing, compiled by numba, over all documents of a dataset."""
+"""The inner loops of packing, compiled by numba."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +23,19 @@ def split_documents(
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> NDArray[np.uint32]:
-    """Return uint32 [G, 6], the segments of D documents in order, columns as in `SEGMENT`.
+    """Split D documents into segments, uint32 [G, 6], columns as in `SEGMENT`.
 
-    Tokens per document are int64 [D]; cuts are as in `ShardIndex`, ValueError if they don't rise
-    within their document. `at_turn` marks chats' cuts at a turn; it is empty for texts. Rooms,
-    int64 [4], are tokens per row, and tokens added first, continued and at the end.
+    Cuts are as in `ShardIndex`; `at_turn` marks chats' turns, and is empty for texts. Rooms are as
+    in `PackingRules`. ValueError if a document's cuts don't rise.
     """
     whole_s = student_room[0] - student_room[1] - student_room[3]
     whole_t = teacher_room[0] - teacher_room[1] - teacher_room[3]
-    # Room for most shards' segments, so that it is seldom grown; what isn't written costs nothing.
+    # Room for most shards' segments, so it seldom grows; unwritten memory costs nothing.
     out = np.empty((len(num_student) * 2 + 16, 6), np.uint32)
     size = 0
     for document in range(len(num_student)):
         here, end = (0, 0), (num_student[document], num_teacher[document])
-        # Most documents fit: calls and cuts cost more than all else.
+        # The fast path, since most documents fit: calls and cuts cost more than all else.
         if size < len(out) and end != here and end[0] <= whole_s and end[1] <= whole_t:
             out[size, 0], out[size, 5] = document, STARTS | ENDS
             out[size, 1], out[size, 2] = 0, end[0]
@@ -70,10 +69,9 @@ def split_documents(
 def measure_segments(
     segments: NDArray[np.uint32], student_room: NDArray[np.int64], teacher_room: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return student and teacher tokens of segments, added ones included, and the row's share.
+    """Return segments' student and teacher tokens, added ones included, and their share of a row.
 
-    The share, float64 [n], is the larger of both sides'. Arguments are as in `split_documents`,
-    segments uint32 [n, 6].
+    The share is the larger of both sides'.
     """
     student = np.empty(len(segments), np.int64)
     teacher = np.empty(len(segments), np.int64)
@@ -98,11 +96,7 @@ def find_unsound(
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> int:
-    """Return the first invalid row of a plan, or -1.
-
-    Segments must be within their documents, with right flags for start and end, and fit into their
-    row. Arguments are as in `RowPlan` and `split_documents`.
-    """
+    """Return the first row of a plan with an impossible segment or too many tokens, or -1."""
     for row in range(len(row_starts) - 1):
         room_s, room_t = student_room[0], teacher_room[0]
         for place in range(row_starts[row], row_starts[row + 1]):
@@ -126,11 +120,9 @@ def find_unsound(
 def fit_segments(
     student: NDArray[np.int64], teacher: NDArray[np.int64], seq_length: int, teacher_seq_length: int
 ) -> NDArray[np.int64]:
-    """Return the row of each segment, int64 [n], rows numbered from 0 in the order they open.
+    """Return each segment's row by best fit; rows count in the order they open.
 
-    A segment goes to the open row that it leaves with the fewest free student tokens. Segments have
-    at most `seq_length` student tokens, below 2**31, and at most `teacher_seq_length` teacher
-    tokens.
+    Best is the open row that keeps the fewest free student tokens. `seq_length` is below 2**31.
     """
     row = np.empty(len(student), np.int64)
     free_s = np.empty(len(student), np.int64)
@@ -141,7 +133,7 @@ def fit_segments(
     none = np.iinfo(np.int64).max
     for segment in range(len(student)):
         need_s, need_t = student[segment], teacher[segment]
-        # What is left and the place in one word: the least is found without a branch, by SIMD.
+        # Free tokens and place in one word: SIMD finds the least without a branch.
         best = none
         for candidate in range(num_open):
             left = free_s[candidate] - need_s
@@ -205,7 +197,6 @@ def _next_stop(
 
 @compiled
 def _first_above(values: NDArray[np.integer], start: int, stop: int, limit: int) -> int:
-    """Return the first place from `start` whose value exceeds a limit; values rise."""
     while start < stop:
         middle = (start + stop) // 2
         if values[middle] > limit:
@@ -225,7 +216,7 @@ def _write_pieces(
     stop: Place,
     end: Place,
 ) -> None:
-    """Write a stretch of a document that ends at `end` after `size` segments, in equal pieces."""
+    """Write a stretch of a document as equal pieces."""
     here = start
     for piece in range(1, pieces + 1):
         until = stop
@@ -244,12 +235,10 @@ def _write_pieces(
 
 @compiled
 def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
-    """Return the source of each place of a period, and its earlier places of that source.
+    """Return the source of each place of a period, and that source's earlier places.
 
-    Earliest deadline first: with P the sum of the shares, int64 [K] rows of each source in a
-    period, row j of source i (from 0) may be at places j·P/share to (j + 1)·P/share. As shares fill
-    the period, such an order exists, and this finds it: among the first n places a source has more
-    than n·share/P - 1 and less than n·share/P + 1.
+    Earliest deadline first: row j of a source may be at places j·P/share to (j + 1)·P/share, with P
+    the sum of the shares.
 
     Source: Baruah et al. 1996, "Proportionate Progress" (Pfair windows), on one processor.
     """
@@ -257,7 +246,7 @@ def interleave(shares: NDArray[np.int64]) -> tuple[NDArray[np.uint16], NDArray[n
     source, before = np.empty(period, np.uint16), np.empty(period, np.int32)
     done = np.zeros(len(shares), np.int64)
     release = np.where(shares > 0, 0, never)
-    # Deadline and number in one word: the least of them is found without a branch.
+    # Deadline and number in one word: the least is found without a branch.
     urgency = np.zeros(len(shares), np.int64)
     for i in range(len(shares)):
         if shares[i]:

@@ -1,4 +1,4 @@
-"""A mixture as people write it: a TOML file that names datasets, stages and weights.
+"""A mixture's TOML file: datasets, stages and weights.
 
     seed = 7
     [datasets.web]
@@ -6,7 +6,7 @@
     repeat = true
     [datasets.math]
     path = "aligned/math"
-    where = "score > 0.5"     # of its documents those only, see pipeline.dataset.chosen_documents
+    where = "score > 0.5"     # only these documents
     max_epochs = 4
     [[stages]]
     weights = { web = 0.7, math = 0.3 }
@@ -14,8 +14,8 @@
     from_tokens = 10_000_000_000
     weights = { web = 0.4, math = 0.6 }
 
-Weights are shares of student tokens. Nothing unknown is accepted: a misspelt key would change what
-is trained on, and nobody would know.
+Weights are shares of student tokens. Unknown keys are errors: a misspelt one would silently change
+the training data.
 """
 
 import math
@@ -34,11 +34,11 @@ _TOLERANCE = 1e-6
 
 
 class MixtureFileError(ValueError):
-    """A mixture is unreadable, or contradicts itself."""
+    """An unreadable or contradictory mixture."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares by name, valid after `from_tokens` student tokens of a run, without padding."""
+    """Weights by name, from `from_tokens` student tokens of a run on, padding excluded."""
 
     weights: dict[str, float]
     from_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -46,9 +46,9 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class MixedDataset:
-    """A dataset of a mixture; a single one has the name "".
+    """A dataset of a mixture, or a single one, named "".
 
-    It may be read `max_epochs` times, None: endlessly; a `where` of "" matches all documents.
+    `max_epochs` None means endlessly; `where` "" matches all documents.
     """
 
     name: str
@@ -59,7 +59,7 @@ class MixedDataset:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The content of a mixture's file, in its order; or a single dataset's path."""
+    """A mixture's file, in its order, or a single dataset."""
 
     path: str
     seed: int
@@ -68,17 +68,16 @@ class Mixture:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its datasets; empty for a single dataset."""
+        """The datasets' names; empty for a single dataset."""
         return tuple(entry.name for entry in self.datasets if entry.name)
 
 
 def read_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Read a mixture's file, a path or URL, and check it without the datasets.
-
-    FileNotFoundError if it is missing.
+    """Read and check a mixture's file, a path or URL, but not its datasets.
 
     Raises:
-        MixtureFileError: a folder, no TOML, unknown or missing keys, wrong weights or stages.
+        FileNotFoundError: it is missing.
+        MixtureFileError: invalid TOML, keys, weights or stages, or a folder.
     """
     import fsspec  # slow to import, and help needs none
 

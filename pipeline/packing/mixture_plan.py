@@ -1,12 +1,10 @@
-"""Which dataset of a mixture gives row n of a run, and which of its rows: pure arithmetic.
+"""The order of a mixture: pure arithmetic.
 
-Weights are shares of student tokens. A dataset whose rows hold fewer of them gives more rows; its
-plan gives their mean. Shares of rows are whole numbers of `PERIOD`, so datasets take turns in a
-repeating order: any row of a run is found in a table of one period, without the rows before it and
-without state.
+Weights, shares of student tokens, become shares of rows by each dataset's mean row: whole numbers
+of `PERIOD`, so any row is found in a table of one period.
 
-A *stretch* is a run of rows with the same shares. It begins with a stage, or when a dataset has
-given all its epochs and the others take over its share.
+A *stretch* is a run of rows with the same shares. It ends with its stage, or when a dataset is used
+up and the others take over.
 """
 
 from bisect import bisect_right
@@ -22,14 +20,14 @@ from pipeline.packing.kernels import interleave
 from pipeline.packing.mixture_file import Stage
 
 PERIOD = 1 << 20
-"""Rows after which the order of datasets repeats: shares are exact to one row in so many."""
+"""Rows after which the order of datasets repeats: shares are exact to one row of these."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset of a mixture's plan: rows and student tokens of an epoch, without padding.
+    """A dataset's rows and student tokens per epoch, padding excluded.
 
-    It may be read `max_epochs` times, None: endlessly.
+    `max_epochs` None means endlessly.
     """
 
     name: str
@@ -39,7 +37,7 @@ class Source:
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of all its epochs, None: endless."""
+        """Rows of all epochs; None if endless."""
         return None if self.max_epochs is None else self.num_rows * self.max_epochs
 
     @property
@@ -50,10 +48,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows of a run, of one stage, in which each source has a fixed share of `PERIOD` rows.
+    """Rows `start` to before `stop` (None: endless) with fixed shares of `PERIOD` rows per source.
 
-    It lasts from run position `start` to before `stop`, None: endless. `counts` are each source's
-    rows before it.
+    `counts` are each source's rows before it.
     """
 
     stage: int
@@ -63,7 +60,7 @@ class Stretch:
     counts: tuple[int, ...]
 
     def locate(self, run_position: int) -> tuple[int, int]:
-        """Return a row's source, and the number of that source's earlier rows in the run."""
+        """Return a row's source, and that source's rows before it."""
         if len(self.shares) == 1:
             return 0, self.counts[0] + run_position - self.start
         period, place = divmod(run_position - self.start, PERIOD)
@@ -72,7 +69,7 @@ class Stretch:
         return source, self.counts[source] + period * self.shares[source] + int(before[place])
 
     def counts_before(self, run_position: int) -> tuple[int, ...]:
-        """Return the rows of each source before a run position."""
+        """Return each source's rows before a run position."""
         period, place = divmod(run_position - self.start, PERIOD)
         source_of, _ = _turns(self.shares)
         inside = np.bincount(source_of[:place], minlength=len(self.shares)).tolist()
@@ -80,7 +77,7 @@ class Stretch:
         return tuple(count + period * share + rest for count, share, rest in columns)
 
     def position_of(self, source: int, source_position: int) -> int:
-        """Return the run position of a source's row, as if the stretch were endless."""
+        """Return the run position of a source's row in an endless stretch."""
         period, before = divmod(source_position - self.counts[source], self.shares[source])
         places = np.flatnonzero(_turns(self.shares)[0] == source)
         return self.start + period * PERIOD + int(places[before])
@@ -88,57 +85,38 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class MixturePlan:
-    """The rows of a run by number: stretches in order; the run ends with the last one."""
+    """A run's rows as consecutive stretches."""
 
     sources: tuple[Source, ...]
     stretches: tuple[Stretch, ...]
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of the run, None: endless."""
+        """Rows of the run; None if endless."""
         return self.stretches[-1].stop
 
     def locate(self, run_position: int) -> tuple[int, int]:
-        """Return the number of a row's source, and its row number over all the source's epochs.
-
-        Example:
-            >>> web = Source("web", num_rows=3, num_tokens=300)
-            >>> code = Source("code", num_rows=3, num_tokens=300)
-            >>> plan = plan_mixture([web, code], [Stage({"web": 0.5, "code": 0.5})])
-            >>> [plan.locate(r) for r in range(4)]
-            [(0, 0), (1, 0), (0, 1), (1, 1)]
-        """
+        """Return a row's source, and its number over all the source's epochs."""
         return self.stretch_at(run_position).locate(run_position)
 
     def counts_before(self, run_position: int) -> tuple[int, ...]:
-        """Return the rows of each source before a run position, which may be the end."""
+        """Return each source's rows before a run position, possibly the end."""
         return self.stretch_at(run_position).counts_before(run_position)
 
     def tokens_before(self, run_position: int) -> tuple[int, ...]:
-        """Return the student tokens of each source before a run position, by its mean row.
-
-        Exact at a source's whole epochs.
-        """
+        """Return each source's student tokens before a run position, by its mean row."""
         counts = self.counts_before(run_position)
         pairs = zip(counts, self.sources, strict=True)
         return tuple(round(count * source.tokens_per_row) for count, source in pairs)
 
     def stretch_at(self, run_position: int) -> Stretch:
-        """Return the stretch of a run position."""
+        """Return a position's stretch."""
         place = bisect_right(self.stretches, run_position, key=lambda stretch: stretch.start)
         return self.stretches[place - 1]
 
 
 def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixturePlan:
-    """Return the rows of a mixture.
-
-    ValueError for an unreachable stage, or a share below one row in `PERIOD`.
-
-    Example:
-        >>> web = Source("web", num_rows=90, num_tokens=180_000, max_epochs=None)
-        >>> plan_mixture([web], [Stage({"web": 1.0})]).num_rows is None
-        True
-    """
+    """Plan a mixture's rows; ValueError for an unreachable stage or too small a share."""
     stretches: list[Stretch] = []
     counts = (0,) * len(sources)
     start, stage = 0, 0
@@ -165,7 +143,7 @@ def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixtureP
 
 
 def _shares(sources: Sequence[Source], stage: Stage, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return each source's rows in `PERIOD`, unless used up; empty if all are."""
+    """Return each source's rows per `PERIOD`, 0 if used up; empty if all are."""
     wanted = [Fraction(0)] * len(sources)
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         weight = stage.weights.get(source.name, 0.0)
@@ -189,7 +167,7 @@ def _shares(sources: Sequence[Source], stage: Stage, counts: Sequence[int]) -> t
 
 
 def _first_used_up(sources: Sequence[Source], stretch: Stretch) -> int | None:
-    """Return where a source of an endless stretch first gives its last row."""
+    """Return the position after the first used-up source's last row."""
     earliest: list[tuple[int, int]] = []
     latest: list[int] = []
     for number, (source, share) in enumerate(zip(sources, stretch.shares, strict=True)):
@@ -208,7 +186,7 @@ def _first_used_up(sources: Sequence[Source], stretch: Stretch) -> int | None:
 
 
 def _next_stage(sources: Sequence[Source], stages: Sequence[Stage], stretch: Stretch) -> int | None:
-    """Return where an endless stretch reaches the next stage's tokens."""
+    """Return where a stretch reaches the next stage's tokens."""
     if stretch.stage + 1 == len(stages):
         return None
     left = stages[stretch.stage + 1].from_tokens - _tokens(sources, stretch.counts)
@@ -223,5 +201,4 @@ def _tokens(sources: Sequence[Source], counts: Sequence[int]) -> Fraction:
 
 @lru_cache(maxsize=8)
 def _turns(shares: tuple[int, ...]) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
-    """Return one period's order of sources, 6 MiB, in hundredths of a second."""
     return interleave(np.array(shares, np.int64))

@@ -1,4 +1,4 @@
-"""Open a run's data once: datasets, chosen documents, conventions."""
+"""Open a run's data: datasets, chosen documents, conventions."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedDataset:
-    """One dataset of a run, at one generation, with its chosen documents."""
+    """A dataset at one generation, with its chosen documents."""
 
     entry: MixedDataset
     documents: ChosenDocuments
@@ -38,16 +38,15 @@ class OpenedDataset:
 
     @property
     def fingerprint(self) -> str:
-        """Of the generation that is open."""
+        """The open generation's."""
         return self.dataset.manifest.fingerprint
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run's data: the datasets of a mixture, in its order, or one.
+    """A run's data: one dataset, or a mixture's in order.
 
-    `manifest` has the run's tokens around a text. `known` are the fingerprints of each dataset's
-    generations, by number, later ones included.
+    `manifest` has the run's tokens around texts; `known` each dataset's fingerprints by generation.
     """
 
     reading: Reading
@@ -58,12 +57,12 @@ class OpenedRun:
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that represents all: its tokenizers are theirs, see `_stands_for_all`."""
+        """The dataset whose tokenizers all share."""
         return _stands_for_all([each.dataset for each in self.datasets])
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits, equal for runs that read the same rows, whatever names they use."""
+        """64 hex digits, equal for runs that read the same rows."""
         return _fingerprint(self.mixture, [each.fingerprint for each in self.datasets])
 
     @property
@@ -74,16 +73,14 @@ class OpenedRun:
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """Of each dataset."""
+        """Each dataset's."""
         return tuple(each.dataset.manifest.generation for each in self.datasets)
 
     def moves_on(self, saved: StreamState) -> bool:
         """Whether a run moves from its saved generations to the opened ones.
 
-        Other data pass here and are compared later.
-
         Raises:
-            StreamMismatchError: it would, and may not.
+            StreamMismatchError: it would, but the reading doesn't name the latest.
         """
         then = _fingerprint_at(self.mixture, self.known, saved)
         if not self.fingerprint != saved.fingerprint == then:
@@ -103,9 +100,9 @@ class OpenedRun:
         return True
 
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
-        """Check that two parts of one dataset share no document.
+        """Check that parts of one dataset share no document; else DatasetError.
 
-        `documents`, uint32 [G] of each, are those in its rows, possibly repeated.
+        `documents`, uint32 [G] per dataset, may repeat.
         """
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2
@@ -128,19 +125,18 @@ class OpenedRun:
 def open_run(
     reading: Reading, saved: StreamState | None = None, *, seed: int = 0, max_epochs: int | None = 1
 ) -> OpenedRun:
-    """Open a run's data, each dataset once. A mixture's file has its own seed and `max_epochs`.
+    """Open a run's data, each dataset once.
 
-    For a resumed run, datasets that have grown are opened at the generations in `saved`, unless the
-    reading names one.
+    `seed` and `max_epochs` are for a single dataset; a mixture's file has its own. Grown datasets
+    are opened at the generations in `saved`, unless the reading names one.
 
     Raises:
-        DatasetError: one isn't a finished dataset, or is in the mixture twice without conditions
-            that separate its documents, or two are generations of one dataset, or their tokens
-            around texts differ without being named by the reading.
-        ForeignTokenizerError: one was made with different tokenizers from the first's.
-        MixtureFileError: a file is unreadable, or contradicts itself.
+        DatasetError: an unfinished dataset; a mixture that reads documents twice, or has different
+            tokens around texts that the reading doesn't name.
+        ForeignTokenizerError: datasets have different tokenizers.
+        MixtureFileError: the file is invalid.
         WhereError: an invalid condition; the message lists the columns.
-        ValueError: no such token, or what a mixture can't have, see `Reading.mixture`.
+        ValueError: an unknown token; also as in `Reading.mixture`.
     """
     mixture = reading.mixture(seed=seed, max_epochs=max_epochs)
     newest = [open_dataset(entry.path) for entry in mixture.datasets]
@@ -166,7 +162,7 @@ def open_run(
 
 
 def _stands_for_all(datasets: Sequence[Dataset]) -> Dataset:
-    """Return the one with the most teacher tokens, so `suggest_teacher_seq_length` serves all."""
+    """Return the dataset whose suggested teacher length serves all."""
     return max(datasets, key=lambda dataset: teacher_share(dataset.manifest))
 
 
@@ -199,7 +195,7 @@ def _named(numbers: Sequence[int]) -> str:
 def _fingerprint_at(
     mixture: Mixture, known: Sequence[Mapping[int, str]], saved: StreamState
 ) -> str | None:
-    """Return a run's fingerprint at the saved generations, None without any."""
+    """Return a run's fingerprint at the saved generations; None if unknown."""
     if len(saved.generations) != len(known):
         return None
     pairs = zip(known, saved.generations, strict=True)

@@ -1,8 +1,7 @@
-"""Which row is sample i of a training run, and which samples a replica reads: pure arithmetic.
+"""The order of a run's rows, and each replica's part: pure arithmetic.
 
-An epoch's order depends only on the dataset's fingerprint, the seed, the epoch and the position.
-Shards are grouped; the groups' order is shuffled, then the rows inside each group, so that a run
-reads one group's shards at a time. Any position is found without computing the rest of the epoch.
+Groups of shards are shuffled, then the rows inside each, so a run reads one group's shards at a
+time. Any position is found without the rest of the epoch.
 """
 
 from bisect import bisect_right
@@ -16,24 +15,23 @@ from numpy.typing import NDArray
 from pipeline.packing.plan import RowPlan
 
 MAX_GROUP_ROWS = 1 << 18
-"""Rows shuffled together at most: to find a position takes as long as to sort them."""
+"""Rows shuffled together: finding a position takes as long as sorting them."""
 
 _KEPT_RESULTS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The shuffled order of a plan's rows; its name is the dataset's fingerprint and the rules'.
+    """The shuffled order of a plan's rows, determined by `name` and `seed`.
 
-    Group g owns rows `group_row_starts[g]` to `[g + 1]`, int64 [groups + 1]. Neighbouring groups
-    may read one shard.
+    Group g owns rows `group_row_starts[g]` to `[g + 1]`.
     """
 
     name: str
     seed: int
     group_row_starts: NDArray[np.int64]
     group_shards: tuple[range, ...]
-    # Orders keep their own last results: a mixture reads many in turns.
+    # Each order keeps its own last results, because a mixture reads many in turns.
     _recent_groups: "_Recent[int, tuple[list[int], list[int]]]" = field(
         default_factory=lambda: _Recent(), repr=False
     )
@@ -42,24 +40,23 @@ class RowOrder:
     )
 
     def row_index(self, epoch: int, epoch_position: int) -> int:
-        """Return the plan's row number at a position of an epoch."""
+        """Return the plan's row at a position of an epoch."""
         _, group, start = self.locate(epoch, epoch_position)
         rows = self._recent_rows.get((epoch, group), lambda: self._rows_of(epoch, group))
         return int(rows[epoch_position - start])
 
     def locate(self, epoch: int, epoch_position: int) -> tuple[int, int, int]:
-        """Return a position's place in the order of groups, its group, and the group's start."""
+        """Return a position's place among the groups, its group, and the group's start."""
         groups, starts = self._groups(epoch)
         place = bisect_right(starts, epoch_position) - 1
         return place, groups[place], starts[place]
 
     def group_at(self, epoch: int, place: int) -> int | None:
-        """Return the group at a place of the epoch's order, None past its end."""
+        """Return the group at a place of the epoch; None past its end."""
         groups, _ = self._groups(epoch)
         return groups[place] if place < len(groups) else None
 
     def _groups(self, epoch: int) -> tuple[list[int], list[int]]:
-        """Return the groups in the epoch's order, and the first position of each."""
         return self._recent_groups.get(epoch, lambda: self._groups_of(epoch))
 
     def _groups_of(self, epoch: int) -> tuple[list[int], list[int]]:
@@ -76,10 +73,9 @@ class RowOrder:
 
 
 def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> RowOrder:
-    """Return the order of a plan's rows.
+    """Order a plan's rows in groups of `shuffle_shards` shards, at most `MAX_GROUP_ROWS` rows.
 
-    Larger groups mix rows better, and need more shards at hand. A group of more than
-    `MAX_GROUP_ROWS` rows is divided.
+    Larger groups mix rows better, but need more shards at hand.
     """
     if shuffle_shards < 1:
         raise ValueError(f"shuffle_shards {shuffle_shards} is below 1; 8 is usual")
@@ -99,13 +95,11 @@ def order_rows(plan: RowPlan, name: str, *, seed: int, shuffle_shards: int) -> R
 
 @dataclass(frozen=True)
 class ReplicaBatches:
-    """The micro-batches of one replica, as Megatron's own sampler cuts them.
+    """One replica's micro-batches, cut as Megatron's sampler does; a DataLoader's `batch_sampler`.
 
-    Each global batch holds the next `global_batch_size` samples; micro-batch m of replica r reads
-    `micro_batch_size` of them from `(m * num_replicas + r) * micro_batch_size`. Every replica has
-    equally many micro-batches, and a global batch's samples don't depend on the number of replicas.
-    A run's samples, and its consumed ones, are multiples of its size; ValueError if sizes don't
-    divide each other. Serves as a DataLoader's `batch_sampler`.
+    A global batch is the next `global_batch_size` samples, whatever the number of replicas.
+    Micro-batch m of replica r begins at its sample `(m * num_replicas + r) * micro_batch_size`.
+    ValueError if sizes don't divide each other, or a step would be cut.
     """
 
     num_samples: int
@@ -134,7 +128,7 @@ class ReplicaBatches:
                 )
 
     def __len__(self) -> int:
-        """Return the micro-batches that are left."""
+        """Micro-batches left."""
         left = max(0, self.num_samples - self.consumed_samples)
         return left // (self.micro_batch_size * self.num_replicas)
 
@@ -146,8 +140,6 @@ class ReplicaBatches:
 
 
 class _Recent[Key: Hashable, Value]:
-    """The last few results of a slow function of a key."""
-
     def __init__(self) -> None:
         self._values: dict[Key, Value] = {}
 
@@ -162,8 +154,7 @@ class _Recent[Key: Hashable, Value]:
 def _shuffled(key: str, size: int) -> NDArray[np.int64]:
     """Return 0 … size - 1 in an order that only `key` determines.
 
-    Sorts raw Philox words, because numpy guarantees their values, but not those of
-    `Generator.permutation`.
+    Numpy guarantees Philox words, but not `Generator.permutation`.
     """
     digest = sha256(key.encode()).digest()
     words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(size)
@@ -171,5 +162,4 @@ def _shuffled(key: str, size: int) -> NDArray[np.int64]:
 
 
 def _first_of_runs(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places where a value differs from the one before it."""
     return np.flatnonzero(np.diff(values, prepend=-1))

@@ -1,12 +1,11 @@
-"""Plan which tokens are in which row, from the index alone.
+"""Plan the rows of a dataset from its index alone.
 
-A *row* is one training sample: at most `seq_length` student tokens and at most `teacher_seq_length`
-teacher tokens, made of *segments*. A segment is a whole document or, if a document is longer than a
-row, a piece of it; pieces meet where student and teacher tokens share a byte boundary, so each
-student token keeps all its teacher tokens.
+A *row* is one training sample: at most `seq_length` student and `teacher_seq_length` teacher tokens
+in *segments*. A segment is a document, or a piece of one longer than a row; pieces meet where both
+sides' tokens share a byte boundary.
 
-Rows are filled by best fit, largest segment first, within windows of neighbouring documents: a row
-touches few shards, and memory stays small for any dataset.
+Rows are filled largest segment first, within windows of neighbouring documents, so a row touches
+few shards.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +40,7 @@ SEGMENT = np.dtype(
 """A piece of a document: half-open token ranges, and STARTS | ENDS | FORCED."""
 
 _PLAIN = np.dtype((np.void, SEGMENT.itemsize))
-"""A segment's bytes: numpy moves them a hundred times as fast as fields with names."""
+"""A segment's bytes, which numpy moves a hundred times as fast as named fields."""
 
 _NO_CUTS = np.empty(0, np.uint32)
 
@@ -58,9 +57,9 @@ class RowPlan:
     Attributes:
         segments: SEGMENT [G], in row order; `document` counts through all shards.
         row_starts: int64 [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
-        window_row_starts: int64 [W + 1]; window w owns these rows.
-        window_shards: int64 [W], the first shard that window w reads.
-        shard_document_starts: int64 [shards + 1]; shard i owns these documents.
+        window_row_starts: int64 [W + 1], each window's rows.
+        window_shards: int64 [W], each window's first shard.
+        shard_document_starts: int64 [shards + 1], each shard's documents.
     """
 
     rules: PackingRules
@@ -75,7 +74,7 @@ class RowPlan:
 
     @property
     def num_forced_segments(self) -> int:
-        """Segments cut without a shared byte boundary, see `plan_rows`."""
+        """Segments cut without a shared byte boundary."""
         return int(np.count_nonzero(self.segments["flags"] & FORCED))
 
     @property
@@ -85,7 +84,7 @@ class RowPlan:
 
     @property
     def num_text_tokens(self) -> tuple[int, int]:
-        """Student and teacher tokens of the texts in all rows, without added tokens."""
+        """Student and teacher tokens of all rows, without added ones."""
         student, teacher = (
             self.segments[f"{side}_stop"].sum(dtype=np.int64)
             - self.segments[f"{side}_start"].sum(dtype=np.int64)
@@ -94,12 +93,12 @@ class RowPlan:
         return int(student), int(teacher)
 
     def row_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return student and teacher tokens of each row, int64 [R] each, added tokens included."""
+        """Return each row's student and teacher tokens, int64 [R], added ones included."""
         own = _measure(self.segments, self.rules)
         return _sums(own.student, self.row_starts), _sums(own.teacher, self.row_starts)
 
     def padding(self) -> tuple[float, float]:
-        """Return the padding's fractions of the rows' student and teacher tokens."""
+        """Return the shares of padding on both sides."""
         student, teacher = self.row_lengths()
         rows = max(1, len(self))
         return (
@@ -109,17 +108,16 @@ class RowPlan:
 
 
 def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRules) -> RowPlan:
-    """Return the rows of a dataset's documents: every token once.
+    """Plan the rows of a dataset's documents: every token once.
 
-    A document longer than a row, in student or teacher tokens, is split at the last cut point that
-    fits, at most `schemas.index.CUT_STRIDE` tokens before the row is full plus any run without a
-    shared boundary; a chat at the last turn that fits, if any. A run without a shared boundary that
-    is longer than a row (16-byte runs of one character, out of step) is divided in proportion; its
-    segments are marked FORCED, and a student token whose teacher tokens fall into another segment
-    is unmapped there.
+    A document longer than a row, on either side, is split at the last cut point that fits, at most
+    `schemas.index.CUT_STRIDE` tokens before the row is full (more if no boundary is shared); a chat
+    at the last turn that fits, if any. A run without a shared boundary that is longer than a row is
+    divided in proportion, in segments marked FORCED; a student token is unmapped if its teacher
+    tokens are in another segment.
 
-    `each` applies a function to each shard's index and bool [N], the documents to plan, None for
-    all, possibly in threads. Documents keep their numbers; ValueError from 2**32 on.
+    `each` applies a function to every shard's index and documents to plan, bool [N] or None for
+    all. ValueError from 2**32 documents on.
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -159,10 +157,7 @@ def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRu
 def require_sound(
     plan: RowPlan, num_student: NDArray[np.uint32], num_teacher: NDArray[np.uint32]
 ) -> None:
-    """Check a foreign plan for everything that loops over rows rely on; else ValueError.
-
-    Its arrays have their types; N documents have these tokens of either side, uint32 [N].
-    """
+    """Check a foreign plan for all that loops over rows rely on; else ValueError."""
     last_shard = len(plan.shard_document_starts) - 2
     windows = np.concatenate([[0], plan.window_shards, [last_shard]])
     bounds = ((plan.row_starts, len(plan.segments)), (plan.window_row_starts, len(plan)))
@@ -179,10 +174,7 @@ def require_sound(
 def split_index(
     index: ShardIndex, *, student_room: Sequence[int], teacher_room: Sequence[int]
 ) -> NDArray[np.void]:
-    """Return a shard's segments in document order, SEGMENT [G]; documents count from 0.
-
-    Rooms are as in `PackingRules.student_room` and `teacher_room`.
-    """
+    """Split a shard's documents into segments, SEGMENT [G]; rooms as in `PackingRules`."""
     table = split_documents(
         num_student=index.num_student_tokens,
         num_teacher=index.num_teacher_tokens,
@@ -197,8 +189,6 @@ def split_index(
 
 
 class _Measured(NamedTuple):
-    """Segments in document order, SEGMENT [G], and their room in a row, see the kernel."""
-
     segments: NDArray[np.void]
     student: NDArray[np.int64]
     teacher: NDArray[np.int64]
@@ -245,7 +235,7 @@ def _cut_windows(
 def _pack_window(
     window: _Measured, rules: PackingRules
 ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """Return a window's segments in row order, and the number of segments of each row."""
+    """Return segments in row order, and each row's number of them."""
     if rules.one_document_a_row:
         return window.segments, np.ones(len(window.segments), np.int64)
     decreasing = np.argsort(-window.fill, kind="stable")
@@ -267,7 +257,7 @@ def _join(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
 
 
 def _read_only(values: NDArray[np.integer], dtype: Any = np.uint32) -> NDArray[Any]:
-    """Return numbers from files in the one type that kernels are made for."""
+    """Convert to the one type that kernels are compiled for."""
     numbers = np.asarray(values, dtype).view()
     numbers.flags.writeable = False
     return numbers

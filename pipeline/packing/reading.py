@@ -1,4 +1,4 @@
-"""A run's data, their state, and the tokens around a text."""
+"""Options for a run's data and the tokens around texts."""
 
 import os
 from argparse import ArgumentTypeError
@@ -15,12 +15,7 @@ LATEST: Literal["latest"] = "latest"
 
 
 def parse_generation(text: str) -> Generation:
-    """Parse an option's generation; ArgumentTypeError if it is invalid.
-
-    Example:
-        >>> parse_generation("3"), parse_generation("latest")
-        (3, 'latest')
-    """
+    """Parse an option's generation; ArgumentTypeError if it is invalid."""
     if text == LATEST:
         return LATEST
     if not text.isdecimal():
@@ -55,12 +50,10 @@ class Reading:
     teacher_context: TokenName | None = None
 
     def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
-        """Return the mixture to read: its file's content, or one unnamed dataset.
-
-        A mixture's file has its own seed and `max_epochs`.
+        """Return the content of a mixture's file, or a mixture of one unnamed dataset.
 
         Raises:
-            MixtureFileError: a file is unreadable, or contradicts itself.
+            MixtureFileError: the file is invalid.
             ValueError: a condition or a generation's number with a mixture.
         """
         if not self.path.endswith(".toml") or os.path.isdir(self.path):

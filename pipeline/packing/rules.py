@@ -1,4 +1,4 @@
-"""The shape of a row: its lengths, and the tokens around a text."""
+"""The lengths of rows, and the tokens around texts."""
 
 import json
 from dataclasses import asdict, astuple, dataclass, replace
@@ -11,13 +11,11 @@ _LENGTH_STEP = 64
 
 @dataclass(frozen=True)
 class PackingRules:
-    """What determines a plan, apart from the dataset.
+    """All that determines a plan, apart from the dataset.
 
-    `student` and `teacher` are the tokens around a side's texts, which count towards a row's
-    length. Without one before it, a text's first token has no loss. Packing happens among
-    `window_rows` rows' worth of student tokens: more rows leave less padding and spread a row over
-    more shards. With one document a row, the rest of a row is padding. ValueError for a length
-    without room for text.
+    `student` and `teacher` are the tokens around texts; they count towards a row's length. Rows are
+    packed `window_rows` at a time: more leave less padding, but spread a row over more shards.
+    `one_document_a_row` pads instead. ValueError for impossible numbers.
     """
 
     seq_length: int
@@ -45,10 +43,10 @@ class PackingRules:
         window_rows: int = 1024,
         one_document_a_row: bool = False,
     ) -> "PackingRules":
-        """Return a dataset's rules, with its manifest's tokens around a text.
+        """Return rules with a manifest's tokens around texts.
 
-        Only the student gets one after a document: it learns to stop. The teacher's length defaults
-        to `suggest_teacher_seq_length`.
+        Only student documents get an end token. `teacher_seq_length` None takes
+        `suggest_teacher_seq_length`.
         """
         return cls(
             seq_length=seq_length,
@@ -62,7 +60,7 @@ class PackingRules:
 
     @property
     def student_room(self) -> tuple[int, int, int, int]:
-        """Student tokens per row, and tokens added first, continued and at the end."""
+        """Tokens per row, and those added before a text, a continuation, and at the end."""
         return (self.seq_length, *_num_added(self.student))
 
     @property
@@ -72,7 +70,7 @@ class PackingRules:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits; equal rules have equal fingerprints."""
+        """64 hex digits, equal for equal rules."""
         named = asdict(self)
         if not self.one_document_a_row:  # of runs that began before there was this choice
             del named["one_document_a_row"]
@@ -87,19 +85,17 @@ def _num_added(around: ConventionRecord) -> tuple[int, int, int]:
 def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
     """Return a teacher length at which the student's tokens fill the rows.
 
-    It is the dataset's mean ratio of teacher to student tokens (`teacher_share`) with 12.5 % to
-    spare, rounded up to a multiple of 64. Longer costs teacher padding, shorter costs student
-    padding.
+    12.5 % above the mean (`teacher_share`), rounded up to a multiple of 64. Longer costs teacher
+    padding, shorter student padding.
     """
     ratio = teacher_share(manifest)
     return max(1, -int(-seq_length * ratio * 1.125 // _LENGTH_STEP)) * _LENGTH_STEP
 
 
 def teacher_share(manifest: Manifest) -> float:
-    """Return a dataset's ratio of teacher to student tokens, in its first generation.
+    """Return the teacher tokens per student token of a dataset's first generation.
 
-    So it stays constant while a dataset grows, and with it the length of rows: stored losses stay
-    valid, and runs on its generations comparable.
+    So a growing dataset's rows and stored losses stay valid.
     """
     shards = manifest.shards
     first = [shard for shard in shards if not generation_of(shard.file, name=manifest.name)]

@@ -1,9 +1,8 @@
-"""Plans on disk: planned once per dataset and rules, then memory-mapped by every process.
+"""Plans on disk: made once per dataset and rules, memory-mapped by every process.
 
-A plan is a folder of `.npy` files and a `plan.json` with its inputs and the files' SHA-256. It
-travels with its dataset, so both are compared on opening, and the assumptions of loops over rows
-are checked; a plan that fails is made again. It is written under a temporary name and renamed, so a
-folder that exists is complete; processes that start together wait for the first.
+A plan is a folder of `.npy` files and a `plan.json` with its inputs and the files' SHA-256, all
+checked on opening; a plan that fails is made again. A folder appears only when complete; processes
+that start together wait for the first.
 """
 
 import json
@@ -43,17 +42,14 @@ from schemas.records import Sha256, read_record
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Raised when the arrays or the packing change, so that an old plan is not taken for a new one."""
+"""Raised when the arrays or the packing change, so no old plan is taken for a new one."""
 
 _PLANS_FOLDER, _ABOUT = "plans", "plan.json"
 
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Places of N samples over all shards: int64 and uint32 [N], as in `ShardIndex`.
-
-    `shard_document_starts` is int64 [shards + 1]; shard i owns these samples.
-    """
+    """Places of N samples over all shards, columns as in `ShardIndex`."""
 
     payload_offset: NDArray[np.int64]
     payload_bytes: NDArray[np.uint32]
@@ -82,11 +78,14 @@ class _PlanRecord:
 
 
 def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Saved:
-    """Return a dataset's plan, memory-mapped; plan it first if necessary.
+    """Load a dataset's plan, memory-mapped; make it first if necessary.
 
-    Plans are in the dataset's folder under `plans/`, or in the cache's if the dataset is remote or
-    read-only. WhereError if there are no documents; DamagedShardError if an index is missing or
-    differs from the manifest; LinkError if a link is in the plan's place.
+    It is in the dataset's `plans/`, or in the cache if that is remote or read-only.
+
+    Raises:
+        WhereError: there are no documents.
+        DamagedShardError: an index is missing or differs from the manifest.
+        LinkError: a link is in the plan's place.
     """
     own = plan_folder(documents, rules, cache_folder=cache_folder)
     beside = Path(documents.dataset.location, _PLANS_FOLDER, own.name)
@@ -110,7 +109,7 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
 
 
 def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: Path) -> Path:
-    """Return the folder to write a plan to."""
+    """Return the folder for a plan."""
     dataset, name = documents.dataset, _record(documents, rules).folder_name
     beside = Path(dataset.location) / _PLANS_FOLDER
     if dataset.is_local and os.access(beside if beside.exists() else dataset.location, os.W_OK):
@@ -119,9 +118,9 @@ def plan_folder(documents: ChosenDocuments, rules: PackingRules, *, cache_folder
 
 
 def check_plans(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """Return which plans next to a dataset differ from a new one, and which are stale.
+    """Return messages about altered and about stale plans next to a dataset.
 
-    Stale ones are another dataset's, or their documents can't be chosen any more.
+    A stale plan is another dataset's, or its documents can't be chosen.
     """
     altered, stale = list[str](), list[str]()
     for folder in sorted(Path(dataset.location, _PLANS_FOLDER).glob("[!.]*/")):
@@ -155,7 +154,7 @@ def _record(documents: ChosenDocuments, rules: PackingRules) -> _PlanRecord:
 
 def _make_arrays(selection: ChosenDocuments, rules: PackingRules) -> dict[str, NDArray[Any]]:
     started = time.monotonic()
-    # Of each index only the columns for reading samples are kept.
+    # Only an index's columns for reading samples are kept.
     kept: list[dict[str, NDArray[np.integer]]] = []
 
     def each(split: Splitter) -> Iterator[SplitShard]:
@@ -209,7 +208,7 @@ def _digest(folder: Path, name: str) -> str:
 
 
 def _load(folder: Path, documents: ChosenDocuments, rules: PackingRules) -> Saved:
-    """Return a saved plan; ValueError or OSError if it isn't one for this."""
+    """Load a saved plan; ValueError or OSError if it doesn't fit."""
     about = read_record((folder / _ABOUT).read_bytes(), _PlanRecord)
     for name, value in vars(_record(documents, rules)).items():
         if name != "sha256" and getattr(about, name) != value:

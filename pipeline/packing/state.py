@@ -1,4 +1,4 @@
-"""A checkpoint's record of the data, and when a run may continue from it."""
+"""The data's part of a checkpoint."""
 
 from dataclasses import dataclass
 
@@ -18,15 +18,13 @@ class StreamState:
         rules: fingerprint of lengths, conventions and packing.
         seed: of the order.
         shuffle_shards: shards shuffled together.
-        samples_per_epoch: rows of an epoch: a dataset's whole global batches; a mixture's datasets
+        samples_per_epoch: rows of a dataset's whole global batches, or of a mixture's datasets
             once each.
-        consumed_samples: samples that the run has used, over all epochs.
+        consumed_samples: samples used, over all epochs.
         where: condition on documents, "" for all.
         scores: digest of the losses that conditions use, "" without any.
-        cells: digest of the two vocabularies' cells, counted on these data; "" if the method needs
-            none.
-        generations: of the dataset, or of each of a mixture's, in its file's order, to open them
-            again; the fingerprint, which they determine, is what is compared.
+        cells: digest of the vocabularies' cells, "" if the method needs none.
+        generations: of each dataset, to open them again; the fingerprint is compared instead.
     """
 
     fingerprint: str
@@ -45,15 +43,10 @@ class StreamState:
     def require_same_run(
         self, saved: "StreamState", *, global_batch_size: int, moves_on: bool = False
     ) -> None:
-        """Check that a saved state continues in this one.
-
-        Args:
-            saved: the checkpoint's.
-            global_batch_size: samples per step.
-            moves_on: whether another generation of the data, already checked, is accepted.
+        """Check that a saved state continues in this one; `moves_on` accepts another generation.
 
         Raises:
-            StreamMismatchError: with what differs, both values and the remedy.
+            StreamMismatchError: with the difference, both values and the remedy.
         """
         for name, remedy in _REMEDIES.items():
             if moves_on and name in _OF_A_GENERATION:
