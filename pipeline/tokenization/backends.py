@@ -1,7 +1,4 @@
-"""The tokenizer libraries, each with the same few calls.
-
-`tokenizers` and `sentencepiece` are the references; `fastokens` is the fast path.
-"""
+"""The tokenizer libraries under one interface; `fastokens` is the fast path."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,15 +44,15 @@ from pipeline.tokenization.sources import TokenizerError, TokenizerFile
 
 
 class LibraryError(ValueError):
-    """A tokenizer library failed on a text; the message has its name and error."""
+    """A tokenizer library failed on a text."""
 
 
 @contextmanager
 def _failures_of(library: str) -> Iterator[None]:
-    """Raise any failure of a library as `LibraryError`.
+    """Raise a library's failures as `LibraryError`.
 
-    A panic of its Rust code is a `PanicException`, which isn't an `Exception`: uncaught it ends the
-    process. Each library has its own type of that name, and exports none.
+    A panic of its Rust code, a `PanicException`, isn't an `Exception` and would end the process.
+    Each library has its own type of that name, and exports none.
     """
     try:
         yield
@@ -77,7 +74,7 @@ class Report(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One text's ids, uint32 [T], and a call for the library's report, which few texts need."""
+    """One text's ids [T], and a call for the library's report, which few texts need."""
 
     ids: NDArray[np.uint32]
     report: Callable[[], Report]
@@ -87,22 +84,18 @@ class HuggingFaceReference:
     """A `tokenizer.json`, read by `tokenizers`.
 
     Attributes:
-        vocab_size: one greater than the largest id, added tokens included.
-        conventions: tokens that the model expects around a text.
-        control: ids, by name, of control tokens that no text spells; none if honoured.
+        vocab_size: the largest id + 1, added tokens included.
+        control: ids by name of control tokens that no text spells; empty if honoured.
         named_tokens: ids of added and control tokens, by their names in the file.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether tokens' lengths alone place them in an ASCII text.
-        byte_names: names, such as `<0x0A>`, that a text may spell, by byte id.
-        lost_bytes: bytes missing from the vocabulary, which it drops from a text.
-        spells: whether tokens spell their text; WordPiece's, for one, drop white space.
     """
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
         """Load the tokenizer; a proven one is not checked again.
 
         Raises:
-            TokenizerError: the library does not load it, or would report wrong ids or offsets.
+            TokenizerError: it doesn't load, or would give wrong ids or offsets.
         """
         original = file.definition
         self.definition = bare_definition(original)
@@ -155,7 +148,7 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts once, without special tokens; encodings hold offsets, too."""
+        """Encode texts once, without special tokens."""
         encoded = []
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         for text, encoding in zip(texts, encodings, strict=True):
@@ -164,10 +157,7 @@ class HuggingFaceReference:
         return encoded
 
     def contents(self) -> list[bytes]:
-        """Return each id's bytes in a normalised text, b"" if unknown.
-
-        If tokens don't spell the text, white space is missing.
-        """
+        """Return each id's bytes in a normalised text; see `contents_of`."""
         return contents_of(
             self.definition, self.control, vocab_size=self.vocab_size, normalize=self.normalize
         )
@@ -179,14 +169,13 @@ class HuggingFaceReference:
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
     def pieces(self) -> dict[str, int]:
-        """Return the model's token strings and ids, without added tokens."""
+        """Return token strings and ids, without added tokens."""
         return self._pieces
 
     def _normal_form(self, text: str) -> str:
         return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
     def _report(self, text: str, ids: NDArray[np.uint32], encoding: tokenizers.Encoding) -> Report:
-        """Return ids and ranges, converted from characters to bytes."""
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         surfaces = [b""] * len(ids)
         if self._spells_spaces and self.definition["model"].get("type") == "Unigram":
@@ -235,10 +224,7 @@ class HuggingFaceReference:
 
 
 class SentencePieceReference:
-    """A SentencePiece model (BPE or Unigram), read by `sentencepiece`, which counts bytes.
-
-    It has the attributes of `HuggingFaceReference`.
-    """
+    """A SentencePiece model (BPE or Unigram), with the attributes of `HuggingFaceReference`."""
 
     added_strings: Sequence[str] = ()
     byte_names: Mapping[int, bytes] = MappingProxyType({})  # its texts spell no byte
@@ -249,8 +235,7 @@ class SentencePieceReference:
         """Load the model.
 
         Raises:
-            TokenizerError: no SentencePiece model, or special strings should be honoured, which
-                SentencePiece never does.
+            TokenizerError: not a SentencePiece model, or special strings should be honoured.
         """
         if honour_special:
             raise TokenizerError(
@@ -279,7 +264,7 @@ class SentencePieceReference:
 
     @_failures_of("sentencepiece")
     def encode_batch(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts; a report encodes its text once more."""
+        """Encode texts; a report encodes its text again."""
         arrays = self.processor.Encode(list(texts), return_type="numpy", num_threads=1)
         return [
             Encoded(array.astype(np.uint32), partial(self._report, text))
@@ -300,7 +285,7 @@ class SentencePieceReference:
         return table
 
     def pieces(self) -> dict[str, int]:
-        """Return the model's token strings and ids."""
+        """Return token strings and ids."""
         return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
 
     @_failures_of("sentencepiece")
@@ -309,7 +294,6 @@ class SentencePieceReference:
         return str(self.processor.Normalize(text)).replace(SPACE_PIECE, " ")
 
     def _report(self, text: str) -> Report:
-        """Return ids and ranges in bytes, since the library gets bytes."""
         report = self.processor.Encode(text.encode(), return_type="offset_mapping")
         ranges = np.array(report["offsets"], np.int64).reshape(-1, 2)
         surfaces = [piece.replace(SPACE_PIECE.encode(), b" ") for piece in report["pieces"]]
@@ -318,7 +302,7 @@ class SentencePieceReference:
     def _keeps_ascii(self) -> bool:
         """Whether normalising keeps every pair of ASCII characters.
 
-        The model's rules are compiled, so they are tried. A dummy prefix and `▁` don't count.
+        The model's rules are compiled, so they are tried. A dummy prefix doesn't count.
         """
         pairs = "".join(
             f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)
@@ -330,13 +314,13 @@ Reference = HuggingFaceReference | SentencePieceReference
 
 
 UNLIKE = "\u017f\u180e"
-"""Characters of which it is known that `fastokens` (0.3) splits texts elsewhere than the reference:
+"""Characters around which `fastokens` (0.3) is known to split texts elsewhere than the reference:
 a long s, which for the reference ends a contraction that a pattern spells with s, and a separator
 that is white space for one of its engines (PCRE2)."""
 
 
 class FastEncoder:
-    """`fastokens`, which encodes batches 5 to 100 times faster but gives no offsets."""
+    """`fastokens`, which gives ids without offsets."""
 
     @_failures_of("fastokens")
     def __init__(self, file: TokenizerFile, reference: Reference) -> None:
@@ -370,13 +354,15 @@ class FastEncoder:
     def encode_batch(
         self, texts: Sequence[str]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return ids [N], documents' starts [D + 1], and which documents need the reference [D].
+        """Encode texts.
 
-        Those are refused, such as a text with a byte that the vocabulary lacks (they have no ids),
-        or known to be read differently.
+        Returns:
+            Ids [N], documents' starts [D + 1], and which documents [D] need the reference: refused
+            ones, which have no ids (such as one with a byte that the vocabulary lacks), and ones
+            known to be read differently.
 
         Raises:
-            LibraryError: it fails on one of them.
+            LibraryError: it fails on a text.
         """
         try:
             flat, starts = self.tokenizer.encode_batch_flat(list(texts))
@@ -397,7 +383,7 @@ class FastEncoder:
 
 
 def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:
-    """Load the reference tokenizer of a file; see `pipeline.tokenization.load_tokenizer`."""
+    """Load a file's reference tokenizer."""
     if file.kind == "huggingface":
         return HuggingFaceReference(file, honour_special=honour_special, proven=proven)
     return SentencePieceReference(file, honour_special=honour_special)

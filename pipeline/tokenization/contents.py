@@ -29,7 +29,7 @@ def contents_of(
 
     b"" marks ids without known bytes: control tokens, the unknown token, added tokens that swallow
     adjacent white space or look like a dummy prefix, ids shared by an added token and a different
-    piece. `normalize` gives a string's spelling in tokens.
+    piece.
     """
     spell = _speller(definition) or _reader(definition)
     table = [b""] * vocab_size
@@ -49,8 +49,8 @@ def contents_of(
 def _added_content(token: Definition, definition: Definition, normalize: Normalize) -> bytes:
     """Return an added token's bytes in a normalised text, b"" if unknown.
 
-    A token marked "normalized" is found as its normal form (for Llama 2 `hello` is `▁hello`, with
-    the space before it) in the normalised text, others unchanged in the text.
+    A token marked "normalized" is found as its normal form (Llama 2's `hello` as `▁hello`, with the
+    space before it) in the normalised text, others unchanged in the text.
     """
     rewrite = normalize if token["normalized"] else framed(normalize)
     if rewrite is None or token.get("lstrip") or token.get("rstrip"):
@@ -66,10 +66,7 @@ def _added_content(token: Definition, definition: Definition, normalize: Normali
 
 
 def byte_names(definition: Definition) -> dict[int, bytes]:
-    """Return byte ids' names, such as `<0x0A>`, which a text may spell.
-
-    A Unigram model gives such a text the byte's id.
-    """
+    """Return byte ids' names, such as `<0x0A>`, which a Unigram model reads in a text as bytes."""
     if not definition["model"].get("byte_fallback"):
         return {}
     pieces = model_pieces(definition).items()
@@ -77,10 +74,7 @@ def byte_names(definition: Definition) -> dict[int, bytes]:
 
 
 def lost_bytes(definition: Definition) -> bytes:
-    """Return the bytes that a byte-level BPE lacks and drops from a text.
-
-    A vocabulary made for GGUF, for one, may lack rare bytes. With an unknown token, none is lost.
-    """
+    """Return bytes that a byte-level BPE without an unknown token lacks and drops."""
     model = definition["model"]
     if _speller(definition) is not _spell_byte_level or model.get("unk_token") is not None:
         return b""
@@ -89,7 +83,7 @@ def lost_bytes(definition: Definition) -> bytes:
 
 
 def loses_characters(definition: Definition) -> bool:
-    """Whether a BPE of characters drops any character that it lacks."""
+    """Whether a BPE of characters drops those that it lacks."""
     model = definition["model"]
     if model["type"] != "BPE" or _speller(definition) is _spell_byte_level:
         return False
@@ -113,7 +107,7 @@ def _speller(definition: Definition) -> Callable[[str], bytes] | None:
 
 
 def _reader(definition: Definition) -> Callable[[str], bytes]:
-    """Return a function that reads a piece that does not spell the text."""
+    """Return the same for pieces that don't spell the text."""
     model = definition["model"]
     before = model.get("continuing_subword_prefix") or ""
     after = model.get("end_of_word_suffix") or ""

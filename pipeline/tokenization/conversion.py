@@ -1,10 +1,9 @@
 """Convert a SentencePiece model to a `tokenizer.json` with the same ids.
 
-`transformers` reads SentencePiece models through classes that split texts differently (no dummy
-prefix, a different normaliser). This conversion follows the model's file; exports compare ids
-(`pipeline.models.exported_tokenizer`). The file, a protobuf message of few fields, is read here,
-since `sentencepiece`'s reader needs the newest protobuf, which other packages (such as Beam) don't
-allow.
+The classes of `transformers` for such models split texts differently (no dummy prefix, a different
+normaliser), so exports compare ids (`pipeline.models.exported_tokenizer`). The file, a small
+protobuf message, is read here: `sentencepiece`'s reader needs the newest protobuf, which other
+packages (such as Beam) don't allow.
 """
 
 import struct
@@ -40,7 +39,7 @@ class ModelKind(IntEnum):
 
 
 class VocabularyPiece(NamedTuple):
-    """One token: its string, its score (higher is merged earlier) and its kind."""
+    """One token; a higher score is merged earlier."""
 
     text: str
     score: float
@@ -50,8 +49,8 @@ class VocabularyPiece(NamedTuple):
 class SentencePieceModel(NamedTuple):
     """A model file, its pieces by id.
 
-    With `space_follows`, spaces belong to the word before them. `charsmap` are the normaliser's
-    compiled character rules, b"" for none; extra spaces are those at a text's ends, and all but one
+    With `space_follows`, spaces belong to the word before them. `charsmap` holds the normaliser's
+    compiled character rules, b"" for none. Extra spaces are those at a text's ends and all but one
     within.
     """
 
@@ -66,7 +65,7 @@ class SentencePieceModel(NamedTuple):
 
 
 def convert_sentencepiece(data: bytes, *, source: str) -> Definition:
-    """Convert a SentencePiece model's file to a `tokenizer.json`; errors name its `source`.
+    """Convert a SentencePiece model's file; errors name its `source`.
 
     Raises:
         TokenizerError: neither BPE nor Unigram, or spaces belong to the word before them.
@@ -152,8 +151,8 @@ def _bpe(model: SentencePieceModel) -> Definition:
 def _merges(pieces: Sequence[VocabularyPiece]) -> list[list[str]]:
     """Return every pair that makes a piece, the best piece first, as SentencePiece merges.
 
-    Control, byte and user-defined pieces come from no merge: no text spells them. Of pieces with
-    equal scores (Mistral's runs of spaces) the smaller id comes first.
+    No merge makes control, byte and user-defined pieces. Of equal scores (Mistral's runs of spaces)
+    the smaller id comes first.
     """
     place = {
         piece.text: token_id
@@ -187,7 +186,7 @@ def _piece(message: Mapping[int, Any]) -> VocabularyPiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield each field's number and value: a varint as int, everything else as bytes."""
+    """Yield fields' numbers and values: a varint as int, everything else as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,7 +1,4 @@
-"""Read control tokens, spelling and conventions from a `tokenizer.json`.
-
-Pure functions on its parsed JSON; `pipeline.tokenization.backends` encodes.
-"""
+"""Read control tokens, spelling and conventions from a parsed `tokenizer.json`."""
 
 import json
 import re
@@ -40,10 +37,7 @@ _TEXT_KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "UnicodeScripts"}
 
 @dataclass(frozen=True)
 class Conventions:
-    """Tokens that a model expects around a text, as `Tokenizer` describes them.
-
-    A template may put several before it. `control_names` includes tokens of unknown use.
-    """
+    """Tokens that a model expects around a text, as `Tokenizer` describes them."""
 
     bos_token_id: int | None
     eos_token_id: int | None
@@ -54,7 +48,7 @@ class Conventions:
 
 
 def with_model_type(definition: Definition) -> Definition:
-    """Fill in the model's type, which before tokenizers 0.9 only its fields show."""
+    """Fill in the model's type, missing before tokenizers 0.9."""
     model = definition["model"]
     if model.get("type"):
         return definition
@@ -70,11 +64,11 @@ def bare_definition(original: Definition) -> Definition:
 
 
 def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str, int]]:
-    """Return a definition whose control tokens no text can spell, and their ids.
+    """Rename control tokens so no text can spell them; also return their ids.
 
-    Each gets a random new name at every load, in the model's vocabulary too, where a Unigram model
-    would find it. Leaving them out would shift the ids that `tokenizers` (0.23) gives to later
-    added tokens.
+    New names are random at every load, in the vocabulary too, where a Unigram model would find the
+    old ones. Leaving tokens out would shift the ids that `tokenizers` (0.23) gives to later added
+    tokens.
     """
     control = control_tokens(definition)
     names = {content: f"{content}{token_hex(16)}" for content in control}
@@ -96,10 +90,7 @@ def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str,
 
 
 def without_gaps(model: Definition) -> Definition:
-    """Give the model a non-empty piece for each id below its largest.
-
-    New pieces are random at every load, so no text spells them.
-    """
+    """Give unused ids and the empty piece random names that no text spells."""
     vocab = model["vocab"]
     if not isinstance(vocab, dict) or (
         len(vocab) > max(vocab.values(), default=0) and "" not in vocab
@@ -113,8 +104,8 @@ def without_gaps(model: Definition) -> Definition:
 def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> Definition:
     """Replace a lone `Metaspace` step by equivalent steps.
 
-    They put a space also after an added token, as its scheme "always" does; with "first" nothing is
-    changed if texts may hold such a token (`added_strings`).
+    They put a space also after an added token, as its scheme "always" does; so "first" stays
+    unchanged if texts may hold such a token.
     """
     step = definition.get("pre_tokenizer") or {}
     default = "always" if step.get("add_prefix_space", True) else "never"
@@ -149,13 +140,13 @@ def added_tokens(definition: Definition) -> list[dict[str, Any]]:
 
 
 def added_token(token_id: int, content: str, *, special: bool = True) -> Definition:
-    """Return the entry of an added token without special matching."""
+    """Return an added token's entry, without special matching."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": token_id, "content": content, **plain, "special": special}
 
 
 def model_pieces(definition: Definition) -> dict[str, int]:
-    """Return the model's token strings and ids, without added tokens."""
+    """Return token strings and ids, without added tokens."""
     vocab = definition["model"]["vocab"]
     if isinstance(vocab, dict):
         return vocab
@@ -163,15 +154,15 @@ def model_pieces(definition: Definition) -> dict[str, int]:
 
 
 def token_names(definition: Definition) -> dict[int, str]:
-    """Return all tokens' strings by id, with added tokens."""
+    """Return token strings by id, with added tokens."""
     names = {token_id: piece for piece, token_id in model_pieces(definition).items()}
     return names | {token["id"]: token["content"] for token in added_tokens(definition)}
 
 
 def content_normalizer(definition: Definition) -> Definition:
-    """Return a definition that only normalises, and leaves spelling to the tokens.
+    """Return a definition that only normalises.
 
-    The `ByteLevel` normaliser is a spelling: it writes bytes as printable characters.
+    Without `ByteLevel` steps: they only write bytes as printable characters.
     """
     rewriting = [step for step in normalizer_steps(definition) if step["type"] != "ByteLevel"]
     normalizer = {"type": "Sequence", "normalizers": rewriting} if rewriting else None
@@ -202,20 +193,17 @@ def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
 
 
 def keeps_ascii(definition: Definition) -> bool:
-    """Whether every step before the model keeps each ASCII character of a text.
-
-    Only steps known to do so count; an added space is not a loss.
-    """
+    """Whether the steps before the model are known to keep ASCII; they may add a space."""
     return all(map(_normalizer_keeps_ascii, normalizer_steps(definition))) and all(
         map(_pre_tokenizer_keeps_text, pre_tokenizer_steps(definition))
     )
 
 
 def read_conventions(definition: Definition) -> Conventions:
-    """Read a model's conventions from its vocabulary and post-processor.
+    """Read a model's conventions from its vocabulary and post-processor alone.
 
-    Files next to it don't count, so a file, a folder and a repository agree; besides,
-    `tokenizer_config.json` of a chat model names the end of a turn, not of a document.
+    So a file, a folder and a repository agree. A chat model's `tokenizer_config.json` names the end
+    of a turn, not of a document.
     """
     ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
     control = control_tokens(definition)
@@ -243,9 +231,9 @@ def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
 def control_tokens(definition: Definition) -> dict[str, int]:
     """Return the added tokens that a document must not be able to forge.
 
-    These are special tokens, and control markup (starting with `<|` or holding `｜`) such as Qwen's
-    `<|fim_prefix|>`, which its file does not mark. Other added tokens (`<tool_call>`, runs of
-    spaces) are ordinary vocabulary: Hugging Face reads and decodes them as text.
+    These are special tokens, and control markup (starting with `<|` or holding `｜`), even unmarked
+    like Qwen's `<|fim_prefix|>`. Other added tokens (`<tool_call>`, runs of spaces) are ordinary
+    vocabulary, which Hugging Face reads and decodes as text.
     """
     return {
         token["content"]: token["id"]

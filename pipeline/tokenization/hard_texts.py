@@ -37,13 +37,13 @@ PROBES: tuple[str, ...] = (
 
 
 def probes_of(added_strings: Sequence[str]) -> list[bytes]:
-    """Return the probes, and texts with a tokenizer's added tokens, alone and amid others."""
+    """Return the probes, and a tokenizer's added tokens alone and within text."""
     own = [*added_strings, " ".join(added_strings), "".join(f"a{s}b" for s in added_strings)]
     return [probe.encode() for probe in (*PROBES, *own)]
 
 
 def require_usable(source: str, path: ReferencePath) -> None:
-    """Raise TokenizerError if it fails on plain text, or leaves letters uncovered."""
+    """Raise TokenizerError if plain text fails, or has letters uncovered."""
     plain = PROBES[:2]
     batch = path.tokenize([text.encode() for text in plain])
     for d, text in enumerate(plain):

@@ -1,7 +1,7 @@
-"""The inner loops over single tokens, compiled with numba.
+"""Loops over single tokens, compiled with numba.
 
-Kernels work on whole batches (`pipeline.batches`), one document after another. numba's loops run 10
-to 30 times faster here than numpy's, which would pass over each array many times.
+They take whole batches (`pipeline.batches`), 10 to 30 times faster than numpy, which would pass
+over each array many times.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from pipeline.compiled import compiled
 
 SPACE = np.uint8(0x20)
 WORD = np.uint64(8)
-"""Bytes that `_load_word` reads, wherever it starts: so many follow the last one of a text."""
+"""Bytes that `_load_word` reads: as many must follow the last one of a text."""
 UNKNOWN = -2
 
 
@@ -33,21 +33,21 @@ def offsets_from_vocabulary(
 ) -> None:
     """Lay each document's tokens side by side over its text and prove that they fit.
 
-    A tokenizer that puts a space before the text (SentencePiece's dummy prefix, byte-level
-    `add_prefix_space`) gives one byte more than the text has: that space covers no byte.
+    A space put before the text (SentencePiece's dummy prefix, byte-level `add_prefix_space`) covers
+    no byte.
 
     Args:
-        input_ids: uint32 [N].
-        cu_tokens: int64 [D + 1].
-        num_text_bytes: int64 [D].
-        compared: uint8, all bytes of the documents to compare with their tokens, and `WORD` more
-            (`flatten_bytes`); for other documents the sum of lengths must fit.
-        cu_compared: int64 [D + 1].
-        token_bytes: uint8, the bytes of each vocabulary entry, one after another, and `WORD` more.
-        cu_token_bytes: int64 [V + 1]; entry v is `token_bytes[cu[v]:cu[v + 1]]`.
-        token_lengths: int32 [V], bytes of each entry; 0 marks a token that no text may hold.
-        byte_offsets: int32 [N, 2], output.
-        proven: bool [D], output: whether the tokens tile the text.
+        input_ids: [N].
+        cu_tokens: [D + 1].
+        num_text_bytes: [D].
+        compared: documents to compare with their tokens, from `flatten_bytes`; empty ones are
+            proven by the sum of lengths alone.
+        cu_compared: [D + 1].
+        token_bytes: vocabulary entries, from `flatten_bytes`.
+        cu_token_bytes: [V + 1].
+        token_lengths: [V]; 0 marks a token that no text may hold.
+        byte_offsets: [N, 2], output.
+        proven: [D], output.
     """
     prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):
@@ -96,7 +96,7 @@ def _spells(
     """Whether the tokens' bytes, less `prefix` leading ones, equal those from `first_byte` on.
 
     Both must have equal lengths. Eight bytes are compared at once, and those after a token's end
-    shifted out: most tokens take one step, three times as fast as a loop over bytes.
+    shifted out: three times as fast as a loop over bytes.
     """
     position = np.uintp(first_byte)
     for i in range(len(input_ids)):
@@ -122,7 +122,7 @@ def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
 
 
 def flatten_bytes(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Join byte strings as one uint8 array, with `WORD` zeros after the last, and cu_text."""
+    """Join byte strings, followed by `WORD` zeros; return the bytes and cu_text."""
     cu_text = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=cu_text[1:])
     return np.frombuffer(b"".join([*texts, bytes(int(WORD))]), np.uint8), cu_text

@@ -1,8 +1,8 @@
 """Map the bytes of a text to the bytes of its normalised form.
 
-Libraries report this wrongly if a normaliser reorders, composes or drops marks, so it is found by
-trying: the normaliser rewrites ever smaller pieces, between letters that protect their edges from
-trimming and prefixes, as long as the pieces' results join to the whole result.
+Libraries report this wrongly if a normaliser reorders, composes or drops marks. So the normaliser
+is tried on ever smaller pieces, between letters that protect their edges from trimming and
+prefixes, as long as the results join to the whole result.
 """
 
 import re
@@ -32,19 +32,18 @@ class Rewriting:
     """A text's normalised form, and where it differs.
 
     Attributes:
-        normalized: UTF-8 bytes of the whole, without additions around the text.
-        changes: int64 [C, 4], the pieces that changed, in order: start and end in the text's bytes,
-            then in the normalised ones. The rest is the same on both sides.
+        normalized: UTF-8 bytes, without additions around the text.
+        changes: int64 [C, 4], changed pieces in order: start and end in the text's bytes, then in
+            the normalised ones.
     """
 
     normalized: bytes
     changes: NDArray[np.int64]
 
     def to_text(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Map ranges of normalised bytes to ranges of the text, int64 [T, 2] both.
+        """Map non-decreasing ranges of normalised bytes to the text's, int64 [T, 2] both.
 
-        Input ranges must not decrease. A range that divides a changed piece covers all of it:
-        nobody knows the parts.
+        A range that divides a changed piece covers all of it.
 
         Example:
             >>> follow_normalizer("éx", nfc).to_text(np.array([[0, 1], [1, 2], [2, 3]]))
@@ -70,7 +69,7 @@ class Rewriting:
         return np.stack([np.minimum(first_bytes, last_bytes), last_bytes], axis=1)
 
     def widen(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Widen ranges of the text, int64 [T, 2], over the changed pieces they divide."""
+        """Widen ranges of the text over the changed pieces they divide."""
         if len(self.changes) == 0:
             return ranges.copy()
         text_starts, text_ends = self.changes[:, 0], self.changes[:, 1]
@@ -89,10 +88,6 @@ def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
     Returns:
         The finest division that the normaliser agrees with: characters with their marks, else
         words, else blocks of some hundred characters. None if it does not keep neighbours apart.
-
-    Example:
-        >>> follow_normalizer("xéy", nfc).changes.tolist()
-        [[1, 4, 1, 3]]
     """
     rewrite = framed(normalize)
     if rewrite is None:
@@ -115,10 +110,7 @@ def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
 
 
 def framed(normalize: Normalize) -> Normalize | None:
-    """Return the normaliser of a piece within a text, None if it changes the frame.
-
-    The frame protects a piece from trimming and prefixes.
-    """
+    """Return the normaliser of a piece within a text, None if it changes the frame."""
     before, kept, after = normalize(_FRAME * 2).partition(_FRAME * 2)
     if not kept:
         return None
@@ -148,7 +140,7 @@ def _pieces(text: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
 
 
 def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
-    """Yield blocks of a text; none begins with text that may join the white space before it."""
+    """Yield blocks; none begins with text that may join the white space before it."""
     block = ""
     for match in _BLOCK.finditer(text):
         if block and rewrite(match[0][0])[:1].strip(" "):
@@ -162,7 +154,7 @@ def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
 def _divide(
     piece: str, result: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[str, str]]:
-    """Divide a changed piece into parts whose results join to its result, as far as possible."""
+    """Divide a changed piece, as far as possible, into parts whose results join to its result."""
     for division, finer in _divisions(piece, rewrite, levels):
         results = [rewrite(part) for part in division]
         if "".join(results) != result:
@@ -180,10 +172,10 @@ def _divide(
 def _divisions(
     piece: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[list[str], Levels]]:
-    """Yield divisions of a piece, and the levels for dividing their parts further.
+    """Yield divisions of a piece, and the levels for their parts.
 
     They are a level's parts; these joined where white space would meet, since a normaliser may
-    merge it; two halves; the whole, for finer levels.
+    merge it; two halves; the whole.
     """
     parts = levels[0](piece)
     yield parts, levels[1:]
@@ -209,7 +201,7 @@ def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[st
 
 
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
-    """Yield a changed piece without the characters that begin and end both sides.
+    """Cut equal characters off both ends of a changed piece.
 
     Both rests keep a character: a base whose marks were dropped keeps them. A rest that normalises
     differently alone isn't divided.
@@ -231,7 +223,7 @@ def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterato
 
 
 def _clusters(word: str) -> list[str]:
-    """Return a word's characters, each with those after it that may join or reorder with it."""
+    """Divide a word into characters, each with the next ones that may join or reorder with it."""
     cuts = [0, *(n for n in range(1, len(word)) if not _joins(word[n])), len(word)]
     return [word[start:end] for start, end in pairwise(cuts)]
 

@@ -1,9 +1,8 @@
 """Mend the offsets that tokenizers report, and prove them by content.
 
-The reference libraries' reports are wrong in known ways: the pieces of one character all claim the
-whole character, and SentencePiece's dummy prefix claims the first character. Reports are mended
-*cluster* by cluster: a run of tokens whose reported ranges overlap or share a start.
-`pipeline.tokenization.normalization` deals with rewritten text.
+Reports are wrong in known ways: the pieces of one character all claim the whole character, and
+SentencePiece's dummy prefix claims the first one. They are mended *cluster* by cluster: tokens
+whose reported ranges overlap or share a start.
 
 The proof trusts no report: each range of the text is normalised on its own and compared with its
 token's bytes; tokens that share bytes are compared together.
@@ -36,20 +35,19 @@ def byte_positions(text: str) -> NDArray[np.int64]:
 def mend_offsets(
     reported: NDArray[np.int64], text: bytes, contents: Sequence[bytes]
 ) -> NDArray[np.int64]:
-    r"""Return byte offsets from reported ones, separated as far as the text allows.
+    r"""Separate reported byte ranges as far as the text allows.
 
-    - Tokens of a cluster that spell it are laid side by side.
-    - One byte too many, if the first token starts with a space, is a dummy prefix, which covers no
-      byte.
-    - Other tokens keep their overlapping ranges; empty ones cover the whole cluster.
+    - Tokens of a cluster that spell it are laid side by side; a leading space may be a dummy
+      prefix, which covers no byte.
+    - Others keep their overlapping ranges; if one is empty, all of them cover the whole cluster.
 
     Args:
-        reported: int64 [T, 2], byte ranges in non-decreasing order.
-        text: the text's UTF-8 bytes.
-        contents: each token's bytes; b"" if unknown.
+        reported: int64 [T, 2], non-decreasing.
+        text: UTF-8 bytes.
+        contents: each token's bytes, b"" if unknown.
 
     Returns:
-        int64 [T, 2], byte ranges; tokens may overlap or leave text uncovered.
+        int64 [T, 2]; tokens may overlap or leave text uncovered.
 
     Example:
         >>> mend_offsets(np.array([[0, 2], [0, 2]]), "é".encode(), [b"\xc3", b"\xa9"])
@@ -78,20 +76,16 @@ def find_unproven(
     lost_bytes: bytes = b"",
     keeps_spaces: bool = True,
 ) -> list[int]:
-    """Return the tokens whose ranges don't contain their bytes.
+    """Find the tokens whose ranges don't contain their bytes.
 
     Args:
-        byte_offsets: [T, 2], ranges of `text`, non-decreasing.
+        byte_offsets: [T, 2], non-decreasing.
         contents: each token's bytes, b"" if unknown.
         text: UTF-8 bytes.
         normalize: gives a string's normalised form.
         lost_bytes: bytes that the vocabulary lacks and drops.
-        keeps_spaces: whether white space reaches the tokens; one extra space before a token is
-            always allowed.
-
-    Example:
-        >>> find_unproven(np.array([[0, 1]]), ["é".encode()], "é".encode(), nfc)
-        [0]
+        keeps_spaces: whether white space reaches the tokens; one may always be added before a
+            token.
     """
     rewrite = framed(normalize)
     ranges = byte_offsets.tolist()
@@ -128,8 +122,8 @@ def spelled_from(
 ) -> int | None:
     """Return where tokens begin in a piece of a normalised text, None if they don't spell it.
 
-    -1 if a space comes first. White space may be missing at the ends of the text (`at_start`,
-    `at_end`), and a space may come last instead of first.
+    -1 if a space comes first. White space may be missing at the text's ends (`at_start`, `at_end`),
+    and a space may come last instead of first.
 
     Example:
         >>> spelled_from(b" a b", b"a b ")
@@ -151,7 +145,7 @@ def spelled_from(
 def _lay_out(
     cluster: NDArray[np.int64], start: int, end: int, text: bytes, contents: Sequence[bytes]
 ) -> None:
-    """Write a cluster's ranges, in place, so that they cover `start` to `end`."""
+    """Write a cluster's ranges in place, covering `start` to `end`."""
     spelled, covered = b"".join(contents), text[start:end]
     if all(contents) and spelled in (covered, b" " + covered):
         token_ends = end - len(spelled) + np.cumsum([len(content) for content in contents])
@@ -162,7 +156,7 @@ def _lay_out(
 
 
 def _runs(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield the runs of tokens that share bytes, each as (first token, stop)."""
+    """Yield runs of tokens that share bytes, as (first token, stop)."""
     first = 0
     for i in range(1, len(ranges) + 1):
         start, end = ranges[i - 1]
@@ -188,7 +182,7 @@ def _whole_characters(
 
 
 def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
-    """Return the byte range of a text without blank ends, which normalising may trim."""
+    """Return the byte range without blank ends, which normalising may trim."""
     try:
         head, tail = (
             "".join(takewhile(lambda character: not rewrite(character).strip(), characters))

@@ -1,8 +1,7 @@
-"""Tokenize long texts piece by piece: memory doesn't grow with the longest document.
+"""Tokenize long texts in pieces: memory doesn't grow with the longest document.
 
-Pieces overlap, and are joined only if both agree on many tokens in a row, bytes included. Otherwise
-the piece is made longer, up to a limit, beyond which the document is refused: a text in which the
-tokenizer never starts anew, such as one endless word.
+Pieces overlap, and are joined where both agree on many tokens in a row, bytes included. Otherwise
+the piece grows, up to a limit; beyond it the document, such as one endless word, is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +59,7 @@ def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
 
 
 def group_texts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield groups of at most `LONG_TEXT_BYTES`; a longer text is its own group."""
+    """Yield groups of at most `LONG_TEXT_BYTES`; a longer text is alone."""
     first = num_bytes = 0
     for d, text in enumerate(texts):
         if d > first and num_bytes + len(text) > LONG_TEXT_BYTES:
@@ -78,7 +77,7 @@ def _tokenize_piece(text: bytes, start: int, size: int, tokenize: Tokenize) -> T
 
 
 def _next_start(text: bytes, end: int) -> int:
-    """Return the start of the piece after `end`, at white space if possible."""
+    """Return the next piece's start, at white space if possible."""
     first = end - OVERLAP_BYTES
     found = text.find(b"\n", first, end - OVERLAP_BYTES // 2)
     if found < 0:
@@ -117,7 +116,7 @@ def _agree(before: TokenBatch, i: int, after: TokenBatch, j: int, count: int) ->
 
 
 def _boundary(tokens: TokenBatch, first: int, count: int) -> int | None:
-    """Return a token near the middle of some that shares no byte with the one before it."""
+    """Return a token near the middle that shares no byte with the one before it."""
     for place in range(first + count // 2, first + count):
         if tokens.byte_offsets[place, 0] >= tokens.byte_offsets[place - 1, 1]:
             return place

@@ -1,9 +1,8 @@
 """Check that both encoders split texts in the same places, once per way of splitting.
 
-`fastokens` splits with its own scanners or another engine, and other tables of Unicode. A
-tokenizer's ids hide most splits: if no merge spans a place, a split there changes nothing. So both
-encode with a copy that normalises and splits like the tokenizer, and whose model, a BPE of bytes,
-merges everything that no split keeps apart.
+`fastokens` splits with its own scanners or another engine, and other Unicode tables. Ids hide most
+splits: one that no merge spans changes nothing. So both encode with a copy of the tokenizer whose
+model, a BPE of bytes, merges everything that no split keeps apart.
 """
 
 import json
@@ -33,7 +32,7 @@ from pipeline.tokenization.rank_files import merges_of
 from pipeline.tokenization.sources import TokenizerFile
 
 CONTEXT = "\n  {0}Aa\n一{0}一\na'{0}a\n!!{0}1\ne\u0301{0}\u0334"
-"""A character behind spaces and before capitals, between ideographs, where a contraction may end,
+"""A character after spaces and before capitals, between ideographs, where a contraction may end,
 between punctuation and a digit, and between marks that a normaliser may put it before.
 
 Together they distinguish every class of characters that a known pattern knows (letters of each
@@ -69,8 +68,8 @@ logger = logging.getLogger(__name__)
 def why_unlike(definition: Definition) -> str | None:
     """Say where the encoders split texts differently, None if nowhere.
 
-    Takes seconds; results are kept in the user's cache folder, and come with the package for
-    well-known tokenizers.
+    Takes seconds; results are kept in the user's cache folder, and packaged for well-known
+    tokenizers.
     """
     copy = show_splits(definition)
     if copy is None:
@@ -128,7 +127,7 @@ def library_versions() -> tuple[str, ...]:
 def show_splits(definition: Definition) -> Definition | None:
     """Return the copy of a byte-level BPE, None for other models.
 
-    Equal ids of a text made of `CONTEXT` mean equal splits and equal normalised text.
+    Equal ids of a text made of `CONTEXT` mean equal splits and normalised text.
     """
     if definition["model"]["type"] != "BPE" or not is_byte_level(definition):
         return None
@@ -170,7 +169,7 @@ def _tried() -> Iterator[range]:
 
 
 def _without_tables(definition: Definition) -> bool:
-    """Whether no step uses classes of characters: each adds, replaces or splits at strings."""
+    """Whether each step only adds, replaces or splits at strings."""
     steps = [*normalizer_steps(definition), *pre_tokenizer_steps(definition)]
     return all(
         step["type"] in ("Prepend", "Metaspace") or "String" in (step.get("pattern") or {})
@@ -188,7 +187,7 @@ def _model(joined: Sequence[bytes]) -> Definition:
 def _context_parts() -> Iterator[bytes]:
     """Yield all parts, longer than a byte, of the strings between a line's characters.
 
-    A character beyond ASCII gives its last byte to the string after it, and its first to the one
+    A character beyond ASCII gives its last byte to the string after it, its first to the one
     before: nothing is merged within it, so both sides never overlap.
     """
     for line in CONTEXT.split("\n"):

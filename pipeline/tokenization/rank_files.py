@@ -1,11 +1,10 @@
 """Convert rank files to `tokenizer.json`: tiktoken's (OpenAI, Llama 3 and 4, Qwen), tekken.
 
-Such a file lists tokens in the order in which BPE learned them. tiktoken joins the two neighbours
-whose union has the lowest rank; `tokenizers` needs a list of pairs. So every pair that makes a
-token is listed, in the order of the tokens made. The same ranks give the same bytes, whose hash
-identifies the tokenizer.
+They list tokens in the order in which BPE learned them. tiktoken joins the neighbours whose union
+has the lowest rank; `tokenizers` needs pairs. So every pair that makes a token is listed, in the
+order of the tokens made. Equal ranks give equal bytes, whose hash identifies the tokenizer.
 
-A tiktoken file lacks the splitting pattern and the control tokens: both are known here for
+A tiktoken file lacks the splitting pattern and the control tokens, which are known here for
 published files, by hash. Others need `convert_ranks` once.
 """
 
@@ -33,11 +32,11 @@ _TEKKEN_CONTROL_TOKENS = (
 
 
 class RankFileError(ValueError):
-    """A rank file cannot be converted; the message has the reason and the remedy."""
+    """A rank file cannot be converted."""
 
 
 def is_tiktoken(data: bytes) -> bool:
-    r"""Whether a file's first lines are base64 tokens with their ranks.
+    r"""Whether a file's first line is a base64 token with its rank.
 
     Example:
         >>> is_tiktoken(b"IQ== 0\nIg== 1\n")
@@ -53,7 +52,7 @@ def is_tekken(body: Any) -> bool:
 
 
 def read_ranks(data: bytes) -> dict[bytes, int]:
-    r"""Read a tiktoken file's tokens and ranks; RankFileError for an invalid line.
+    r"""Read a tiktoken file's ranks by token; RankFileError for an invalid line.
 
     Example:
         >>> read_ranks(b"IQ== 0\nIg== 1\n")
@@ -72,9 +71,10 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def convert_tiktoken(data: bytes) -> bytes:
-    """Convert a tiktoken file to a `tokenizer.json` that encodes as its model's code does.
+    """Convert a known tiktoken file to a `tokenizer.json` that encodes as its model's code does.
 
-    RankFileError if the file is unknown or damaged.
+    Raises:
+        RankFileError: unknown or damaged.
     """
     model = KNOWN_RANK_FILES.get(sha256(data).hexdigest())
     if model is None:
@@ -96,11 +96,11 @@ def byte_tokenizer() -> bytes:
 
 
 def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
-    r"""Convert tiktoken ranks to a `tokenizer.json`; control tokens get the next ids.
+    r"""Convert tiktoken ranks to a `tokenizer.json`; control tokens without ids get the next ones.
 
     Args:
-        ranks: tokens' bytes and their ids, the first N that control tokens leave free, including
-            all 256 single bytes.
+        ranks: ids by tokens' bytes, the first N that control tokens leave free, with all 256 single
+            bytes.
         model: the splitting pattern and the control tokens.
 
     Raises:
@@ -122,7 +122,7 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
 def convert_tekken(body: Any) -> bytes:
     """Convert parsed tekken JSON to a `tokenizer.json` that encodes as `mistral-common` does.
 
-    Control tokens have the first ids; vocabulary beyond the model's size is left out, as there.
+    Control tokens come first; vocabulary beyond the model's size is left out, as there.
 
     Raises:
         RankFileError: a field is missing or the control tokens do not fit.
@@ -168,7 +168,7 @@ def _tekken_control_tokens(listed: Any, count: int) -> dict[str, int]:
 
 
 def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
-    """Return tokens by rank in byte-level BPE's printable alphabet; no rank is a taken id."""
+    """Return ranks by token in byte-level BPE's alphabet; taken ids are no ranks."""
     ordered = sorted(ranks.items(), key=lambda entry: entry[1])
     num_ids = len(ordered) + len(taken)
     free = [rank for rank in range(num_ids) if rank not in taken][: len(ordered)]
@@ -186,8 +186,8 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
 def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, by the rank of the result.
 
-    Of several equal joints, tiktoken takes the leftmost and `tokenizers` the pair listed first; no
-    vocabulary was found (random ones of repeating tokens were tried) where that differs.
+    Of equal joints, tiktoken takes the leftmost and `tokenizers` the pair listed first. Random
+    vocabularies of repeating tokens showed no difference.
     """
     return [
         (piece[:cut], piece[cut:])

@@ -1,7 +1,7 @@
-"""Pattern, control tokens and normaliser of models with tiktoken files.
+"""Pattern, control tokens and normaliser of models with tiktoken files, from the models' code.
 
-Models' code holds them, not the files. Each is listed by its file's SHA-256: another file with as
-many ranks may need another pattern, and would be split wrongly without notice.
+Files are known by SHA-256: another with as many ranks may need another pattern, and would be split
+wrongly without notice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 class RankModel:
     """Facts from a model's code that its tiktoken file lacks; `name` is for people.
 
-    Each match of the pattern is encoded on its own. Control tokens are by id, or in their order
-    after the ranks; the normaliser is "NFC" or None.
+    Each match of the pattern is encoded on its own. Control tokens are by id, or follow the ranks
+    in order; the normaliser is "NFC" or None.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """The reference path: a library's ids, with offsets proven by content.
 
-If tokens spell a text, offsets are a running sum. If a normaliser rewrote it, they spell the normal
-form (`pipeline.tokenization.normalization`), and are mapped back over each changed piece. The
-library reports what the unknown token covers. Only if all this fails are the reported ranges used,
-mended and checked against the text: an unproven token takes its whole word, or the document fails.
+Offsets are running sums if tokens spell the text, and mapped back from its normal form if they
+spell that. Otherwise the library's ranges are mended and checked: an unproven token takes its whole
+word, or the document fails.
 """
 
 import re
@@ -29,10 +28,10 @@ _SPELLED_AT_ONCE = 1 << 16
 
 
 class VocabularyTable:
-    """Each id's bytes, b"" if unknown; places the tokens of a text that they spell."""
+    """Each id's bytes, b"" if unknown."""
 
     def __init__(self, entries: Sequence[bytes]) -> None:
-        """Lay the entries out."""
+        """Flatten the entries."""
         self.entries = entries
         self._flat, self._cu_flat = flatten_bytes(entries)
         self._lengths = np.diff(self._cu_flat).astype(np.int32)
@@ -45,13 +44,7 @@ class VocabularyTable:
         *,
         compare: NDArray[np.bool_],
     ) -> tuple[Ranges, NDArray[np.bool_]]:
-        """Lay each document's tokens side by side.
-
-        See `pipeline.tokenization.kernels.offsets_from_vocabulary`.
-
-        Returns:
-            byte_offsets, int32 [N, 2], and bool [D], whether they are proven.
-        """
+        """Lay each document's tokens side by side; see `kernels.offsets_from_vocabulary`."""
         byte_offsets = np.empty((len(input_ids), 2), np.int32)
         proven = np.zeros(len(texts), np.bool_)
         compared = [text if wanted else b"" for text, wanted in zip(texts, compare, strict=True)]
@@ -71,7 +64,7 @@ class VocabularyTable:
         return byte_offsets, proven
 
     def of(self, input_ids: NDArray[np.integer]) -> list[bytes]:
-        """Return each token's bytes."""
+        """Look up each token's bytes."""
         return [self.entries[token_id] for token_id in input_ids.tolist()]
 
     def all_known(self, input_ids: NDArray[np.integer]) -> bool:
@@ -81,9 +74,8 @@ class VocabularyTable:
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
         """Return the text that tokens tile, None if one has too few bytes.
 
-        If a token covers fewer bytes than it has, the last ones are the text's: a dummy prefix is
-        in the vocabulary and not in the text. A space that may come last instead is left out of the
-        last token.
+        A token with too many gives its last ones (a dummy prefix covers none), but a final one that
+        ends in a space its first.
         """
         ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
         widths = ends - byte_offsets[:, 0]
@@ -121,7 +113,7 @@ class ReferencePath:
         self._reference = reference
 
     def tokenize(self, texts: Sequence[bytes]) -> TokenBatch:
-        """Tokenize texts that are known to be UTF-8."""
+        """Tokenize valid UTF-8."""
         decoded = [text.decode() for text in texts]
         failures: dict[int, str] = {}
         encoded = self._encode(decoded, failures)
@@ -147,16 +139,16 @@ class ReferencePath:
     def lay_out(
         self, input_ids: NDArray[np.uint32], cu_tokens: NDArray[np.int64], texts: Sequence[bytes]
     ) -> tuple[Ranges, NDArray[np.bool_]]:
-        """Return offsets as running sums, and for which texts they are proven."""
+        """Return running sums as offsets, and which texts' are proven."""
         keeps_ascii = self._reference.keeps_ascii
         compare = np.array([not (keeps_ascii and text.isascii()) for text in texts], np.bool_)
         return self.vocabulary.lay_out(input_ids, cu_tokens, texts, compare=compare)
 
     def carry_back(self, input_ids: NDArray[np.uint32], text: bytes) -> NDArray[np.int64] | None:
-        """Return the offsets [T, 2] of tokens that spell a text's normal form.
+        """Return offsets of tokens that spell a text's normal form, else None.
 
-        None if they don't spell it to the last byte, except for an added leading space: an encoder
-        other than the reference must not drop white space either.
+        Only a leading space may be added: an encoder other than the reference must not drop white
+        space.
         """
         contents = self.contents.of(input_ids)
         if self._reference.lost_bytes or not all(contents):
@@ -170,7 +162,7 @@ class ReferencePath:
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
-        """Return a text's tokens whose ranges don't contain their bytes."""
+        """Find the tokens whose ranges don't contain their bytes."""
         contents = self._read_names(input_ids, byte_offsets, text)
         spelled = b"".join(contents)
         if spelled in (text, b" " + text):  # a space put first covers no byte
@@ -190,7 +182,7 @@ class ReferencePath:
     def _encode(
         self, texts: Sequence[str], failures: dict[int, str], first: int = 0
     ) -> list[Encoded]:
-        """Encode texts; a failed one has no ids, and a reason in `failures`."""
+        """Encode texts; a failed one has no ids, and its reason in `failures`."""
         try:
             return self._reference.encode_batch(texts)
         except LibraryError as error:  # it doesn't say on which, and gives nothing for the others
@@ -202,7 +194,7 @@ class ReferencePath:
             return [Encoded(ids, lambda: Report(ids, np.empty((0, 2), np.int64), []))]
 
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
-        """Return exact offsets of a text's tokens, or the error."""
+        """Return exact offsets, or the error."""
         rewriting = follow_normalizer(text, self._reference.normalize)
         contents = self._spell_names(encoded.ids, self.contents.of(encoded.ids), rewriting)
         found: NDArray[np.int64] | str | None = self._carry_back(contents, rewriting)
@@ -226,9 +218,9 @@ class ReferencePath:
     def _spell_names(
         self, ids: NDArray[np.uint32], contents: list[bytes], rewriting: Rewriting | None
     ) -> list[bytes]:
-        """Replace bytes by their names where the text has names: `<0x0A>`, not a line break.
+        """Replace bytes by names that the text spells: `<0x0A>`, not a line break.
 
-        Tokens after one with unknown bytes stay unchanged.
+        Tokens after unknown bytes stay unchanged.
         """
         names = self._reference.byte_names
         if not names or rewriting is None or b"<0x" not in rewriting.normalized:
@@ -249,7 +241,7 @@ class ReferencePath:
     def _read_names(
         self, ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[bytes]:
-        """Replace bytes by their names where the tokens' ranges have names."""
+        """Replace bytes by names that their ranges spell."""
         contents, names = self.contents.of(ids), self._reference.byte_names
         if names:
             for place in np.flatnonzero(np.isin(ids, list(names))).tolist():
@@ -269,7 +261,7 @@ class ReferencePath:
     def _carry_back(
         self, contents: Sequence[bytes], rewriting: Rewriting | None, *, walk: bool = False
     ) -> NDArray[np.int64] | None:
-        """Return the ranges of tokens that spell a text's normal form, None if they don't."""
+        """Return the ranges of tokens that spell a text's normal form, else None."""
         if rewriting is None or not all(contents):
             return None
         lost, normalized = self._reference.lost_bytes, rewriting.normalized
@@ -313,17 +305,16 @@ class ReferencePath:
 
 
 def _monotone(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Widen ranges, int64 [T, 2], until none decreases.
+    """Widen ranges until none decreases.
 
-    In white space that an added token swallows (`rstrip`), tokenizers (0.23) finds other added
-    tokens.
+    tokenizers (0.23) finds added tokens in white space that another one swallows (`rstrip`).
     """
     starts = np.minimum.accumulate(ranges[::-1, 0])[::-1]
     return np.stack([starts, np.maximum.accumulate(ranges.max(axis=1))], axis=1)
 
 
 def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
-    """Place tokens, [T, 2], in a text that they spell except for white space, else None."""
+    """Place tokens in a text that they spell except for white space, else None."""
     places: list[tuple[int, int]] = []
     position = 0
     for content in contents:
@@ -341,7 +332,7 @@ def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
 
 
 def words_around(ranges: NDArray[np.int64], text: str) -> NDArray[np.int64]:
-    """Widen ranges, int64 [T, 2], over the words that they touch, else over the next word."""
+    """Widen byte ranges over the words that they touch, else over the next word."""
     positions = byte_positions(text)
     words = np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
     words = positions[words]

@@ -1,8 +1,8 @@
-"""A SentencePiece model's file from a `tokenizer.json`, for programs that read merges as scores.
+"""Write a SentencePiece model's file for a `tokenizer.json`.
 
-llama.cpp's converter takes the scores of a Llama-2-like vocabulary from `tokenizer.model`. Without
-that file it writes one score for all, and llama.cpp then splits texts differently. The file is a
-protobuf message of few fields, written by hand for the reason that `conversion` reads it by hand.
+llama.cpp's converter reads scores from `tokenizer.model`; without it, it writes one score for all
+tokens of a Llama-2-like vocabulary, and llama.cpp splits texts differently. The protobuf message is
+written by hand for the reason that `conversion` reads it by hand.
 """
 
 import struct
@@ -22,8 +22,9 @@ from pipeline.tokenization.definition import (
 def sentencepiece_file(definition: Definition) -> bytes | None:
     """Return a model file with the same pieces and the merges' order as scores.
 
-    None for what isn't a BPE with byte fallback. Whether SentencePiece reads texts alike is for the
-    caller to prove: merges of one piece that lie apart, and normalisers, have no counterpart.
+    None for what isn't a BPE with byte fallback and ids without gaps. The caller must prove that
+    SentencePiece reads texts alike: normalisers, and merges of one piece that lie apart, have no
+    counterpart.
     """
     model = definition["model"]
     if model.get("type", "BPE") != "BPE" or not model.get("byte_fallback"):

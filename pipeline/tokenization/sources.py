@@ -1,9 +1,8 @@
 """Find a tokenizer's file: a Hugging Face repository, a folder, or a file.
 
-`tokenizers` reads a `tokenizer.json`, `sentencepiece` a SentencePiece model. Rank files
-(tiktoken's, Mistral's tekken) and the name `bytes` become a `tokenizer.json` here. All are read
-directly: the loader classes of `transformers` silently change some tokenizers (its 5.x
-`LlamaTokenizer`, for one, discards the normaliser).
+Files are read directly, since the classes of `transformers` silently change some tokenizers (its
+5.x `LlamaTokenizer` discards the normaliser). Rank files (tiktoken's, Mistral's tekken) and the
+name `bytes` become a `tokenizer.json`.
 """
 
 import re
@@ -53,8 +52,8 @@ class TokenizerError(ValueError):
 class TokenizerFile:
     """A tokenizer's file: the user's name for it, the library that reads it, its bytes.
 
-    A rank file's bytes are those of its `tokenizer.json`. `definition` is kept because parsing
-    takes a tenth of loading.
+    A rank file's are those of its `tokenizer.json`. Parsing `definition` again would take a tenth
+    of loading.
     """
 
     source: str
@@ -72,10 +71,10 @@ def find_tokenizer(source: str) -> TokenizerFile:
     """Read the tokenizer that a user names.
 
     Args:
-        source: a `tokenizer.json`, a SentencePiece model, a rank file (tiktoken's of Llama 3, Llama
-            4 or Qwen, or a tekken.json), a model's .gguf file, a folder that holds one of the first
-            three, a Hugging Face repository, `owner/name`, `name` or either with `@revision`, or
-            `bytes`: the byte values, whatever files are here (a folder of that name is `./bytes`).
+        source: a `tokenizer.json`, a SentencePiece model, a rank file (a published tiktoken file or
+            a tekken.json), a model's .gguf file; a folder that holds one of the first three; a
+            Hugging Face repository, `owner/name` or `name`, both also with `@revision`; or `bytes`,
+            the byte values (a folder of that name is `./bytes`).
 
     Raises:
         TokenizerError: nothing is there, or nothing that can give offsets.
@@ -145,7 +144,7 @@ def _why_not_converted(folder: Path, names: Sequence[str]) -> str | None:
 
 
 def _read(source: str, path: Path) -> TokenizerFile:
-    """Read a file in the form that its library reads."""
+    """Read a file in its library's form."""
     with path.open("rb") as file:
         if file.read(4) == b"GGUF":
             return _converted(source, _convert_gguf(path))

@@ -1,17 +1,13 @@
 """Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
 
-Tokenizing costs twenty times the alignment, so speed matters here. `fastokens` encodes 5 to 100
-times faster than the reference libraries but gives no offsets. A tokenizer that spells its text
-needs none: each id has known bytes, and offsets are a running sum. The fast path is used only if it
-is exact:
+The reference libraries give offsets; `fastokens` gives only ids, but 5 to 100 times faster. Ids are
+enough if a tokenizer spells its text: each has known bytes, and offsets are a running sum. The fast
+path is used only if it is exact:
 
-- At load, `fastokens` and the reference must agree on the hard cases of `PROBES` (and, with
-  `Tokenizer.check_fast_path`, on a job's first documents).
-- Once per way of splitting and version of the libraries, they must split every character off its
+- At load, both must agree on the hard cases of `PROBES`, and split every character off its
   neighbours alike (`pipeline.tokenization.pretokenizer_splits`).
-- For every document the tokens' lengths must add up to the text, and unless it is pure ASCII their
-  bytes must spell it, or its normal form; else the document goes through the reference
-  (`pipeline.tokenization.reference`).
+- In every document the tokens' lengths must add up, and unless it is ASCII their bytes must spell
+  it or its normal form; else it goes through the reference (`pipeline.tokenization.reference`).
 """
 
 import logging
@@ -53,19 +49,19 @@ class Tokenizer:
     """One model's tokenizer, giving ids and exact byte offsets.
 
     Attributes:
-        file: what was loaded.
-        source: what the user named.
-        file_name: of the tokenizer's file in a dataset.
-        file_bytes: the tokenizer's file.
-        sha256: 64 hex digits of the file's bytes; the tokenizer's fingerprint.
-        vocab_size: one greater than the largest id, added tokens included.
+        file: the loaded file.
+        source: the user's name for it.
+        file_name: its name in a dataset.
+        file_bytes: its content.
+        sha256: of its content, 64 hex digits; the tokenizer's fingerprint.
+        vocab_size: the largest id + 1, added tokens included.
         special_strings: "plain" or "honoured".
         bos_token_id: begin-of-sequence id or None.
         eos_token_id: end-of-document id or None.
-        adds_bos: whether the tokenizer's convention puts BOS before a text.
-        adds_eos: whether it puts EOS after one.
-        slow_reason: why the fast path is not taken, None if it is.
-        num_reference_documents: documents that went through the reference so far.
+        adds_bos: whether the model expects BOS before a text.
+        adds_eos: whether it expects EOS after one.
+        slow_reason: why the fast path is not taken, or None.
+        num_reference_documents: documents that took the reference path.
     """
 
     def __init__(
@@ -110,24 +106,24 @@ class Tokenizer:
 
     @property
     def template_before(self) -> tuple[int, ...]:
-        """The tokens that the tokenizer's template puts before a text; rows have room for one."""
+        """Tokens that the tokenizer's template puts before a text; rows have room for one."""
         return self._reference.conventions.template_before
 
     @property
     def control_names(self) -> tuple[str, ...]:
-        """Names of the control tokens, known or not."""
+        """Names of all control tokens, also of unknown use."""
         return self._reference.conventions.control_names
 
     @property
     def around_text(self) -> ConventionRecord:
-        """The tokens that rows put around a text by default."""
+        """Tokens that rows put around a text by default."""
         return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, b"" if they are unknown.
+        """Return a token's bytes, b"" if unknown.
 
-        They are for control tokens, the unknown token, every token of a model that does not spell
-        its text (WordPiece), and ids out of range.
+        Unknown are those of control tokens, the unknown token, ids out of range, and all tokens of
+        a model that doesn't spell its text (WordPiece).
         """
         known = self._vocabulary.entries
         return known[token_id] if 0 <= token_id < len(known) else b""
@@ -135,20 +131,14 @@ class Tokenizer:
     def spell_text(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, num_text_bytes: int
     ) -> bytes | None:
-        """Return the text that tokens spell; callers that know its hash must compare it.
+        """Return the text that tokens spell, None if they don't tile it or one's bytes are unknown.
+
+        Callers that know the text's hash must compare it.
 
         Args:
             input_ids: integers [T].
-            byte_offsets: [T, 2], ranges of the text.
-            num_text_bytes: bytes of the text.
-
-        Returns:
-            None if tokens leave gaps or overlap, or one's bytes are unknown.
-
-        Example:
-            >>> tokens = tokenizer.tokenize_batch([b"Hi there"])  # doctest: +SKIP
-            >>> tokenizer.spell_text(tokens.input_ids, tokens.byte_offsets, 8)  # doctest: +SKIP
-            b'Hi there'
+            byte_offsets: [T, 2].
+            num_text_bytes: the text's length.
         """
         if not tiles_text(byte_offsets, num_text_bytes):
             return None
@@ -161,18 +151,14 @@ class Tokenizer:
 
     @cached_property
     def control_strings(self) -> re.Pattern[bytes] | None:
-        """A pattern of control tokens' strings that texts may spell, read as plain characters.
-
-        None if there are none, or they become their tokens.
-        """
+        """A pattern of control tokens' strings that are read as plain text, None without any."""
         names = sorted(filter(None, self._reference.control), key=len, reverse=True)
         return re.compile(b"|".join(re.escape(n.encode()) for n in names)) if names else None
 
     def keeps_text(self, text: bytes) -> bool:
         """Whether normalising leaves a text unchanged, except for an added leading space.
 
-        True for bytes that aren't UTF-8, such as a token that ends within a character: they are
-        never normalised alone.
+        True for bytes that aren't UTF-8, such as half a character: they are never normalised alone.
         """
         try:
             normalized = self._reference.normalize(text.decode()).encode()
@@ -192,7 +178,7 @@ class Tokenizer:
             name: its string in the tokenizer's file, or its id in digits.
 
         Raises:
-            TokenizerError: no such token; the message lists similar ones.
+            TokenizerError: no such token; the message lists some.
 
         Example:
             >>> load_tokenizer("qwen2_5").find_token("<|endoftext|>")  # doctest: +SKIP
@@ -212,20 +198,12 @@ class Tokenizer:
         return token_id
 
     def token_name(self, token_id: int) -> str:
-        """Return a token's string in the tokenizer's file, "" if it has none.
-
-        Example:
-            >>> load_tokenizer("qwen2_5").token_name(151643)  # doctest: +SKIP
-            '<|endoftext|>'
-        """
+        """Return a token's string in the tokenizer's file, "" if it has none."""
         every = (*self._reference.named_tokens.items(), *self._reference.pieces().items())
         return next((name for name, found in every if found == token_id), "")
 
     def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
-        """Tokenize documents, each on its own, without special tokens around it.
-
-        Args:
-            texts: the documents' UTF-8 bytes.
+        """Tokenize UTF-8 texts, each on its own, without special tokens around it.
 
         Returns:
             ids and exact byte offsets; documents that failed are in `failures`.
@@ -245,23 +223,17 @@ class Tokenizer:
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
-        """Return a text's tokens whose ranges don't contain their bytes.
-
-        Independent of how offsets were made; see `pipeline.tokenization.offset_proof`.
+        """Find tokens whose ranges don't contain their bytes, however offsets were made.
 
         Args:
             input_ids: integers [T].
-            byte_offsets: [T, 2], ranges of the text's bytes.
+            byte_offsets: [T, 2].
             text: UTF-8 bytes.
         """
         return self._reference_path.find_unproven(input_ids, byte_offsets, text)
 
     def check_fast_path(self, texts: Sequence[bytes]) -> None:
-        """Encode texts with both paths; one difference disables the fast one for good.
-
-        Args:
-            texts: UTF-8 bytes, such as a job's first documents.
-        """
+        """Encode UTF-8 texts with both paths; one difference disables the fast one for good."""
         if self._fast is None:
             return
         unusable = find_unusable(texts)
@@ -278,10 +250,9 @@ class Tokenizer:
         logger.warning("%s: fast path disabled: %s", self.source, reason)
 
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
-        """Compare both paths, and the encoders themselves, as a document may hide a difference.
+        """Compare both paths, and the encoders themselves, as documents may hide a difference.
 
-        A text with an id without known bytes always goes to the reference, so encoders may differ
-        there.
+        Texts with ids of unknown bytes always go to the reference, so encoders may differ there.
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
         if self._fast is None:  # it has failed on one, and logged that
@@ -330,7 +301,7 @@ class Tokenizer:
     def _carry_back(self, batch: TokenBatch, document: int, text: bytes) -> bool:
         """Write the offsets of fast tokens that spell a normalised text; return whether they do.
 
-        Long texts return False: they are tokenized in pieces, each of which comes here.
+        A long text returns False: its pieces come here.
         """
         if len(text) > LONG_TEXT_BYTES:
             return False
@@ -354,7 +325,7 @@ class Tokenizer:
         return None
 
     def _tokenize_reference(self, texts: Sequence[bytes]) -> TokenBatch:
-        """Tokenize with the reference, in groups to save memory, long texts in pieces."""
+        """Tokenize in groups to save memory, long texts in pieces."""
         self.num_reference_documents += len(texts)
         return join_batches([self._tokenize_group(group) for group in group_texts(texts)])
 
@@ -376,11 +347,10 @@ def load_tokenizer(
 
     Args:
         source: a file, a folder or a Hugging Face repository; see `find_tokenizer`.
-        special_strings: "plain" reads `<s>` or `<|endoftext|>` in a document as plain text, so
-            that no document can forge a control token; "honoured" reads them as their tokens.
+        special_strings: "plain" reads `<s>` in a document as text, so no document can forge a
+            control token; "honoured" reads it as the token.
         fast: False never takes the fast path.
-        proven: skip the checks, because the same bytes were loaded before with the same options and
-            libraries, as a job's launcher does for its workers.
+        proven: skip the checks, which the same bytes passed with the same options and libraries.
 
     Raises:
         TokenizerError: not found, or unable to give offsets.
