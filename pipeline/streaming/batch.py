@@ -1,4 +1,4 @@
-"""A row or a batch of rows as named tensors over one buffer, which processes pass as one tensor."""
+"""Rows as named tensors over one buffer, which processes pass as one tensor."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,42 +15,39 @@ class Rows(Mapping[str, torch.Tensor]):
         input_ids, labels, position_ids: int32 [B, seq_length]; `labels[t]` is `input_ids[t + 1]`
             within a segment.
         loss_mask: float32 [B, seq_length], 1 where a label is learned, 0 at padding and at a
-            segment's last token: none predicts across documents.
-        teacher_spans: int32 [B, seq_length, 2], of the label: the half-open range of the row's
-            teacher tokens that cover it; (0, 0) if it is an end token, padding, or covered by none.
+            segment's last token.
+        teacher_spans: int32 [B, seq_length, 2], the half-open range of the row's teacher tokens
+            that cover the label; (0, 0) for end tokens, padding and uncovered labels.
         teacher_input_ids, teacher_position_ids: int32 [B, teacher_seq_length]. A token at position
             0 has no context and no loss.
-        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2], bounds of segments, of which
-            the padding is the last; filled up with the row's length.
+        cu_seqlens, teacher_cu_seqlens: int32 [B, max_segments + 2], bounds of segments, padding
+            being the last; filled up with the row's length.
         num_quarantined_tokens: int32 [B], student tokens masked because their sample is damaged.
-        teacher_losses: float32 [B, teacher_seq_length], nats, NaN if there is none; only where
-            rows are read with `Teaching.stored_losses`.
+        teacher_losses: float32 [B, teacher_seq_length], nats, NaN without a loss; only with
+            `Teaching.stored_losses`.
         next_token_ids: int32 [B, seq_length, K], the student's tokens that the teacher expects in
-            place of each label, -1 for none, which the first one is if a label has no distribution;
-            only where rows are read with `StreamConfig.with_distributions`. Of the K columns,
-            `layout.entries`, the exact ones come first, of each teacher by falling mass, and drawn
-            ones last, of which several may be the same.
-        next_token_probs: float32 [B, seq_length, K], their mass; what is left of 1 is other
-            tokens'.
-        own_token_ids: int32 [B, seq_length], the student's token that what is left of the text's
-            own teacher token stands for, -1 for none: its mass is of the label if both are in one
-            cell (`vocabulary_map(rows).cells`). With `next_token_ids`.
-        source: int32 [B], place in `layout.sources` of the row's dataset; only in a mixture.
+            place of each label, -1 for none; a label without a distribution has -1 first. The K
+            columns, `layout.entries`, are exact ones, of each teacher by falling mass, then drawn
+            ones, which may repeat. Only with `StreamConfig.with_distributions`.
+        next_token_probs: float32 [B, seq_length, K], their mass; other tokens share the rest.
+        own_token_ids: int32 [B, seq_length], the student's token for what is left of the text's own
+            teacher token, -1 for none: its mass is the label's if both are in one cell
+            (`vocabulary_map(rows).cells`).
+        source: int32 [B], the dataset's place in `layout.sources`; only in a mixture.
     """
 
     def __init__(self, buffer: torch.Tensor, layout: RowLayout, host: "Rows | None" = None) -> None:
-        """View `buffer`, int32 [..., layout.num_words]; `host` are the rows it is a copy of."""
+        """View `buffer`, int32 [..., layout.num_words], a copy of `host`."""
         self.buffer = buffer
         self.layout = layout
         self._host = host
 
     @property
     def host(self) -> "Rows | None":
-        """The same rows in host memory, readable without waiting for a device. None if unknown."""
+        """The same rows in host memory; None if unknown."""
         return self if self.buffer.device.type == "cpu" else self._host
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a field, a view."""
         shape = self.layout.shapes.get(name)
         if shape is None:
             raise KeyError(
@@ -63,32 +60,30 @@ class Rows(Mapping[str, torch.Tensor]):
         return words.view((*words.shape[:-1], *shape))
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the fields' names."""
         return iter(self.layout.shapes)
 
     def __len__(self) -> int:
-        """Return the number of fields."""
         return len(self.layout.shapes)
 
     @property
     def student_is_text(self) -> torch.Tensor:
-        """Places of segments that the student learns from, bool [B, seq_length].
+        """Places in segments that the student learns from, bool [B, seq_length].
 
-        Excludes padding and damaged samples, whose positions count like any segment's.
+        Padding and damaged samples are excluded.
         """
         return self._is_text("cu_seqlens", self.layout.seq_length)
 
     @property
     def teacher_is_text(self) -> torch.Tensor:
-        """Places of the same segments' teacher tokens, bool [B, teacher_seq_length]."""
+        """The same segments' teacher tokens, bool [B, teacher_seq_length]."""
         return self._is_text("teacher_cu_seqlens", self.layout.teacher_seq_length)
 
     @property
     def teacher_has_loss(self) -> torch.Tensor:
-        """Which teacher tokens have a loss, bool [B, teacher_seq_length].
+        """Teacher tokens with a loss, bool [B, teacher_seq_length].
 
-        Those with a context, or a stored loss, in a segment that the student learns from. Of chats
-        only those mapped to a learned label: other text of templates isn't taught.
+        They have a context, or a stored loss, in a segment that the student learns from; a chat's
+        also map to a learned label.
         """
         if "teacher_losses" in self.layout.shapes:
             known = ~self["teacher_losses"].isnan()
@@ -114,7 +109,7 @@ class Rows(Mapping[str, torch.Tensor]):
         return counts.gather(-1, _segments(self[bounds], seq_length)) > 0
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Rows":
-        """Return the rows on a device, moved as one tensor, with the host's rows."""
+        """Return a copy on a device, moved as one tensor."""
         return Rows(self.buffer.to(device, non_blocking=non_blocking), self.layout, self.host)
 
     def pin_memory(self) -> "Rows":
@@ -123,7 +118,7 @@ class Rows(Mapping[str, torch.Tensor]):
 
 
 def _segments(cu_seqlens: torch.Tensor, seq_length: int) -> torch.Tensor:
-    """Return the number of each place's segment, int64 [..., seq_length]."""
+    """Return each place's segment number, int64 [..., seq_length]."""
     bounds = cu_seqlens.contiguous()
     places = torch.arange(seq_length, device=bounds.device, dtype=bounds.dtype)
     places = places.expand(*bounds.shape[:-1], -1).contiguous()
@@ -131,10 +126,10 @@ def _segments(cu_seqlens: torch.Tensor, seq_length: int) -> torch.Tensor:
 
 
 def collate_rows(rows: Rows | Sequence[Rows]) -> Rows:
-    """Return a batch as one contiguous tensor.
+    """Make a batch, one contiguous tensor.
 
     Raises:
-        ValueError: rows whose fields have different shapes.
+        ValueError: rows with different fields.
 
     Example:
         >>> batch = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))

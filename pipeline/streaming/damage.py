@@ -1,4 +1,4 @@
-"""Handle a damaged sample: raise, or leave it out, counted and listed."""
+"""Damaged samples: raise, or leave out, counted and listed."""
 
 import json
 import logging
@@ -15,14 +15,9 @@ OnDamage = Literal["raise", "quarantine"]
 
 @dataclass(frozen=True)
 class QuarantinedSample:
-    """A sample that could not be used.
+    """A sample that could not be used, with the whole document's tokens.
 
-    Attributes:
-        shard: the tar's name.
-        key: the sample's key, empty if the shard's index is unreadable.
-        document_id: its document.
-        num_student_tokens: student tokens of the whole document.
-        reason: the damage.
+    Key and id are "" if the shard's index is unreadable.
     """
 
     shard: str
@@ -33,10 +28,10 @@ class QuarantinedSample:
 
 
 class DamageLog:
-    """Raises for a damaged sample, or notes it once in this process and in a file."""
+    """Raises for a damaged sample, or lists it once per process."""
 
     def __init__(self, on_damage: OnDamage, file: Path) -> None:
-        """In quarantine, append to `file` one JSON line per sample and process."""
+        """In quarantine, append a JSON line per sample to `file`."""
         if on_damage not in ("raise", "quarantine"):
             raise ValueError(f'on_damage "{on_damage}" is neither "raise" nor "quarantine"')
         self.on_damage = on_damage

@@ -1,4 +1,4 @@
-"""The rows of one dataset of a run, by epoch and position: plan, order, samples."""
+"""The rows of one dataset of a run, by epoch and position."""
 
 import json
 from dataclasses import replace
@@ -27,23 +27,17 @@ from schemas.errors import DatasetError
 class DatasetRows:
     """The rows of an opened dataset.
 
-    Attributes:
-        opened: the dataset.
-        plan: its rows.
-        order: the rows' order.
-        num_student_tokens: of the documents in the plan.
-        damage: samples left out in this process, and the file that lists them.
-        teachers_rule: what determined the rows' stored losses; empty without any.
+    `num_student_tokens` are the planned documents'; `teachers_rule` is empty without stored losses.
     """
 
     def __init__(
         self, config: StreamConfig, opened: OpenedDataset, rules: PackingRules, *, seed: int
     ) -> None:
-        """Compare a dataset's shards with the manifest, and load or make its plan.
+        """Load or make a dataset's plan; compare its shards with the manifest.
 
         Raises:
             DatasetError: damage that is not to be quarantined.
-            ForeignLossesError: stored losses that are incomplete or don't belong to these rows.
+            ForeignLossesError: stored losses are incomplete, or of other rows.
             WhereError: no document is read.
         """
         self.opened = opened
@@ -89,11 +83,7 @@ class DatasetRows:
     def write_row(
         self, row: NDArray[int32], layout: RowLayout, epoch: int, epoch_position: int
     ) -> None:
-        """Write the row at a place of an epoch into `row`, int32 [layout.num_words].
-
-        The layout may have room for more segments than this dataset needs. DatasetError for a
-        damaged sample or shard that is not to be quarantined.
-        """
+        """Write a row into `row`, int32 [layout.num_words]; DatasetError as in `AlignedRows`."""
         self._prefetch(epoch, epoch_position)
         row_index = self.order.row_index(epoch, epoch_position)
         start, stop = self.plan.row_starts[row_index : row_index + 2].tolist()
@@ -131,7 +121,7 @@ class DatasetRows:
         at: tuple[int, int, int],
         segment: tuple[int, ...],
     ) -> tuple[tuple[int, int, int], int]:
-        """Write one segment; return where the next one starts and the student tokens masked."""
+        """Write a segment; return the next one's start, and the student tokens masked."""
         document_index, s_start, s_stop, t_start, t_stop, flags = segment
         whole = STARTS | ENDS
         added = self._added[flags & whole]
@@ -184,10 +174,9 @@ class DatasetRows:
         stop: int,
         first_token: int,
     ) -> None:
-        """Keep only learned labels in a segment of a chat.
+        """Keep only learned labels in a chat's segment, from `at[0]` to `stop`.
 
-        It begins at `at[0]`, its text at `at[1]` with the document's `first_token`, and ends at
-        `stop`.
+        Its text begins at `at[1]`.
         """
         learned = self._reader.learned_tokens(document_index, sample, text_only=self._text_only)
         places = learned - first_token + at[1] - 1  # a label is at the token before
@@ -198,7 +187,7 @@ class DatasetRows:
         loss_mask[at[0] : stop] = kept
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:
-        """On entering a group of shards, fetch its shards and the next group's."""
+        """On entering a group of shards, fetch it and the next one."""
         if not self._is_remote:
             return
         place, group, _ = self.order.locate(epoch, epoch_position)
@@ -213,7 +202,7 @@ class DatasetRows:
 
 
 def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:
-    """Return the cache of a remote dataset, large enough for two groups of shards."""
+    """Return a remote dataset's cache, with room for two groups of shards."""
     if dataset.is_local:
         return None
     sizes = [record.num_bytes for record in dataset.manifest.shards]
@@ -227,7 +216,6 @@ def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> Sha
 
 
 def _added_tokens(rules: PackingRules, flags: int) -> tuple[int, int, int, int]:
-    """Return the ids around a segment that starts or ends its document, for `fill_segment`."""
     ids: list[int] = []
     for convention in (rules.student, rules.teacher):
         first, after = convention.first_token_id, convention.continued_token_id

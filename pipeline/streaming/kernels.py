@@ -38,9 +38,8 @@ def fill_segment(
 ) -> tuple[int, int]:
     """Write a segment; return how many spans wrongly leave it, and how many ids are unknown.
 
-    The sample's bytes give `tokens` of its document: student start and stop, teacher start and
-    stop. `added` are the ids before and after the student's tokens, and before and after the
-    teacher's, -1 for none. If `forced`, spans may leave the segment; they are then empty.
+    `tokens` are its bounds in the document, student's then teacher's; `added` the ids before and
+    after, -1 for none. If `forced`, spans that leave it become empty.
     """
     student_start, student_stop, teacher_start, teacher_stop = tokens
     text = _fill_tokens(
@@ -87,10 +86,7 @@ def fill_segment(
 def fill_nothing(
     row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], stop: tuple[int, int]
 ) -> None:
-    """Write a segment without tokens from `at`, as in `fill_segment`, to places `stop`.
-
-    Its positions count from 0 like any segment's.
-    """
+    """Write a segment without tokens; its positions count like any segment's."""
     for field in (INPUT_IDS, LABELS):
         row[starts[field] + at[STUDENT] : starts[field] + stop[STUDENT]] = PADDING_ID
     row[starts[LOSS_MASK] + at[STUDENT] : starts[LOSS_MASK] + stop[STUDENT]] = 0
@@ -108,7 +104,7 @@ def fill_nothing(
 def finish_row(
     row: NDArray[np.int32], starts: tuple[int, ...], at: tuple[int, int, int], num_quarantined: int
 ) -> None:
-    """Write the padding as a last segment, and the remaining fields."""
+    """Write the padding as a last segment, and the other fields."""
     ends = (
         starts[LABELS] - starts[INPUT_IDS],
         starts[TEACHER_POSITION_IDS] - starts[TEACHER_INPUT_IDS],
@@ -130,7 +126,7 @@ def _fill_tokens(
     tokens: tuple[int, int],
     added: tuple[int, int],
 ) -> int:
-    """Write ids with those added around them; return the place of the text's first token."""
+    """Write ids with those added; return the text's first place."""
     if added[0] >= 0:
         out[at] = added[0]
         at += 1
@@ -165,7 +161,7 @@ def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
 
 @compiled
 def _count_unknown(ids: NDArray[np.int32], vocab_size: int) -> int:
-    """Count ids outside a vocabulary; 2**31 and above are negative here."""
+    """Count ids outside a vocabulary; from 2**31 on they are negative."""
     limit, count = np.uint32(vocab_size), 0
     for i in range(len(ids)):
         count += int(np.uint32(ids[i]) >= limit)
@@ -174,7 +170,6 @@ def _count_unknown(ids: NDArray[np.int32], vocab_size: int) -> int:
 
 @compiled
 def _sum(sample: NDArray[np.uint8], tensor: tuple[int, int], stop: int) -> int:
-    """Return the sum of a tensor's first `stop` values."""
     start, size = tensor
     values = sample[start : start + stop * size]
     if size == 1:
@@ -193,7 +188,7 @@ def _fill_positions(out: NDArray[np.int32], start: int, stop: int) -> None:
 
 @compiled
 def _fill_labels(row: NDArray[np.int32], starts: tuple[int, ...], at: int, end: int) -> None:
-    """Write labels and loss_mask: each token predicts the next, the last one nothing."""
+    """Write labels and loss_mask: a segment's last token predicts nothing."""
     if end == at:
         return
     input_ids, labels = row[starts[INPUT_IDS] :], row[starts[LABELS] :]
@@ -212,10 +207,10 @@ def _fill_spans(
     tokens: tuple[int, int, int, int],
     shift: int,
 ) -> int:
-    """Write one span per token of the segment; return how many mapped ones leave the segment.
+    """Write a segment's spans; return how many mapped ones leave it.
 
-    `shift` turns a teacher token of the document into a place in the row. This is the slowest part
-    of reading a row: apart from the running sum, all loops are branchless and vectorised.
+    `shift` turns a document's teacher token into a place in the row. The slowest part of reading,
+    so all loops but the running sum are vectorised.
     """
     student_start, student_stop, low, high = tokens
     length = student_stop - student_start

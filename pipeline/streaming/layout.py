@@ -1,9 +1,4 @@
-"""One row as an array: its fields' places in the row's buffer.
-
-A row is one int32 array, so a batch is one tensor whatever its fields are. `RowLayout` places the
-fields; `fill_segment` writes a segment from its sample's bytes without decoding the rest of the
-document. `Rows` describes the fields.
-"""
+"""The fields of a row, described by `Rows`, as places in one int32 array."""
 
 import math
 from dataclasses import dataclass
@@ -27,14 +22,8 @@ FLOAT_FIELDS = ("loss_mask", "teacher_losses", "next_token_probs")
 class RowLayout:
     """The fields of a row.
 
-    Attributes:
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row.
-        max_segments: the most segments in a row.
-        with_losses: whether rows hold their teacher tokens' stored losses.
-        entries: of a label's distribution; of width 0 without distributions.
-        sources: names of a mixture's datasets; a row then has its dataset's place.
-        of_chats: whether documents are chats, which are learned in part.
+    `entries` is the shape of a label's distribution, of width 0 without any; `sources` are a
+    mixture's datasets; chats are learned in part.
     """
 
     seq_length: int
@@ -47,7 +36,7 @@ class RowLayout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each field, in the order of the buffer."""
+        """Each field's shape, in buffer order."""
         student, teacher = (self.seq_length,), (self.teacher_seq_length,)
         # One more place for where the padding starts, one for where it ends.
         bounds = (self.max_segments + 2,)
@@ -63,7 +52,7 @@ class RowLayout:
             "teacher_cu_seqlens": bounds,
             "num_quarantined_tokens": (),
         }
-        # Last, so that the kernels' fields are where they always are.
+        # Last, so the kernels' fields keep their places.
         shapes |= {"teacher_losses": teacher} if self.with_losses else {}
         if self.entries.width:
             entries = (self.seq_length, self.entries.width)
@@ -72,22 +61,22 @@ class RowLayout:
 
     @cached_property
     def words(self) -> dict[str, slice]:
-        """Each field's slice of the buffer."""
+        """Each field's slice."""
         bounds = np.cumsum([0, *map(math.prod, self.shapes.values())]).tolist()
         return dict(zip(self.shapes, map(slice, bounds, bounds[1:]), strict=True))
 
     @cached_property
     def num_words(self) -> int:
-        """int32 words in a row's buffer."""
+        """int32 words of a row."""
         return sum(map(math.prod, self.shapes.values()))
 
     def field(self, row: NDArray[np.int32], name: str) -> NDArray[Any]:
-        """Return a field of a row's buffer, a view."""
+        """Return a view of a field."""
         words = row[self.words[name]]
         words = words.view(np.float32) if name in FLOAT_FIELDS else words
         return words.reshape(self.shapes[name])
 
     @cached_property
     def kernel_starts(self) -> tuple[int, ...]:
-        """First words of the fields that the kernels write: the first ten."""
+        """First words of the ten fields that kernels write."""
         return tuple(words.start for words in self.words.values())[: NUM_QUARANTINED + 1]

@@ -1,8 +1,7 @@
 """Batches from worker processes through reused shared memory.
 
-Torch's DataLoader passes every batch in new shared memory, whose page faults in worker and reader
-cost several times as much as reading the rows. Here workers write into a ring of slots made once,
-and pass the slot's number; the reader copies the slot.
+DataLoader passes each batch in new shared memory, whose page faults cost several times as much as
+reading the rows. Here workers fill a ring of slots, which the reader copies.
 """
 
 import os
@@ -47,7 +46,7 @@ def load_batches(
         pin_memory: whether batches lie in page-locked memory.
 
     Raises:
-        ValueError: sizes that do not divide each other.
+        ValueError: sizes don't divide each other.
 
     Example:
         >>> for batch in load_batches(rows, micro_batch_size=4):
@@ -66,7 +65,7 @@ def load_batches(
 
 @dataclass(frozen=True)
 class RowLoader:
-    """An iterable of batches, read in this process or by workers; see `load_batches`."""
+    """Batches, read in this process or by workers; see `load_batches`."""
 
     rows: AlignedRows
     batches: ReplicaBatches
@@ -74,11 +73,10 @@ class RowLoader:
     pin_memory: bool
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Rows]:
-        """Yield the batches in order; each stays valid for as long as it is kept."""
+        """Yield the batches in order; each stays valid."""
         return self._from_workers() if self.num_workers else self._from_here()
 
     def _from_here(self) -> Iterator[Rows]:
@@ -88,7 +86,7 @@ class RowLoader:
             yield Rows(buffer, self.rows.layout)
 
     def _from_workers(self) -> Iterator[Rows]:
-        """Start the workers at once, so that they read before the first request."""
+        """Start the workers at once, so they read before the first request."""
         # A slot is filled anew only after the reader asked for the batch that follows: DataLoader
         # keeps this many batches under way, and hands out the next one before it returns a batch.
         num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
@@ -125,9 +123,8 @@ class RowLoader:
 def _leave_trainer(_worker: int) -> None:
     """Protect a worker from signals to the trainer's process group; close the trainer's sockets.
 
-    torchrun sends SIGTERM to whole groups, but a trainer that finishes its step and saves still
-    needs its readers. It ends them itself, and they end within seconds of a trainer that was
-    killed. Until then, a fork's copies of its connections must not keep these alive.
+    torchrun signals whole groups, but a trainer that saves still needs its readers, and ends them
+    itself. Copies of its connections would outlive a killed trainer.
     """
     os.setpgid(0, 0)
     with open(os.devnull) as nothing, suppress(FileNotFoundError):  # a system without /dev/fd

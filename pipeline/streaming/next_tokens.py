@@ -1,4 +1,4 @@
-"""Stored teachers' answers in a row: losses, and next tokens in the student's vocabulary."""
+"""Stored teachers' answers in a row: losses, and the student's next tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +14,29 @@ from pipeline.streaming.vocabularies import pair_tables
 
 
 class RowAnswers:
-    """Writes stored teachers' answers into a row, int32 [layout.num_words], by segment."""
+    """Writes stored teachers' answers into a row, by segment."""
 
     def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """Forget the row before; nothing of this one is written yet."""
+        """Start a row, not yet written."""
 
     def segment(
         self, document_index: int, tokens: tuple[int, int], places: tuple[int, int], *, ends: bool
     ) -> None:
-        """Read a segment's stored answers.
+        """Read the answers to `tokens` of a document.
 
-        It has these teacher tokens of its document at these places of the row, including a context
-        token's. The expectation after a segment that ends its document is stored, too.
+        `places` in the row include a context token's. After a document that `ends`, an expectation
+        is stored, too.
         """
 
     def finish(self, row: NDArray[np.int32], layout: RowLayout) -> None:
-        """Write fields that depend on the row's other fields, which are now complete."""
+        """Write fields that depend on the row's others."""
 
 
 class TeacherLosses(RowAnswers):
     """The losses of a row's teacher tokens."""
 
     def __init__(self, teachers: StoredTeachers) -> None:
-        """Read what these have stored."""
+        """Read these teachers'."""
         self._teachers = teachers
 
     def begin(self, row: NDArray[np.int32], layout: RowLayout) -> None:
@@ -54,12 +54,12 @@ class TeacherLosses(RowAnswers):
 class NextTokens(RowAnswers):
     """Teachers' expectations at a row's places, mapped to its labels.
 
-    Each teacher of a mean is mapped alone, by its own losses: the row has all their entries,
-    weighted by the teachers' shares, first all exact entries, then the draws.
+    A mean's teachers are mapped each by its own losses; a row has all their entries, weighted by
+    their shares, exact ones before draws.
     """
 
     def __init__(self, teachers: StoredTeachers, dataset: Dataset, rules: PackingRules) -> None:
-        """Make or reuse the tables of a dataset's tokenizers, see `pair_tables`."""
+        """Make or reuse `pair_tables`."""
         self._map = pair_tables(dataset, rules)
         self._parts = [_Expected(each, rules) for each in teachers.apart]
         self._shares = teachers.rule.weights or (1.0,)
@@ -107,7 +107,7 @@ class NextTokens(RowAnswers):
 
 
 class _Expected:
-    """One teacher's stored losses of a row's tokens, and entries at its places."""
+    """One teacher's stored losses and entries for a row."""
 
     def __init__(self, teacher: StoredTeachers, rules: PackingRules) -> None:
         shape = teacher.rule.shape

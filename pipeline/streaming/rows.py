@@ -1,11 +1,7 @@
 """Training rows for two models at once, as a map-style torch Dataset.
 
-A run reads a mixture of datasets, or one. `MixturePlan.locate(i)` finds the dataset of row i of the
-run, and the row's number over that dataset's epochs; `divmod` by its rows per epoch gives epoch and
-position, and `RowOrder` the row of its plan. So a run resumes exactly from its number of consumed
-samples, with any number of replicas and DataLoader workers.
-
-`Rows` documents the fields of a row, and docs/concepts/rows.md shows one, place by place.
+Each row is found by arithmetic, so a run resumes exactly from its number of consumed samples, with
+any number of replicas and workers. docs/concepts/rows.md shows a row, place by place.
 """
 
 from collections.abc import Sequence
@@ -41,8 +37,8 @@ class AlignedRows(TorchDataset[Rows]):
         opened: its data.
         datasets: each one's rows, in the mixture's order.
         plan: the dataset of each row.
-        rules: the shape of a row, equal for all datasets.
-        layout: the fields of a row; a mixture's include `source`.
+        rules: the shape of a row.
+        layout: the fields of a row.
     """
 
     def __init__(
@@ -52,18 +48,17 @@ class AlignedRows(TorchDataset[Rows]):
         *,
         opened: OpenedRun | None = None,
     ) -> None:
-        """Open a dataset or a mixture, load or make the plans, and check that they fit.
+        """Open a dataset or a mixture, and load or make the plans.
 
         Args:
             config: the options.
-            saved: the state of a resumed run, None for a new one: data that have grown since are
-                opened in their earlier state. `restore` then sets the run's position.
+            saved: a resumed run's state; grown data are opened as they were. `restore` then sets
+                the position.
             opened: the data, if already open, with the seed and epochs of `config`.
 
         Raises:
             DatasetError: damage that is not to be quarantined, or parts that share documents.
-            ForeignLossesError: stored losses are incomplete, don't belong to these rows, or have
-                several teachers.
+            ForeignLossesError: stored losses are incomplete, of other rows, or of several teachers.
             WhereError: a condition matches no document.
             ValueError: impossible configuration. Also the errors of `open_run`.
 
@@ -103,7 +98,7 @@ class AlignedRows(TorchDataset[Rows]):
         self._num_rows = _whole_batches(num_rows, config.global_batch_size)
 
     def __len__(self) -> int:
-        """Return the rows of the run, whole global batches; about 2**62 if it is endless."""
+        """Rows of the run, whole global batches; about 2**62 if it is endless."""
         return self._num_rows
 
     def __getitem__(self, run_position: int) -> Rows:
@@ -111,18 +106,18 @@ class AlignedRows(TorchDataset[Rows]):
 
         Raises:
             IndexError: past the run's end.
-            DatasetError: the row's sample or shard is damaged and that is not to be quarantined.
+            DatasetError: damage that is not to be quarantined.
         """
         return Rows(self.__getitems__([run_position]).buffer[0], self.layout)
 
     def __getitems__(self, run_positions: Sequence[int]) -> Rows:
-        """Return a batch, one tensor; a DataLoader calls this, and then `collate_rows`."""
+        """Return a batch, one tensor; a DataLoader calls this."""
         buffer = torch.empty((len(run_positions), self.layout.num_words), dtype=torch.int32)
         self.read_into(buffer, run_positions)
         return Rows(buffer, self.layout)
 
     def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
-        """Write a batch into given memory: int32 [len(run_positions), layout.num_words]."""
+        """Write a batch into given memory, int32 [len(run_positions), layout.num_words]."""
         for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
             source, epoch, epoch_position = self.locate(run_position)
             self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
@@ -136,17 +131,17 @@ class AlignedRows(TorchDataset[Rows]):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of `dataset`, with the run's tokens around a text."""
+        """The manifest of `dataset`, with the run's tokens around texts."""
         return self.opened.manifest
 
     @property
     def samples_per_epoch(self) -> int:
-        """Rows of an epoch: whole global batches of a dataset; each dataset of a mixture once."""
+        """Rows of a dataset's whole global batches, or of a mixture's datasets once each."""
         return sum(source.num_rows for source in self.plan.sources)
 
     @property
     def teachers_rule(self) -> TeachersRule:
-        """What determined the rows' stored losses; empty without any."""
+        """What determined the stored losses; empty without any."""
         return self.datasets[0].teachers_rule
 
     @property
@@ -179,7 +174,7 @@ class AlignedRows(TorchDataset[Rows]):
         """Return the number of samples that a checkpoint's run has consumed.
 
         Raises:
-            StreamMismatchError: data, plan, order or batch size differ from the checkpoint's.
+            StreamMismatchError: data, plan, order or batch size differ.
 
         Example:
             >>> rows.restore(rows.state(96))
@@ -195,28 +190,17 @@ class AlignedRows(TorchDataset[Rows]):
     def leave_out(self, run_position: int, segment: int, what: str) -> None:
         """List a segment's document as unusable; the caller masks its tokens.
 
-        Args:
-            run_position: the row's.
-            segment: its place in the row.
-            what: the faulty part, such as a teacher's loss.
+        `segment` is its place in the row; `what` is the faulty part, such as a teacher's loss.
 
         Raises:
-            NonFiniteLossError: damage is not to be quarantined; the message names document, shard
-                and step.
-
-        Example:
-            >>> rows.leave_out(96, 0, "the teacher's loss at place 7 of the row is NaN")
+            NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
         """
         source, epoch, epoch_position = self.locate(run_position)
         step = run_position // self.config.global_batch_size + 1
         self.datasets[source].leave_out(epoch, epoch_position, segment, what, step=step)
 
     def locate(self, run_position: int) -> tuple[int, int, int]:
-        """Return the number of a row's dataset, its epoch, and the place in the epoch.
-
-        Raises:
-            IndexError: past the run's end.
-        """
+        """Return a row's dataset, its epoch, and its place there; IndexError past the run's end."""
         if not 0 <= run_position < self._num_rows:
             raise IndexError(
                 f"row {run_position} is not in 0 … {self._num_rows - 1}: raise num_epochs or, of a "
@@ -227,7 +211,7 @@ class AlignedRows(TorchDataset[Rows]):
 
 
 def _whole_batches(num_rows: int, global_batch_size: int) -> int:
-    """Return the rows that fill whole global batches; ValueError if none is filled."""
+    """Return the rows of whole global batches; ValueError without one."""
     samples = num_rows // global_batch_size * global_batch_size
     if not samples:
         raise ValueError(

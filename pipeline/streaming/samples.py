@@ -1,4 +1,4 @@
-"""Samples by number, in any order, from local or cached shards, verified on reading."""
+"""Samples by number, from local or cached shards, verified on reading."""
 
 import json
 import mmap
@@ -36,9 +36,9 @@ class SampleReader:
         cache: ShardCache | None,
         unusable: dict[int, DamagedShardError],
     ) -> None:
-        """Read the samples of `table` through `cache`, or in place if a dataset is local.
+        """Read through `cache`, or in place if the dataset is local.
 
-        Samples of an `unusable` shard, by its number, raise its error.
+        Samples of `unusable` shards raise those errors.
         """
         self._dataset = dataset
         self._table = table
@@ -49,18 +49,17 @@ class SampleReader:
         self._known: OrderedDict[int, SampleTensors] = OrderedDict()
 
     def __getstate__(self) -> dict[str, object]:
-        """Drop memory maps from a worker's copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
     def locate(self, document_index: int, *, keep: bool) -> tuple[NDArray[np.uint8], SampleTensors]:
         """Return a sample's verified bytes, and the places of its tensors.
 
-        `keep` remembers it as verified, for a document that is read in many segments.
+        `keep` remembers it as verified, for a document of many segments.
 
         Raises:
-            DamagedShardError: its shard is missing or has the wrong size or hash.
-            DamagedSampleError: its CRC-32 differs from the index's, or its header is unusable.
-            SchemaVersionError: written by another version of the format.
+            DamagedShardError: its shard is missing or altered.
+            DamagedSampleError: its CRC-32 or header is wrong.
+            SchemaVersionError: another version of the format.
         """
         shard_index = self._shard_of(document_index)
         start = int(self._table.payload_offset[document_index])
@@ -89,10 +88,9 @@ class SampleReader:
     def learned_tokens(
         self, document_index: int, sample: NDArray[np.uint8], *, text_only: bool
     ) -> NDArray[np.int64]:
-        """Return a chat's student tokens that are labels, as ranges int64 [L, 2].
+        """Return a chat's labels as ranges of student tokens, int64 [L, 2].
 
-        With `text_only`, only those that cover a learned byte. DamagedSampleError if the sample
-        lacks a chat's tensors.
+        With `text_only`, only those that cover a learned byte. DamagedSampleError if impossible.
         """
         try:
             header, body = read_header(sample.data)
@@ -111,11 +109,11 @@ class SampleReader:
         return found
 
     def contradiction(self, document_index: int, what: str) -> DamagedSampleError:
-        """Return the error for a sample whose fields contradict each other or the index."""
+        """Return the error for a sample that contradicts itself or the index."""
         return DamagedSampleError(f"{self._where(document_index)}: {what}; {_REMEDY}")
 
     def describe(self, document_index: int, error: ValueError) -> QuarantinedSample:
-        """Return a sample's entry in the list of unusable ones."""
+        """Return an unusable sample's entry."""
         num_student_tokens = int(self._table.num_student_tokens[document_index])
         return QuarantinedSample(*self._names(document_index), num_student_tokens, str(error))
 
@@ -157,7 +155,7 @@ class SampleReader:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def _read_header(self, document_index: int, sample: NDArray[np.uint8]) -> SampleTensors:
-        """Return the places of the tensors, after checking all that the kernels rely on."""
+        """Return the tensors' places, after checking all that kernels rely on."""
         header, body = read_header(sample.data)
         version = header["__metadata__"]["schema_version"]
         if version != SAMPLE_VERSION:
@@ -165,7 +163,7 @@ class SampleReader:
         num_student = int(self._table.num_student_tokens[document_index])
         num_teacher = int(self._table.num_teacher_tokens[document_index])
         lengths = (num_student, num_teacher, num_student, num_student)
-        # A list: a generator takes a tenth of the time of a row more.
+        # A list: a generator makes rows a tenth slower.
         student_ids, teacher_ids, advance, width = [
             vector_place(header[name], length, body, len(sample))
             for name, length in zip(_TENSORS, lengths, strict=True)
@@ -173,7 +171,7 @@ class SampleReader:
         return student_ids, teacher_ids, advance, width
 
     def _names(self, document_index: int) -> tuple[str, str, str]:
-        """Return a document's shard, key and id for messages; key and id are "" without index."""
+        """Return a document's shard, key and id; key and id are "" without an index."""
         shard_index = self._shard_of(document_index)
         record = self._dataset.manifest.shards[shard_index]
         try:

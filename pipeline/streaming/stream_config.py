@@ -14,27 +14,27 @@ class StreamConfig:
     """What a run reads, and how.
 
     Attributes:
-        data: what to read: a `Reading`, or the path of a dataset or a mixture.
+        data: a `Reading`, or the path of a dataset or a mixture.
         seq_length: student tokens per row.
         teacher_seq_length: teacher tokens per row; None takes `suggest_teacher_seq_length`.
         seed: of the order.
-        global_batch_size: samples per step; what does not fill a step at an epoch's end is left
-            out of that epoch. Every epoch leaves out other rows.
-        num_epochs: epochs that the Dataset's length covers; None: without end. A mixture's file
-            says how often each of its datasets is read, and by which seed.
-        shuffle_shards: shards that are shuffled together, and so are read at one time.
-        on_damage: "raise", or "quarantine" to mask what can't be read, counted and listed.
-        cache_folder: for remote shards and for plans that can't lie next to the dataset.
+        global_batch_size: samples per step; what fills no step is left out, other rows in each
+            epoch.
+        num_epochs: epochs that the Dataset's length covers, None for no end. A mixture's file has
+            its own seed and epochs.
+        shuffle_shards: shards shuffled together, so read at one time.
+        on_damage: "raise", or "quarantine" to mask, count and list what can't be read.
+        cache_folder: for remote shards, and plans that can't lie next to the dataset.
         cache_bytes: limit of the remote shards kept there.
         window_rows: rows packed together, see `PackingRules`.
         one_document_a_row: no packing: a document, or a piece of a long one, in each row.
-        teaching: whose stored losses rows hold; a teacher that runs is the trainer's.
-        with_distributions: whether rows hold the distributions stored with these losses, too, over
+        teaching: whose stored losses rows hold; a running teacher is the trainer's.
+        with_distributions: whether rows also hold the distributions stored with these losses, over
             the student's vocabulary.
-        with_cells: whether the run's method needs the cells of both vocabularies
-            (`vocabulary_map`), which a checkpoint then names.
-        text_labels: of chats, whether labels are only those that cover a byte of a learned text:
-            what ends a turn, or the template writes, is then context.
+        with_cells: whether the method needs the vocabularies' cells (`vocabulary_map`), which a
+            checkpoint then names.
+        text_labels: of chats, learn only tokens that cover a byte of a learned text, not what ends
+            a turn or the template writes.
     """
 
     data: Reading | str | PathLike[str]
@@ -57,11 +57,10 @@ class StreamConfig:
 
     @property
     def reading(self) -> Reading:
-        """The data to read, also if only a path was given."""
+        """The data as a `Reading`."""
         return self.data if isinstance(self.data, Reading) else Reading(fspath(self.data))
 
     def __post_init__(self) -> None:
-        """Check the counts, and that required distributions exist."""
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:

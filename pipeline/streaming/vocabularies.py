@@ -20,11 +20,11 @@ _counted: dict[object, VocabularyMap] = {}
 
 
 class OpenedRows(Protocol):
-    """The part of `AlignedRows` that identifies a run's data."""
+    """The part of `AlignedRows` that identifies its data."""
 
     @property
     def opened(self) -> OpenedRun:
-        """The run's data."""
+        """The data."""
 
     @property
     def rules(self) -> PackingRules:
@@ -34,8 +34,8 @@ class OpenedRows(Protocol):
 def vocabulary_map(rows: OpenedRows) -> VocabularyMap:
     """Return the map between a run's two vocabularies, made once per process.
 
-    Its cells are counted on a fixed part of the run's documents, so they are equal on every rank
-    and after a restart.
+    Its cells are counted on a fixed part of the documents, so they are equal on every rank and
+    after a restart.
 
     Raises:
         ValueError: a tokenizer whose tokens don't spell their text.
@@ -61,7 +61,7 @@ def vocabulary_map(rows: OpenedRows) -> VocabularyMap:
 
 
 def pair_tables(dataset: Dataset, rules: PackingRules) -> VocabularyMap:
-    """Return a dataset's tokenizer tables, without cells; ValueError as in `vocabulary_map`."""
+    """Return a dataset's tokenizer tables without cells; ValueError as in `vocabulary_map`."""
     key = _key(dataset, rules)
     if key not in _tables:
         from pipeline.dataset.tokenizers import load_dataset_tokenizer  # rows alone need none
