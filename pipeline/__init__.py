@@ -1,7 +1,4 @@
-"""vocag's library: tokenize, align, pack, stream, guide, validate.
-
-Before anything here imports numba, a writable folder for compiled kernels is found.
-"""
+"""vocag's library: tokenize, align, pack, stream, guide, validate."""
 
 import os
 import sys
@@ -13,9 +10,8 @@ PACKAGE = Path(__file__).parent
 def provide_kernel_cache() -> None:
     """Give numba a folder for its cache if it would find none, and then fail to import.
 
-    numba writes next to the source, else below the user's cache folder, else gives up. A temporary
-    folder costs seconds of compiling after each restart of the machine. numba runs what it finds
-    there, so it must be ours alone.
+    numba writes next to the source, else below the user's cache folder; this is a temporary folder,
+    and ours alone, since numba runs what it finds there.
     """
     if "NUMBA_CACHE_DIR" in os.environ or any(map(_can_write, (PACKAGE / "__pycache__", _home()))):
         return

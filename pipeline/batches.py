@@ -1,7 +1,6 @@
-"""Documents in batches: flat arrays over many documents, so that no step loops in Python.
+"""Documents in batches: flat arrays over many documents.
 
-A batch of D documents keeps all tokens in one array; document d owns `cu_tokens[d]:cu_tokens[d +
-1]`, with `cu_tokens` [D + 1].
+All tokens of D documents are in one array; document d owns `cu_tokens[d]:cu_tokens[d + 1]`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ class SourceDocument:
     Attributes:
         document_id: unique in the dataset.
         text: its UTF-8 bytes.
-        metadata: a value for each column that the shard has; None if missing in the input.
+        metadata: a value for each of the shard's columns; None if missing.
     """
 
     document_id: str
@@ -36,16 +35,15 @@ class SourceDocument:
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """One tokenizer's view of a batch of D documents with N tokens in all.
+    """One tokenizer's tokens of D documents, N in all.
 
     Attributes:
         input_ids: uint32 [N].
-        byte_offsets: int32 [N, 2], half-open byte ranges within each token's own document.
+        byte_offsets: int32 [N, 2], half-open byte ranges in each token's document.
         cu_tokens: int64 [D + 1].
-        tiles: bool [D], whether a document's tokens cover its text without gap or overlap;
-            alignment trusts it, so code that changes offsets must update it.
-        failures: why a document could not be tokenized, by its place in the batch; such a
-            document has no tokens.
+        tiles: bool [D], whether tokens cover their document without gap or overlap; alignment
+            trusts it.
+        failures: why a document has no tokens, by its place.
     """
 
     input_ids: NDArray[np.uint32]
@@ -56,15 +54,12 @@ class TokenBatch:
 
     @property
     def num_documents(self) -> int:
-        """Documents in the batch, failed ones included."""
+        """Documents, failed ones included."""
         return len(self.cu_tokens) - 1
 
 
 class PerDocument(NamedTuple):
-    """Some values of each document of a batch: document d has `values[cu[d]:cu[d + 1]]`.
-
-    `cu` is int64 [D + 1].
-    """
+    """Values of each document: document d has `values[cu[d]:cu[d + 1]]`, `cu` is int64 [D + 1]."""
 
     values: NDArray[Any]
     cu: NDArray[np.int64]
@@ -72,10 +67,10 @@ class PerDocument(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RenderedSide:
-    """One side's renderings of the chats of a batch, as their samples store them.
+    """One side's renderings of chats, as samples store them.
 
     Attributes:
-        own_text: uint8 [C], the templates' own bytes, one text after another.
+        own_text: uint8 [C], the templates' own bytes.
         pieces: int64 [P, 3], bytes of own text, then the document's range after them.
         learned: int64 [L, 2], ranges of tokens: the student's labels, or the teacher's that cover a
             learned byte.
@@ -88,17 +83,17 @@ class RenderedSide:
 
 @dataclass(frozen=True, eq=False)
 class ChatParts:
-    """Additional parts of the documents of a batch that are chats.
+    """Parts that only chats have.
 
     Attributes:
         messages: uint8 [B], JSON of their messages, without their texts.
-        learned: int64 [R, 2], ranges of the document's bytes that are learned.
+        learned: int64 [R, 2], learned ranges of the document's bytes.
         student: the student's renderings.
         teacher: the teacher's.
         turns: int64 [C, 2], student and teacher token before which a turn ends.
         num_control_strings: int64 [D], strings of control tokens in their texts.
-        num_seams: int64 [D], learned student tokens that cover bytes of a text and of the template.
-        num_lone_seams: int64 [D], those of them for which no teacher token shares both.
+        num_seams: int64 [D], learned student tokens across a text and the template.
+        num_lone_seams: int64 [D], those for which no teacher token shares both.
     """
 
     messages: PerDocument
@@ -113,7 +108,7 @@ class ChatParts:
 
 @dataclass(frozen=True, eq=False)
 class AlignedBatch:
-    """A batch of D documents, tokenized twice and aligned. Failed documents are left out.
+    """D documents, tokenized twice and aligned, without failed ones.
 
     Attributes:
         documents: the D texts.
@@ -121,7 +116,7 @@ class AlignedBatch:
         teacher: the teacher's tokens.
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
-        failures: documents of the input batch that could not be aligned, with the reason.
+        failures: documents that could not be aligned, with the reason.
         chats: the parts of chats; None for texts.
         refused: chats that a template refuses, or whose texts can't be found in its rendering.
     """
@@ -193,7 +188,7 @@ def without_failures(batch: TokenBatch) -> TokenBatch:
 
 
 def find_unusable(texts: Sequence[bytes]) -> dict[int, str]:
-    """Return why texts can't be tokenized, too long or not UTF-8, by their place."""
+    """Return why texts can't be tokenized (too long, not UTF-8), by place."""
     failures: dict[int, str] = {}
     for document, text in enumerate(texts):
         if len(text) > MAX_TEXT_BYTES:

@@ -14,9 +14,8 @@ logger = logging.getLogger(__name__)
 def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function for the types of its first call; it runs without the GIL.
 
-    The machine code is kept next to the source, or in the user's cache folder. Unreadable code is
-    compiled again, and an unwritable folder costs each process seconds of compiling; with numba's
-    own `cache=True` both would end a command.
+    Unlike numba's `cache=True`, damaged machine code is compiled again, and without a writable
+    folder each process compiles.
     """
     return _kept(function, njit(nogil=True)(function))
 
@@ -24,8 +23,8 @@ def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function that makes no array, nor calls one that does; else as `compiled`.
 
-    numba then skips reference counts of arrays, which took four tenths of the time where a row
-    calls small functions for each token. A function that makes an array isn't compiled.
+    numba then skips reference counts of arrays, which took four tenths of the time of small
+    functions called for each token.
     """
     # An option that numba documents with `register_jitable`, and its types lack.
     decorator: Any = njit(nogil=True, _nrt=False)  # type: ignore[call-overload]

@@ -7,12 +7,12 @@ from typing import Any, cast
 def floor_of_fraction[Count](counts: Count, fraction: float) -> Count:
     """Return `floor(fraction * counts)` of an int, or a tensor or array of int64.
 
-    The fraction, in 0..1, is read as the nearest quotient of integers up to 10**8: 0.29 of 100 is
-    29, not the 28 of binary floating point.
+    The fraction, in 0..1, is read as the nearest quotient of integers up to 10**8, unlike binary
+    floating point, in which 0.29 of 100 is 28.
 
     Example:
-        >>> floor_of_fraction(100, 0.29), floor_of_fraction(4, 0.4)
-        (29, 1)
+        >>> floor_of_fraction(100, 0.29)
+        29
     """
     # A denominator of at most 10**8 keeps the product of up to 9 * 10**10 tokens inside int64.
     exact = Fraction(fraction).limit_denominator(10**8)

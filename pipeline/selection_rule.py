@@ -1,4 +1,4 @@
-"""The options of guidance, and the rule for choosing tokens; no torch.
+"""Options of guidance, and the rule for choosing tokens; no torch.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 """
@@ -31,21 +31,18 @@ class SelectionRule:
     """How tokens are chosen; the defaults are the paper's.
 
     Attributes:
-        selector: what the competing tokens are ranked by, highest first. `teacher`: student loss
-            minus teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
-            student knows; it separates the difference from the teacher's taste. `student_loss`,
-            `student_entropy`: these alone. `teacher_entropy`: where the teacher is least certain,
-            if its distributions are known. `random`: a hash of seed, step and position. `full`:
-            every token is kept (plain continual pretraining).
-        keep_fraction: share of the competing tokens to keep; floor(keep_fraction * competing).
-        unmapped: what happens to tokens without guidance (section 6.2). `include`: all are kept
-            next to the top fraction of the mapped tokens. `exclude`: none is kept. `mean`: each
-            takes the average of all teacher token losses of the scope as its guidance and competes
-            with the mapped ones. The strategy holds for every selector but `full`, so selectors
-            differ in nothing but the ranking.
-        scope: the paper's batch, in which the top fraction is counted and *mean* averages: each
-            `row`, the `microbatch` of this process, or the micro-batches of all ranks of a process
-            `group` (data- and context-parallel).
+        selector: what competing tokens are ranked by, highest first. `teacher`: student loss minus
+            teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
+            student knows. `student_loss`, `student_entropy`: these alone. `teacher_entropy`: where
+            the teacher is least certain, if its distributions are known. `random`: a hash of seed,
+            step and position. `full`: all are kept (plain continual pretraining).
+        keep_fraction: share of the competing tokens to keep, rounded down.
+        unmapped: tokens without guidance (section 6.2), with every selector but `full`. `include`:
+            all are kept, too. `exclude`: none is kept. `mean`: they compete with the scope's mean
+            teacher token loss as guidance.
+        scope: the paper's batch, in which the fraction is counted and *mean* averages: each `row`,
+            this process's `microbatch`, or the micro-batches of all ranks of a process `group`
+            (data- and context-parallel).
         seed: of the `random` selector.
     """
 
@@ -66,7 +63,7 @@ class SelectionRule:
 
     @property
     def ranks_by_entropy(self) -> bool:
-        """Whether the entropy of the student's predictions is needed."""
+        """Whether the student's entropy is needed."""
         return self.selector == "student_entropy"
 
 

@@ -1,8 +1,7 @@
 """The public names: `from vocag import align_batch, load_tokenizer`.
 
-Each name is loaded on first use, so `import vocag` loads neither torch nor Beam nor numpy, and a
-machine that only aligns needs no torch. Other names are imported from their modules, and may change
-between versions.
+Each is loaded on first use, so `import vocag` needs neither torch nor Beam nor numpy. Other names
+may change between versions.
 """
 
 from importlib import import_module

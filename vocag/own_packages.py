@@ -1,9 +1,8 @@
 """Find a user's file that hides one of our packages, and name it.
 
-A user's `pipeline.py` or `schemas/` in the current folder, or on PYTHONPATH, hides our packages of
-these names. So their first importers call this module, which imports none of them: the `vocag`
-command, `import vocag`, and `beam_jobs` and `megatron_plugin`, with which Beam's workers and
-torchrun start.
+A `pipeline.py` or `schemas/` in the current folder or on PYTHONPATH hides ours. So their first
+importers call this module, which imports none of them: the `vocag` command, `import vocag`, and
+`beam_jobs` and `megatron_plugin`, with which Beam's workers and torchrun start.
 """
 
 import os
@@ -20,7 +19,7 @@ def require_own_packages() -> None:
     """Check that our packages are those next to this one.
 
     Raises:
-        HiddenPackageError: the message names both files and the remedy.
+        HiddenPackageError: it names both files and the remedy.
     """
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in PACKAGES:
@@ -32,7 +31,7 @@ def require_own_packages() -> None:
 
 
 def _find(name: str) -> str | None:
-    """Return the file or folder that a package would come from, links resolved."""
+    """Return a package's file or folder, links resolved."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     # As importlib.util.find_spec, whose import takes longer than everything else here.
     finders = iter(sys.meta_path)
@@ -45,7 +44,7 @@ def _find(name: str) -> str | None:
 
 
 def _is_ours(package: str) -> bool:
-    """Whether a package's first file names us: another distribution may have replaced it."""
+    """Whether a package's first file is ours: another distribution may have replaced it."""
     try:
         with open(os.path.join(package, "__init__.py"), encoding="utf-8") as file:
             return "vocag" in file.read()

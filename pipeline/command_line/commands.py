@@ -1,4 +1,4 @@
-"""The `vocag` command: the commands' names and needs, and how one runs and ends."""
+"""The `vocag` command: names and needs of the commands, and how one runs and ends."""
 
 import os
 import sys
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> "NoReturn":
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run `vocag COMMAND …` as `python -m MODULE …`; return its exit code."""
+    """Run a command's module; return its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
@@ -101,7 +101,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def leave(status: int, message: str = "") -> "NoReturn":
-    """End this process without waiting for the threads of an abandoned job."""
+    """End this process without waiting for an abandoned job's threads."""
     if message:
         print(message, file=sys.stderr)
     if any(thread.is_alive() for thread in left_behind):

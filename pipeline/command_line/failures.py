@@ -1,7 +1,6 @@
-"""How a command reports an error: a message, a hint to paste, a traceback only with --debug.
+"""How a command reports an error: a message, a hint to paste, a traceback with --debug.
 
-An error carries its hint as a note, so programs and tracebacks have it, too; only common messages
-need one.
+An error carries its hint as a note, so programs and tracebacks have it, too.
 """
 
 import errno
@@ -24,9 +23,7 @@ left_behind: "list[threading.Thread]" = []
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters and lone surrogates, so text is safe to print.
-
-    A document id may hold anything, terminal escape sequences included.
+    r"""Escape what could control a terminal: control characters and lone surrogates.
 
     Example:
         >>> printable("a\x1b[2J")
@@ -36,19 +33,14 @@ def printable(text: str) -> str:
 
 
 def hinted[E: BaseException](error: E, hint: str) -> E:
-    """Add an error's last line: a command or an option that can be pasted.
-
-    Example:
-        >>> hinted(ValueError("no such dataset"), "vocag align --help").__notes__
-        ['hint: vocag align --help']
-    """
+    """Add an error's last line: a command or an option to paste."""
     error.add_note(HINT + hint.replace("\n", " "))
     return error
 
 
 @contextmanager
 def naming(path: str) -> "Iterator[None]":
-    """Add the file's name to an error of the system without one, as in failed writes."""
+    """Add the file's name to a system error without one, as failed writes have."""
     try:
         yield
     except OSError as error:
@@ -58,10 +50,7 @@ def naming(path: str) -> "Iterator[None]":
 
 
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error of a command, or a message instead, on stderr, and its hint last.
-
-    Each is one line, whatever documents, files and servers contain.
-    """
+    """Print an error, or a message instead, and its hint as single lines on stderr."""
     if with_traceback:
         import traceback
 
@@ -72,12 +61,7 @@ def report(who: str, error: BaseException, message: str = "") -> None:
 
 
 def hints_of(error: BaseException) -> list[str]:
-    """Return the hints of an error, or else of its first cause with any.
-
-    Example:
-        >>> hints_of(hinted(ValueError("no such dataset"), "vocag align --help"))
-        ['hint: vocag align --help']
-    """
+    """Return the hints of an error, or of its first cause with any."""
     for each in _causes(error):
         found = [note for note in getattr(each, "__notes__", ()) if note.startswith(HINT)]
         if found:
@@ -101,7 +85,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _hints_of_path(error: BaseException) -> list[str]:
-    """Return a hint about a missing file, if only the system has reported it."""
+    """Return a hint about a missing file that only the system has reported."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if not isinstance(path, str) or "://" in path:
         return []

@@ -1,6 +1,6 @@
 """One process at a time in an output folder on this machine's file systems.
 
-The operating system holds the lock, which ends with its process. The file names the owner.
+The operating system's lock ends with its process; the file names the owner.
 """
 
 import errno
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError) -> Iterator[None]:
     """Hold a folder's lock at `path`; afterwards remove it, and a folder left empty.
 
-    An error of the type `error`, which names the owner, if another process holds it.
+    Raises `error`, which names the owner, if another process holds it.
     """
     parent = os.path.dirname(path)
     is_new = not os.path.isdir(parent)
@@ -61,7 +61,7 @@ def name_owner(owner: dict[str, Any]) -> str:
 
 
 def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
-    """Say why a folder can't be written to; None: a lock with an unknown owner."""
+    """Say why a folder can't be written to; None: an unknown owner."""
     who = "another job writes" if owner is None else f"{name_owner(owner)} writes"
     return f"{who} to --output {folder}; wait until it has ended, or choose another --output"
 

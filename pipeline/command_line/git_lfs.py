@@ -23,9 +23,6 @@ def refuse_pointer(path: str, start: bytes) -> None:
     """Raise PointerError for a Git LFS pointer.
 
     `start` is the file's first `POINTER_BYTES` or more, or all of it.
-
-    Example:
-        >>> refuse_pointer("model.safetensors", b"version 2 of something else")
     """
     found = _POINTER.fullmatch(start) if len(start) < POINTER_BYTES else None
     if found is None:

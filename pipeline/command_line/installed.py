@@ -5,7 +5,7 @@ import shlex
 
 
 def installed_version() -> str:
-    """Return the version of the installed distribution, set in `setup.cfg`."""
+    """Return the installed distribution's version."""
     # Here, because it takes longer than the rest of `vocag --help`.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -16,10 +16,9 @@ def installed_version() -> str:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs extras, in the checkout or in a wheel's installation.
+    """Return the command that installs extras, in a checkout or from an index.
 
-    Several are separated by commas; "" is the need of every command. pip asks an index only for the
-    extra's packages if vocag itself is installed.
+    Several are separated by commas; "" installs what every command needs.
     """
     checkout = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     wanted = f"[{extra}]" if extra else ""

@@ -11,11 +11,7 @@ class LinkError(ValueError):
 
 
 def refuse_link(path: str) -> None:
-    """Raise LinkError for a symbolic link, dangling or not.
-
-    Example:
-        >>> refuse_link("aligned/manifest.json")
-    """
+    """Raise LinkError for a symbolic link, dangling or not."""
     if os.path.islink(path):
         error = LinkError(
             f"{path} is a symbolic link to {os.readlink(path)}, and vocag would write there: it "
@@ -27,8 +23,7 @@ def refuse_link(path: str) -> None:
 def refuse_linked_folders(folder: str) -> None:
     """Raise LinkError for a link to a folder, anywhere in this one.
 
-    Links to files may stay: a snapshot of the hub's cache consists of them, and files are replaced,
-    not written through.
+    Links to files may stay: files are replaced, not written through.
     """
     for above, names, _ in os.walk(folder):
         for name in names:
@@ -36,7 +31,7 @@ def refuse_linked_folders(folder: str) -> None:
 
 
 def open_unlinked(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=open_unlinked)`; LinkError if a link is in its place."""
+    """Open a file as `open(…, opener=open_unlinked)`; LinkError for a symbolic link."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except OSError:

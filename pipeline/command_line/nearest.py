@@ -15,7 +15,7 @@ _ALIKE = 0.75
 def nearest(path: str) -> str | None:
     """Replace each missing part of a path by a similar existing name.
 
-    None for a URL, an existing path, and if some part has no similar name.
+    None for a URL, an existing path, or without a similar name.
     """
     if "://" in path or _is_there(path):
         return None
@@ -31,12 +31,7 @@ def nearest(path: str) -> str | None:
 
 
 def look_near(path: str) -> str:
-    """Return the nearest local path, or else the command that lists its folder.
-
-    Example:
-        >>> look_near("/nowhere/corpus.jsonl")
-        'ls /'
-    """
+    """Return the nearest local path, or else the command that lists its folder."""
     found = nearest(path)
     if found is not None:
         return f"{shlex.quote(found)}  # the nearest name"

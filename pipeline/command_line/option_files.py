@@ -22,10 +22,10 @@ _OPTION = "--config"
 def with_options_of_file(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> Sequence[str]:
-    """Let a parser read a file of options; return a command line that begins with the file's.
+    """Add --config FILE to a parser; return the command line, with the file's options first.
 
     Raises:
-        ValueError: the file isn't TOML, or says what isn't an option of the command.
+        ValueError: the file isn't TOML, or names what isn't an option.
         OSError: it can't be read.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -51,10 +51,7 @@ def with_options_of_file(
 
 
 def options_text(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> str:
-    """Write a command's options as such a file, in the order of its help.
-
-    What is left open (None, no values) is left out.
-    """
+    """Write a command's options as such a file, in the order of its help; None is left out."""
     lines = []
     for group in parser._action_groups:
         written = [

@@ -1,9 +1,8 @@
 """Command lines from frozen dataclasses: a field is an option, its docstring line the help.
 
-Name, type, default and help are in the dataclass only. A field's type is str, int, float, Path,
-bool (False by default), bool | None (which has a --no- twin), Literal, `X | None`, tuple[X, ...]
-(several values), or another dataclass, whose fields are options of the same command; `Annotated`
-with an `Option` says more.
+A field's type is str, int, float, Path, bool (False by default), bool | None (with a --no- twin),
+Literal, `X | None`, tuple[X, ...] (several values), or a dataclass, whose fields are options, too;
+`Annotated` with an `Option` says more.
 """
 
 import argparse
@@ -37,16 +36,14 @@ from pipeline.command_line.option_files import options_text, with_options_of_fil
 class Option:
     """How a value is written on a command line.
 
-    `metavar` is its name in the help, by default the type's; `read` makes the value from text or
-    raises argparse.ArgumentTypeError, by default the type does; `once` tells what to do instead of
-    giving the option twice, by default the last one holds; `missing` are lines to choose by if a
-    required option is left out; `without` are fields of a held dataclass that aren't options of
-    this command.
+    `metavar` and `read`, which makes the value from text or raises argparse.ArgumentTypeError, are
+    by default the type's. `once` says what to do instead of giving the option twice; by default the
+    last one holds. `missing` are lines to choose by if a required option is left out; `without` are
+    fields of a held dataclass that aren't options.
 
-    Forms: "named", an option; "repeated", the same, once per value; "positional", a value without a
-    name; "rest", unknown arguments; "prefix", a dataclass whose options begin with the field's
-    name; "itself", in a dataclass held by another, the option named like the holder's field: `data:
-    Reading` with `Reading.path` is --data.
+    Forms: "named"; "repeated", once per value; "positional", without a name; "rest", unknown
+    arguments; "prefix", a dataclass whose options begin with the field's name; "itself", an option
+    named like the holder's field: `data: Reading` with `Reading.path` is --data.
     """
 
     metavar: str | None = None
@@ -79,16 +76,12 @@ def parse_options[T](
 ) -> T:
     """Parse a command line; the dataclass's docstring describes the command.
 
-    The epilog follows the options in the help; paragraphs with indented lines stay unwrapped.
-    `groups` maps a group's first option to its title. `with_file` adds --config FILE.
+    `groups` maps a group's first option to its title; `with_file` adds --config FILE. The epilog's
+    paragraphs with indented lines stay unwrapped.
 
     Raises:
-        ValueError: from the dataclass, and for a repeated option that must be given once.
+        ValueError: from the dataclass, or an option given twice against `once`.
         SystemExit: argparse's own errors, and --help.
-
-    Example:
-        >>> parse_options(RunOptions, ["--workers", "2"], prog="vocag align")
-        RunOptions(workers=2, quiet=False, verbose=False)
     """
     parser = Parser(**_texts(prog, _summary(kind), epilog))
     add_options(parser, kind, groups=groups)
@@ -124,7 +117,7 @@ def parse_command[T](
 def written_options(
     config: Any, *, groups: Mapping[str, str] | None = None, without: Collection[str] = ()
 ) -> str:
-    """Return a dataclass's options as the file that --config reads, but for some fields."""
+    """Return a dataclass's options, but for fields `without`, as --config reads them."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser, type(config), groups=groups)
     values = {n: value for n, value in _option_values(config).items() if n not in without}
@@ -138,9 +131,9 @@ def add_options(
     prefix: str = "",
     groups: Mapping[str, str] | None = None,
 ) -> None:
-    """Add a dataclass's options to a parser, such as Megatron's; required ones are listed first.
+    """Add a dataclass's options to a parser, required ones first.
 
-    Each begins with a prefix, such as "vocag_"; groups are as in `parse_options`.
+    `prefix`, such as "vocag_", begins their names; `groups` as in `parse_options`.
     """
     place: argparse._ActionsContainer = parser
     required = parser.add_argument_group("required")
@@ -161,25 +154,20 @@ def add_options(
 
 
 def option_names(kind: type) -> list[str]:
-    """Return the options that `add_options` adds for a dataclass."""
+    """Return the options that `add_options` adds."""
     forms = ("positional", "rest")
     return [_flag(entry.name) for entry in _entries(kind) if entry.option.form not in forms]
 
 
 def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
-    """Make the dataclass from a parser's values, see `add_options`.
-
-    Raises:
-        ValueError: from the dataclass, whose `top_k` and `temperature=0` are written as the options
-            that were given.
-    """
+    """Make the dataclass from a parser's values; its ValueErrors name options, not fields."""
     with naming_options(kind, prefix=prefix):
         return _build(kind, values, _Holder(prefix=prefix))
 
 
 @contextmanager
 def naming_options(kind: type, *, prefix: str = "", others: Sequence[str] = ()) -> Iterator[None]:
-    """Let the errors of a command's work name options: libraries name fields.
+    """Let errors name options where libraries name fields.
 
     `others` are fields that are options without the prefix.
     """
@@ -194,12 +182,7 @@ def naming_options(kind: type, *, prefix: str = "", others: Sequence[str] = ()) 
 
 
 def in_options(text: str, kind: type, *, prefix: str = "", others: Sequence[str] = ()) -> str:
-    """Write the fields that a text names as options.
-
-    Example:
-        >>> in_options("quiet=True needs workers=2", RunOptions)
-        '--quiet needs --workers 2'
-    """
+    """Write a text's fields as options: `top_k=2` as --top-k 2, `quiet=True` as --quiet."""
     names = [entry.name for entry in _entries(kind, _Holder(prefix=prefix))]
     for name in (*names, *others):
         field = name if name in others else name.removeprefix(prefix)
@@ -217,14 +200,7 @@ def require_known(
 ) -> None:
     """Raise ValueError for unknown values of an option, hinting at a similar one.
 
-    `option` precedes a value, as in `--tasks ` or `method=`; the message lists the known values in
-    order, then `or_else`.
-
-    Example:
-        >>> require_known("--tasks ", ["gsm9k"], ["gsm8k", "math"])
-        Traceback (most recent call last):
-        ValueError: --tasks gsm9k: choose one of gsm8k, math
-        hint: gsm8k
+    `option` precedes a value, as in `--tasks ` or `method=`; `or_else` ends the list of known ones.
     """
     if unknown := [name for name in given if name not in known]:
         choices = ", ".join([*known, *filter(None, [or_else])])
@@ -245,7 +221,7 @@ class _Entry:
 
     @property
     def help(self) -> str:
-        """Help text: the docstring's line, and the default unless the line has it."""
+        """The docstring's line, and the default unless the line has it."""
         text, default = self.text.rstrip("."), self.default
         told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
         if not told:
@@ -256,7 +232,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Holder:
-    """The field that holds a dataclass, and the prefix of the dataclass's options."""
+    """The field that holds a dataclass, and the prefix of its options."""
 
     name: str = ""
     option: Option = Option()
@@ -337,7 +313,7 @@ def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBOD
 
 
 def _option_values(config: Any, holder: _Holder = _NOBODY) -> dict[str, Any]:
-    """Return the values of options from which `_build` would make a dataclass."""
+    """Return the values of options from which `_build` would make the dataclass."""
     held: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for entry, name, hint, option in _named_fields(type(config), holder):
@@ -363,12 +339,12 @@ def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports the error and a remedy; argparse would print every option before that."""
+    """Reports the error and a remedy; argparse would print every option first."""
 
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; an error then knows what was given."""
+        """Parse as argparse does, and keep what was given."""
         self.given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
@@ -413,7 +389,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps prose to the terminal; paragraphs with indented lines stay as they are."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        """Show required options; the help lists the others below."""
+        """Show only required options."""
         options = argparse.Action([], "options", metavar="[options]")
         needed = [each for each in actions if each.required or not each.option_strings]
         super().add_usage(usage, [options, *needed], groups, prefix)

@@ -14,10 +14,9 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
 def outlive_readers() -> None:
-    """Let stdout and stderr drop output that nobody reads any more.
+    """Let stdout and stderr drop output that nobody reads, so a job doesn't end for it.
 
-    A job must not end for it, nor a check lose its status. Characters beyond a terminal's encoding
-    are escaped.
+    Characters beyond a terminal's encoding are escaped.
     """
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = _tolerant(sys.stdout)

@@ -96,7 +96,7 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) -> Iterator[str]:
-    """Yield the features of a GPU that `vocag train --bf16` will use."""
+    """Yield the GPU's features that `vocag train --bf16` will use."""
     uses = {
         "one kernel for all documents of packed rows": device.get("packed_kernel"),
         "bfloat16": device.get("bfloat16"),

@@ -18,7 +18,7 @@ _ASK_TORCH = "from pipeline.doctor.torch_answers import print_answers; print_ans
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return cores, bytes of memory and free bytes of disk for processes here."""
+    """Return cores, bytes of memory and free bytes of disk available here."""
     memory, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _memory_limit()
     bound = hasattr(os, "sched_getaffinity")  # not on a Mac
     return {
@@ -71,13 +71,13 @@ def describe_caches() -> dict[str, int]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the bytes of a folder's files; a file with several links counts once."""
+    """Return the bytes of a folder's files, symbolic links excluded."""
     files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return sum(file.stat().st_size for file in files if not file.is_symlink() and file.is_file())
 
 
 def _memory_limit() -> int | None:
-    """Return a container's limit, cgroup 2 or 1."""
+    """Return a container's limit, by cgroup 2 or 1."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         path = Path("/sys/fs/cgroup", name)
         if path.is_file() and (text := path.read_text().strip()).isdigit():

@@ -10,22 +10,12 @@ from packaging.requirements import Requirement  # huggingface_hub brings it
 
 
 def extras() -> list[str]:
-    """Return the names of vocag's extras.
-
-    Example:
-        >>> "torch" in extras()
-        True
-    """
+    """Return the names of vocag's extras."""
     return sorted(metadata("vocag").get_all("Provides-Extra") or [])
 
 
 def missing(extra: str = "") -> list[str]:
-    """Return unmet requirements of an extra, or of every command if "".
-
-    Example:
-        >>> missing()
-        []
-    """
+    """Return unmet requirements of an extra, or of every command if ""."""
     return list(dict.fromkeys(_unmet("vocag", extra)))
 
 

@@ -13,11 +13,10 @@ from pipeline.drawing.formatting import format_count, format_plural, format_shar
 
 @dataclass(frozen=True)
 class PreviewToken:
-    """One token for people: its place in the document, its vocabulary id, its visible text.
+    """One token, with its visible text.
 
-    `byte_range` are its bytes in the text, `mapped` the other side's tokens, both half-open; the
-    latter is empty for an unmapped student token and for a teacher token without student tokens. In
-    a chat, a token may belong to the template, and a student token is learned or not.
+    `byte_range` and `mapped`, the other side's tokens, are half-open; an unmapped token's `mapped`
+    is empty. Only chats have tokens `of_template` and `learned` ones.
     """
 
     index: int
@@ -43,10 +42,7 @@ class DrawnTokens(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ChatView:
-    """Further parts of a chat to show: names of template tokens, and what is learned.
-
-    Names are functions of the student's and the teacher's ids; learned is bool [T_student].
-    """
+    """Names of a chat's template tokens by both sides' ids; what is learned, bool [T_student]."""
 
     names: tuple[Callable[[int], str], Callable[[int], str]]
     learned: NDArray[np.bool_]
@@ -62,10 +58,9 @@ class Block:
 
 @dataclass(frozen=True)
 class PreviewDocument:
-    """One document, or its beginning, with counts of the whole document.
+    """One document, or its beginning, with counts of the whole.
 
-    `title` is its id, or another name; `place` may be "". Without its text, tokens are shown by
-    their ids.
+    `title` is its id or another name. Without text, tokens are shown by their ids.
     """
 
     title: str
@@ -107,10 +102,10 @@ def lay_out(
     max_tokens: int | None = None,
     chat: ChatView | None = None,
 ) -> PreviewDocument:
-    """Lay out one aligned text, UTF-8 or None if unknown, for drawing, see `find_blocks`.
+    """Lay out one aligned text, UTF-8 or None if unknown, for drawing.
 
-    `title` names it, `place` locates it. `teacher_spans` are int64 [T_student, 2]; only the first
-    `max_tokens` student tokens are shown, None: all.
+    `teacher_spans` are int64 [T_student, 2]; `max_tokens` limits the student tokens shown, None:
+    all.
     """
     num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
     spans = teacher_spans[:max_tokens]
@@ -144,8 +139,7 @@ def find_blocks(
     """Divide two aligned token sequences into the smallest runs that belong together.
 
     `teacher_spans` are int64 [T_student, 2]. Returns half-open ranges of student and teacher
-    tokens, in order; together they hold every token once. An unmapped token of either side is its
-    own block unless it is inside another.
+    tokens, in order. An unmapped token is its own block unless it is inside another.
 
     Example:
         >>> find_blocks(np.array([[0, 1], [0, 1], [1, 3]]), 3)
@@ -195,7 +189,7 @@ def _show_character(character: str) -> str:
 def _preview_tokens(
     text: bytes | None, tokens: DrawnTokens, mapped: NDArray[np.int64]
 ) -> list[PreviewToken]:
-    """Return one side's first tokens, as many as `mapped` has ranges."""
+    """Return one side's first tokens, one for each range of `mapped`."""
     # Cut first: of a long document, lists of all tokens take 100 times the text's memory.
     shown = slice(len(mapped))
     columns = (
@@ -224,7 +218,7 @@ def _describe(text: bytes | None, token_id: int, start: int, end: int) -> str:
 
 
 def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:
-    """Return the range of student tokens whose spans contain each teacher token."""
+    """Return the student tokens whose spans contain each teacher token."""
     ranges = np.zeros((num_teacher, 2), np.int64)
     for i, (start, end) in enumerate(teacher_spans.tolist()):
         for t in range(start, end):

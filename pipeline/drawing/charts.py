@@ -1,7 +1,6 @@
-"""Charts by matplotlib: lines, bars and values with intervals, as files and in pages.
+"""Charts by matplotlib, as files and in pages.
 
-matplotlib is imported only to draw, so a job's worker needs none. Text stays text, and in a page
-ink takes the colour of the surrounding text, readable on light and dark.
+matplotlib is imported only to draw. In a page, ink takes the surrounding text's colour.
 """
 
 import io
@@ -72,15 +71,9 @@ def line_chart(
     y_label: str,
     y_range: tuple[float | None, float | None] = (None, None),
 ) -> "Figure":
-    """Return lines over a common x axis, labelled in the order of their ends, from the top.
+    """Return lines over a common x axis, with a legend in the order of their ends.
 
-    Each line has one value per x; strings are equally spaced places. A None in `y_range` follows
-    the values.
-
-    Example:
-        >>> chart = line_chart("loss", [1, 2], {"full": [3, 2]}, x_label="step", y_label="nats")
-        >>> len(chart.axes[0].get_lines())
-        1
+    Each line has one value per x; strings are equally spaced. None in `y_range` follows the values.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -114,14 +107,8 @@ def bar_chart(
 ) -> "Figure":
     """Return upright bars of shares side by side; few bars carry their values.
 
-    Each series has one share (0 to 1) per label. Labels in `ticks` are written, or as many as fit;
-    empty: all. The rest is as in `line_chart`.
-
-    Example:
-        >>> shares = {"student": [0.25, 0.75]}
-        >>> chart = bar_chart("Width", ["0", "1"], shares, x_label="width", y_label="of tokens")
-        >>> len(chart.axes[0].patches)
-        2
+    Each series has one share (0 to 1) per label. `ticks` are the labels to write, as many as fit;
+    empty: all.
     """
     with _chart(title, 3.8, width=6.8, margins=(1.0, 0.65, 0.1, 0.7)) as (figure, axes):
         thick = 0.82 / len(series)
@@ -156,14 +143,8 @@ def interval_chart(
 ) -> "Figure":
     """Return a point and its interval for each group and series.
 
-    Each series has (low, value, high) per group, or None; one without any value keeps its colour
-    and is left out. `form` formats the values, such as `+.3f`; `marks` are dashed levels in groups,
-    such as chance.
-
-    Example:
-        >>> one = {"full": [(1.0, 2.0, 3.5)]}
-        >>> len(interval_chart("accuracy", ["GSM8K"], one, x_label="%").axes[0].containers)
-        1
+    Each series has (low, value, high) or None per group; one without values is left out. `form`
+    formats values, such as `+.3f`; `marks` are dashed levels in groups, such as chance.
     """
     colours = {name: _colour(n) for n, name in enumerate(series)}
     valued = {name: values for name, values in series.items() if any(values)}
@@ -196,13 +177,7 @@ def interval_chart(
 
 
 def draw_svg(figure: "Figure") -> Element:
-    """Return a chart as an element of a page, in the page's colours.
-
-    Example:
-        >>> chart = line_chart("loss", [1], {"a": [1.0]}, x_label="step", y_label="nats")
-        >>> draw_svg(chart).get("aria-label")
-        'loss'
-    """
+    """Return a chart as an element of a page, in the page's colours."""
     file = io.StringIO()
     _save(figure, file, "svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue().replace(_INK, "currentColor"))
@@ -227,12 +202,12 @@ def write_figure(figure: "Figure", output: Path) -> None:
 
 
 def can_draw() -> bool:
-    """Say whether matplotlib is here."""
+    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def require_drawable(output: Path | None) -> None:
-    """Raise ValueError for a file with another ending, or if matplotlib is missing."""
+    """Raise ValueError for another ending than .svg, .pdf or .png, or without matplotlib."""
     if output is None:
         return
     if output.suffix not in (".svg", ".pdf", ".png"):
@@ -249,10 +224,10 @@ def _chart(
     width: float = 9,
     margins: tuple[float, float, float, float] | None = None,
 ) -> "Iterator[tuple[Figure, Axes]]":
-    """Yield a new figure of a size in inches, in our style.
+    """Yield a new figure of a size in inches.
 
     Finding margins takes matplotlib as long as drawing, which every align job would pay three
-    times; so a page's bars have fixed ones: left, bottom, right, top of one title line.
+    times: a page's bars have fixed ones (left, bottom, right, top below a title of one line).
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Numbers and names for people: one notation in the terminal, the report and the preview."""
+"""Numbers and names for people, in one notation everywhere."""
 
 import re
 import shutil
@@ -14,22 +14,12 @@ _DECIMAL_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def format_count(value: int) -> str:
-    """Return an exact count with thousands separators.
-
-    Example:
-        >>> format_count(1234567)
-        '1,234,567'
-    """
+    """Return an exact count with thousands separators."""
     return f"{value:,}"
 
 
 def format_plural(count: int, noun: str) -> str:
-    """Return an exact count with its noun.
-
-    Example:
-        >>> format_plural(1, "shard"), format_plural(12, "shard")
-        ('1 shard', '12 shards')
-    """
+    """Return an exact count with its noun."""
     return f"{format_count(count)} {noun}" + ("" if count == 1 else "s")
 
 
@@ -47,18 +37,13 @@ def format_short(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Return a size in decimal units.
-
-    Example:
-        >>> format_bytes(8_388_608)
-        '8.39 MB'
-    """
+    """Return a size in decimal units."""
     text = format_short(value)
     return f"{text}B" if text[-1].isalpha() else f"{text} B"
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a part of a whole in percent; "n/a" if the whole is empty.
+    """Return a part in percent; "n/a" if the whole is empty.
 
     Example:
         >>> format_share(1, 400)
@@ -68,12 +53,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_ratio(part: float, whole: float) -> str:
-    """Return a quotient to three decimals; "n/a" if the divisor is zero.
-
-    Example:
-        >>> format_ratio(9, 10)
-        '0.900'
-    """
+    """Return a quotient to three decimals; "n/a" if the divisor is zero."""
     return "n/a" if not whole else f"{part / whole:,.3f}"
 
 
@@ -94,9 +74,7 @@ def format_duration(seconds: float) -> str:
 
 
 def short_names(*sources: str) -> tuple[str, ...]:
-    """Return short names of files, folders and repositories: the last specific part.
-
-    Sources that would share a name keep theirs in full.
+    """Return each source's last specific part; the sources themselves if two would share one.
 
     Example:
         >>> short_names("models/llama2/tokenizer.json", "Qwen/Qwen2.5-0.5B/")
@@ -109,7 +87,7 @@ def short_names(*sources: str) -> tuple[str, ...]:
 
 
 def public_name(source: str) -> str:
-    """Return a file's, folder's or repository's name to publish, which says nothing of a disk.
+    """Return a source's name for publishing, without local folders.
 
     Example:
         >>> public_name("/home/me/models/llama2/tokenizer.json"), public_name("Qwen/Qwen2.5-0.5B")
@@ -119,7 +97,7 @@ def public_name(source: str) -> str:
 
 
 def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines of names and values, wrapped to a terminal's width; unwrapped to a pipe.
+    """Yield names and values, wrapped to the terminal's width, but not to a pipe.
 
     Example:
         >>> list(format_facts({"text": "27 kB", "shards": "1"}))
@@ -134,9 +112,7 @@ def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
 
 
 def format_table(rows: list[list[str]], *, align: str) -> list[str]:
-    """Return the lines of a plain text table with a heading.
-
-    `align` has one of `<` and `>` per column.
+    """Return a plain text table; `align` has one of `<` and `>` per column.
 
     Example:
         >>> format_table([["shard", "tokens"], ["a.tar", "12"]], align="<>")

@@ -1,8 +1,7 @@
 """Draw previews as a self-contained HTML page, joined as in the paper's Fig. 2.
 
-Every block is one small SVG, so connectors meet their tokens in any browser and font: token widths
-are counted in columns of a monospace font and forced with `textLength`. Blocks flow like words, for
-any page width.
+Every block is one small SVG that flows like a word. Tokens are as wide as their columns of a
+monospace font, by `textLength`, so connectors meet them in any browser and font.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +68,7 @@ _NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
 class Mark:
     """A page's mark of a student token, with a hint for the pointer.
 
-    It counts as unmapped, even with teacher tokens, if none of them has a loss.
+    `unmapped` is true if none of its teacher tokens has a loss.
     """
 
     kind: Literal["kept", "dropped"]
@@ -102,10 +101,10 @@ def render_preview(
     legend: Sequence[tuple[str, str]] = _LEGEND,
     marks: Mapping[int, Mark] = _NO_MARKS,
 ) -> str:
-    """Return the page: self-contained HTML without scripts or requests.
+    """Return a self-contained page, without scripts or requests.
 
-    `head` comes before the documents, each in its own card; `legend` explains chips' classes,
-    `marks` student tokens, by index.
+    `head` precedes the documents; `legend` explains classes of tokens, `marks` are by student
+    token.
     """
     drawn = draw_documents(documents, legend=legend, marks=marks)
     return render_page(title, *head, *drawn, style=STYLE)
@@ -117,7 +116,7 @@ def draw_documents(
     legend: Sequence[tuple[str, str]] = _LEGEND,
     marks: Mapping[int, Mark] = _NO_MARKS,
 ) -> list[Element]:
-    """Return the legend, then a card of each document, for a page with this module's `STYLE`."""
+    """Return a legend and a card per document, for a page with this module's `STYLE`."""
     tokens = (t for document in documents for block in document.blocks for t in block.student)
     if any(token.of_template for token in tokens):
         legend = (*legend, *_CHAT_LEGEND)
@@ -125,7 +124,7 @@ def draw_documents(
 
 
 def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
-    """Return a block as an SVG, each student token joined to every teacher token of its span.
+    """Return a block as an SVG, with each student token joined to its span's teacher tokens.
 
     The links of a kept student token end in an arrow.
     """

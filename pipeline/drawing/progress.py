@@ -1,4 +1,4 @@
-"""A command's progress, on stderr: a bar in a terminal, occasional lines elsewhere."""
+"""A command's progress on stderr: a bar in a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -13,12 +13,7 @@ LINE_SECONDS = 30.0
 
 
 def watched[T](parts: Sequence[T], what: str, unit: str = "", *, each: int = 1) -> Iterator[T]:
-    """Yield parts, of `each` units or fewer, and show how many are done.
-
-    Example:
-        >>> list(watched("ab", "aligning", "documents"))
-        ['a', 'b']
-    """
+    """Yield parts, of `each` units or fewer, and show how many are done."""
     if sys.stderr.isatty():
         yield from tqdm(parts, desc=what, unit=f" {unit}", unit_scale=each)
         return

@@ -1,7 +1,6 @@
-"""Self-contained HTML pages for people: no scripts, no requests, light and dark, any width.
+"""Self-contained HTML pages: no scripts, no requests, light and dark, any width.
 
-Pages are built as an element tree and serialised by the standard library, so text is always
-escaped: a document's text can't become markup.
+The standard library serialises an element tree, so text is always escaped.
 """
 
 import re
@@ -51,9 +50,6 @@ code { overflow-wrap: anywhere; }
 def tag(name: str, /, *children: Child, **attributes: str) -> Element:
     """Return an element; `class_` means `class` and `stroke_width` means `stroke-width`.
 
-    Text is escaped. Control characters and lone surrogates, which HTML can't hold, are replaced
-    visibly.
-
     Example:
         >>> ElementTree.tostring(tag("p", "1 < 2", class_="soft"), encoding="unicode")
         '<p class="soft">1 &lt; 2</p>'
@@ -86,7 +82,7 @@ def render_page(title: str, *children: Child, style: str = "") -> str:
 
 
 def clean(text: str) -> str:
-    r"""Return text that an HTML file can hold.
+    r"""Replace what HTML can't hold visibly: control characters and lone surrogates.
 
     Example:
         >>> clean("a\x00")

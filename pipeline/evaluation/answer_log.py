@@ -1,7 +1,6 @@
-"""A model's answers, kept line by line: a killed run continues from there.
+"""A model's answers, flushed one by one as JSON lines: a killed run continues from there.
 
-lm-eval's own cache pickles, in a thread that a kill outruns. This one is JSON lines, each handed to
-the operating system before the next answer is made.
+lm-eval's own cache can lose answers to a kill.
 """
 
 import json
@@ -18,12 +17,12 @@ Likelihood = tuple[float, bool]
 
 
 class AnswerLog:
-    """A model for lm-eval that is never asked twice; one process."""
+    """A model for lm-eval that is never asked twice."""
 
     rank, world_size = 0, 1
 
     def __init__(self, model: LM, path: Path) -> None:
-        """Hold a model, and read its earlier answers; each model and precision has its own log."""
+        """Read earlier answers; each model and precision needs its own file."""
         self._model = model
         path.parent.mkdir(parents=True, exist_ok=True)
         self._answers = _read(path)
@@ -35,7 +34,7 @@ class AnswerLog:
         self._file.close()
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[Likelihood]:
-        """Return (nats, whether greedy decoding gives it) of each (context, continuation)."""
+        """Return (nats, whether decoding is greedy) for each (context, continuation)."""
         found = self._answer("loglikelihood", requests, self._model.loglikelihood)
         return [(nats, is_greedy) for nats, is_greedy in found]
 
@@ -44,7 +43,7 @@ class AnswerLog:
         return self._answer("generate_until", requests, self._model.generate_until)
 
     def once(self, kind: str, request: Iterable[Any], ask: Callable[[], Any]) -> Any:
-        """Return the kept answer to a request, or ask for it and keep it."""
+        """Return the kept answer, or ask and keep it."""
         key = hash_args(kind, request)
         if key not in self._answers:
             self.add_partial(kind, request, ask())
@@ -72,7 +71,7 @@ class AnswerLog:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the answers by key; an unfinished last line is cut off."""
+    """Read answers by key; cut off an unfinished last line."""
     data = path.read_bytes() if path.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):

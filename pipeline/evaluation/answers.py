@@ -1,9 +1,8 @@
-r"""What counts as an answer in a model's text, and whether it is right.
+r"""Extract the answer from a model's text, and judge it.
 
-Which part of a text is its answer is math-evaluation-harness's rule. A unit of one or two words
-("5 dollars") is forgiven here, where the harness has a list of units; everything else that follows
-an answer ("The answer is 5. Next we …") is part of it here as there, and makes it wrong. So does
-the markup in which chat models write (`**5**`, `\(5\)`) there, but not here.
+The rules are math-evaluation-harness's, but any unit of one or two words may follow an answer ("5
+dollars"), and chat models' markup (`**5**`, `\(5\)`) is removed. Other text after it makes it
+wrong.
 """
 
 import re
@@ -19,17 +18,7 @@ _LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
 def score(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Score a model's text; lm-eval calls it.
-
-    Returns:
-        `accuracy`: 1 if the answer is right; `stated`: 1 if the text states one at all,
-        instead of leaving its last number to be taken for it.
-
-    Example:
-        >>> document = {"by_letter": True, "label": 1, "answer": "7"}
-        >>> score(document, ["So the answer is (B)."])
-        {'accuracy': 1.0, 'stated': 1.0}
-    """
+    """Score a model's text for lm-eval: `accuracy`, and whether an answer is `stated`."""
     text = results[0].strip()
     if document["by_letter"]:
         found = chosen_letter(text)
@@ -41,13 +30,9 @@ def score(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, floa
 
 
 def chosen_letter(text: str) -> str:
-    """Return the letter of the first "answer is (X)", "" if there is none.
+    """Return the letter of the first "answer is (X)", or "".
 
     Source: `extract_multi_choice_answer` of math-evaluation-harness.
-
-    Example:
-        >>> chosen_letter("The choice is (c). Problem: … the answer is (a)")
-        'C'
     """
     text = _MARKUP.sub("", text).split("Problem:", 1)[0].replace("choice is", "answer is")
     found = _CHOICE.search(text.lower())
@@ -55,13 +40,9 @@ def chosen_letter(text: str) -> str:
 
 
 def answer_of(text: str) -> str:
-    r"""Return the answer that a text states, or else its last number, or "".
+    """Return the answer that a text states, else its last number, else "".
 
     Source: `extract_answer` of math-evaluation-harness.
-
-    Example:
-        >>> answer_of(r"So $x = \boxed{\frac{1}{2}}$.")
-        '\\frac{1}{2}'
     """
     text = _MARKUP.sub("", text)
     if "final answer is $" in text and "$. I hope" in text:

@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
 
 
 def _quieten() -> None:
-    """Keep lm-eval's remarks off the terminal, and its bars out of logs."""
+    """Hide lm-eval's remarks, and progress bars in logs."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():  # read when tqdm is imported, which lm-eval and transformers do
         os.environ.setdefault("TQDM_DISABLE", "1")

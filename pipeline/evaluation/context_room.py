@@ -1,7 +1,6 @@
 """Find what fits into a student's context, before any question.
 
-lm-eval would silently cut a long prompt from the left: first the worked examples, then the
-question.
+lm-eval would silently cut a long prompt from the left, worked examples first.
 """
 
 from collections.abc import Sequence
@@ -17,10 +16,9 @@ MIN_ANSWER_TOKENS = 64
 
 @dataclass(frozen=True)
 class Room:
-    """The part of a task that a student's context holds: places of fitting documents, in order.
+    """The part of a task that fits a student's context; without documents it is left out.
 
-    Without any, the task is left out. Answers have at most `answer_tokens`, 0 if none is generated.
-    `note` tells people of omissions or lower limits.
+    `documents` are places, in order; `answer_tokens` is 0 if no answer is generated.
     """
 
     documents: tuple[int, ...]
@@ -30,11 +28,10 @@ class Room:
 
 
 def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room:
-    """Return the fitting part of a task.
+    """Build a task's requests, and return the part that fits.
 
-    Answers are asked of all items or of none, since accuracies of parts of a set don't compare; all
-    get the room left by the longest prompt, at most `max_answer_tokens`. Of texts, fitting ones are
-    measured. The task's requests are built here.
+    Answers are asked of all items or none, for accuracies on parts of a set don't compare; the
+    longest prompt sets their limit. Likelihoods are measured on items that fit.
     """
     task.build_all_requests()
     instances: Sequence[Instance] = task.instances

@@ -1,6 +1,6 @@
-"""Bits per byte of what assistants say in conversations, each as the student's template shows it.
+"""Bits per byte of assistants' messages, in the rendering of the student's template.
 
-Tokens count that cover such a text, as in `heldout_bits_per_byte`; what ends a turn doesn't.
+Tokens that cover such a message count, as in `heldout_bits_per_byte`; the end of a turn doesn't.
 """
 
 import json
@@ -30,9 +30,9 @@ from pipeline.tokenization.definition import control_tokens
 def score_chats(
     items: Sequence[tuple[int, Item]], model: LM, log: AnswerLog, student: Path
 ) -> tuple[list[dict[str, Any]], Room]:
-    """Return a sample for each conversation, in the form of lm-eval's, and what was left out.
+    """Return a sample for each conversation, in lm-eval's form, and the omissions.
 
-    ValueError if the student, a folder or a .gguf file, has no chat template that can be used.
+    ValueError if the student, a folder or a .gguf file, has no usable chat template.
     """
     side = _side_of(str(student))
     documents, left_out = _documents(items)
@@ -77,7 +77,7 @@ def _documents(items: Sequence[tuple[int, Item]]) -> tuple[list[SourceDocument],
 
 
 def _learned(batch: AlignedBatch) -> Iterator[tuple[int, list[int], list[int], int]]:
-    """Yield each chat's place, its tokens, those that cover learned bytes, and these bytes."""
+    """Yield each chat's place, tokens, learned positions and number of learned bytes."""
     assert batch.chats is not None
     # The student is on both sides, and a teacher's learned tokens are those that cover a text.
     cu_tokens, covering = batch.student.cu_tokens, batch.chats.teacher.learned
@@ -93,8 +93,6 @@ def _learned(batch: AlignedBatch) -> Iterator[tuple[int, list[int], list[int], i
 
 @torch.inference_mode()
 def _nats(model: LM, log: AnswerLog, ids: list[int], learned: list[int]) -> float:
-    """Return the log-likelihood of learned tokens, each given all before it."""
-
     def ask() -> float:
         given = torch.tensor([ids], device=model.device)
         logits = model.model(given).logits[0, [place - 1 for place in learned]]

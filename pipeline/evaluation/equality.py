@@ -1,11 +1,8 @@
-r"""Decide whether two answers are equal.
+"""Decide whether two answers are equal.
 
-Equal are, in this order: one spelling; numbers within 1e-4; points, intervals, lists and matrices
-part by part; expressions that math-verify finds equal, or whose values are within 1e-4.
-
-math-evaluation-harness accepts the same spellings, and some wrong answers, too: it removes
-brackets, and single letters as units. Here an open end isn't a closed one, and (a+5)(b+2) is
-neither a+5b+2 nor (+5)(b+2).
+They are compared as spellings, numbers (within 1e-4), points, intervals, lists or matrices part by
+part, and expressions, by math-verify. math-evaluation-harness also accepts wrong answers, since it
+removes brackets, and single letters as units.
 """
 
 import math
@@ -33,16 +30,10 @@ _SECONDS = 3
 
 
 def is_equal(answer: str, reference: str) -> bool:
-    r"""Whether two answers are equal.
+    """Whether two answers are equal.
 
     A plain number is also right as its hundredth or hundredfold, as in the harness: 25 %, 25 and
     0.25.
-
-    Example:
-        >>> is_equal("1,000 dollars", "1000"), is_equal(r"\frac{3}{6}", "0.5")
-        (True, True)
-        >>> is_equal("(2, 3]", "(2,3]"), is_equal("(2, 3)", "(2,3]")
-        (True, False)
     """
     if answer.lower() == reference.lower():
         return bool(reference)
@@ -70,19 +61,19 @@ def _is_same(answer: str, reference: str, scales: Sequence[float] = (1,)) -> boo
 
 
 class _Parts(NamedTuple):
-    """A composite answer: its brackets, or a matrix's rows and columns; the parts' spellings."""
+    """A composite answer's brackets or matrix shape, and its parts."""
 
     kind: str
     parts: Sequence[str]
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its order matters: math-verify knows that a set's doesn't."""
+        """Whether order matters, unlike in sets and bare lists."""
         return self.kind not in ("", "{}")
 
 
 def _split(text: str) -> _Parts | None:
-    """Return the parts of a point, an interval, a list or a matrix; else None."""
+    """Split a point, interval, list or matrix; None for anything else."""
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[1].split(r"\\") if row.strip()]
         shape = "x".join(str(len(row)) for row in rows)
@@ -103,7 +94,7 @@ def _split(text: str) -> _Parts | None:
 
 
 def _number(text: str) -> float | None:
-    """Return a plain number, with or without a unit; else None."""
+    """Read a plain number, with or without a unit."""
     text = re.sub(r"(?<=\d),\s*(?=\d{3}(?!\d))", "", text)
     if found := _PLAIN.fullmatch(text):
         return float(found[1])
@@ -117,7 +108,7 @@ def _is_close(number: complex, wanted: complex) -> bool:
 
 
 def _is_expression(text: str) -> bool:
-    """Whether a text may be mathematics: math-verify would take any number out of prose."""
+    """Whether a text may be mathematics; math-verify would take any number out of prose."""
     return bool(text) and not _WORD.search(_COMMAND.sub("", text))
 
 
@@ -132,7 +123,7 @@ def _is_same_expression(answer: str, reference: str) -> bool:
 
 
 def _value(expression: object) -> complex | None:
-    """Return an expression's value; None if it isn't a number, or takes too long."""
+    """Evaluate a finite number; None for anything else, or after a timeout."""
     if not getattr(expression, "is_number", False):  # a text, a set, an equation
         return None
     try:

@@ -1,7 +1,7 @@
-"""Likelihood measures of the right text: they move long before an answer is right.
+"""Likelihoods of right texts, which improve long before answers are right.
 
-Everything is per byte, never per token, so that students of different vocabularies compare. lm-eval
-calls the functions, which the files in `tasks/` name.
+Per byte, students of different vocabularies compare. lm-eval calls the functions by name, from the
+files in `tasks/`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,9 @@ Likelihood = tuple[float, bool]
 
 
 def text_to_score(item: Item, measure: str) -> str:
-    """Return the text whose likelihood is measured; "" if there isn't a single one.
+    """Return the one text whose likelihood is measured, or "".
 
-    The space before a solution or an answer is scored with it: lm-eval adds none in a plain
-    loglikelihood.
+    lm-eval wouldn't add the space before a solution or an answer.
     """
     if measure == "text":
         return f"Problem:\n{item.problem}\nSolution:\n{item.solution or item.answer}"
@@ -32,20 +31,17 @@ def scored(document: Document) -> str:
 
 
 def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Return the scored text's log-likelihood (nats) with its length (bytes).
+    """Return the scored text's log-likelihood (nats) and length (bytes).
 
-    The tokens before a text (BOS or a separator) cost nothing; its end isn't scored. The trainer's
-    `heldout_bits_per_byte` counts the same way.
+    Tokens before it (BOS, a separator) and its end aren't scored, as in `heldout_bits_per_byte`.
     """
     return {"bits_per_byte": (results[0][0], len(document["scored"].encode()))}
 
 
 def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Score options by their texts' likelihoods in nats, with the problem and then without.
+    """Score options by likelihood: `accuracy`, `chance`, and the right one's `bits_per_byte`.
 
-    Returns:
-        `accuracy` by what the problem adds to an option's likelihood, so no option has
-        to be likely on its own; `chance`; `bits_per_byte` of the right option.
+    Chosen is the option that the problem makes likelier by most.
     """
     options, label = document["options"], document["label"]
     values = np.array([likelihood for likelihood, _ in results])

@@ -19,7 +19,7 @@ from pipeline.evaluation.settings import MEASURES, Measure
 def load_documents(
     set_name: str, measure: Measure, data: str, limit: int, **_: Any
 ) -> dict[str, datasets.Dataset]:
-    """Return a set's items for lm-eval; called by the YAML files' `custom_dataset`."""
+    """Return a set's items for lm-eval: the YAML files' `custom_dataset`."""
     evaluation_set = SETS[set_name]
     documents = [
         asdict(item)
@@ -36,12 +36,7 @@ def load_documents(
 
 
 def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
-    """Return the measures that a set allows.
-
-    Example:
-        >>> measures_of("svamp", [Item(question="1 + 1?", problem="1 + 1?", answer="2")])
-        ['accuracy', 'text', 'answer']
-    """
+    """Return the measures that a set allows."""
     found = [measure for measure in MEASURES if any(_has(item, measure) for item in items)]
     in_solution = SETS[set_name].file == "math"  # whose answers are there
     return [measure for measure in found if not (in_solution and measure == "answer")]

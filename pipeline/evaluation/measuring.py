@@ -1,4 +1,4 @@
-"""Run one student on the chosen sets and measures, keeping each result when done."""
+"""Measure one student on the chosen sets, and store each result at once."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,10 +50,7 @@ def open_results(student: Student, folder: Path, engine: StudentEngine) -> Resul
 
 
 def plan(asked: Asked) -> list[tuple[str, Measure]]:
-    """Return each set's measures that its items, within the limit, allow.
-
-    ValueError if a set's data are unavailable, or allow none of the measures.
-    """
+    """Return the chosen measures that each set allows; ValueError without any, or without data."""
     steps = []
     for name in asked.tasks:
         items = [item for _, item in spread(read_items(name, asked.data), asked.limit)]
@@ -73,10 +70,7 @@ def measure_all(
     engine: StudentEngine,
     folder: Path,
 ) -> Iterator[tuple[str, Measure, Measurement]]:
-    """Measure set by set; yield each step with its result.
-
-    After each step the folder's results are written anew; the student's answer log is there, too.
-    """
+    """Measure each step, write its result and samples to the folder, and yield it."""
     settings = asdict(engine) | {name: version(name) for name in _LIBRARIES}
     with closing(AnswerLog(model, folder / answers_name(results.sha256, engine))) as log:
         for name, measure in steps:
@@ -88,7 +82,7 @@ def measure_all(
 
 
 def answers_name(student_sha256: str, engine: StudentEngine) -> str:
-    """Return a student's answer file; other weights, rounding or devices get another."""
+    """Return an answer file's name, specific to weights, dtype and kind of device."""
     kind = engine.device.partition(":")[0]
     identity = json.dumps([student_sha256, engine.dtype, kind])
     return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
@@ -124,7 +118,7 @@ def _measure(
 def _ask(
     log: AnswerLog, model: LM, task: ConfigurableTask, asked: Asked
 ) -> tuple[list[dict[str, Any]], Room]:
-    """Return lm-eval's samples of a task, and what there was room for."""
+    """Return lm-eval's samples of the part of a task that fits."""
     room = find_room(task, model, asked.max_answer_tokens)
     if room.answer_tokens:
         longest = {"max_gen_toks": room.answer_tokens}
@@ -141,7 +135,7 @@ def _ask(
 
 
 def _sample(sample: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
-    """Return the kept part of an item: enough to see what went wrong."""
+    """Return the parts of a sample that show what went wrong."""
     document = sample["doc"]
     kept = {"place": document["place"], "question": document["question"]}
     kept |= {metric: sample[metric] for metric in sample["metrics"]}

@@ -1,13 +1,12 @@
 """Find items of the nine sets in an aligned dataset, by 13 words in a row.
 
-An item's problem, options and worked solution are searched for; of MATH all 5,000 items, not only
-the 500 evaluated: a model trained on the others has seen similar ones.
+Problems, options and worked solutions are searched for, of MATH all 5,000: a model trained on the
+others has seen similar ones.
 
-Words are runs of letters and digits in lower case, so spacing, punctuation and mark-up don't hide a
-question. At least three different ones must be of letters alone: "1 2 3 4 5 6 7 8 9 10 11 12 13" is
-in a problem of MATH, and in many other texts. Items without such words are counted.
+Words are runs of letters and digits in lower case. At least three different ones must be of letters
+alone, for "1 2 3 … 13" is in many texts; items without them are counted.
 
-Source: the 13-grams of GPT-3's appendix C, used by many since.
+Source: the 13-grams of GPT-3's appendix C.
 """
 
 import json
@@ -35,7 +34,7 @@ _WORDS = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True)
 class Question:
-    """A set's item that was found, the matching part, and its words."""
+    """An item that was found, the matching part, and its words."""
 
     set: str
     place: int
@@ -47,7 +46,7 @@ class Questions:
     """The word sequences of items, for finding them in texts."""
 
     def __init__(self, items: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
-        """Take (set, place, texts by part) of every item; `num_hidden` are unsearchable."""
+        """Take (set, place, texts by part) of every item; `num_hidden` counts unsearchable ones."""
         self.num_hidden = Counter[str]()
         self._found: dict[str, list[Question]] = {}
         for set_name, place, texts in items:
@@ -63,14 +62,7 @@ class Questions:
                 self.num_hidden[set_name] += 1
 
     def find(self, text: str) -> list[Question]:
-        """Return the items that share 13 words in a row with a text, each once.
-
-        Example:
-            >>> words = "one two three four five six seven eight nine ten eleven twelve thirteen"
-            >>> questions = Questions([("gsm8k", 7, {"problem": words})])
-            >>> [question.place for question in questions.find(f"No: {words.upper()}!")]
-            [7]
-        """
+        """Return the items that share 13 words in a row with a text, each once."""
         found: dict[tuple[str, int], Question] = {}
         for sequence in _sequences(text):
             for question in self._found.get(" ".join(sequence), ()):
@@ -85,19 +77,14 @@ def _sequences(text: str) -> Iterator[list[str]]:
 
 
 def split_words(text: str) -> list[str]:
-    """Return a text's words in lower case.
-
-    Example:
-        >>> split_words("He's $5.00, isn't it?")
-        ['he', 's', '5', '00', 'isn', 't', 'it']
-    """
+    """Return a text's words in lower case."""
     return _WORDS.findall(text.lower())
 
 
 def check_overlap(
     dataset_path: str, sets: Sequence[str], *, data: str = "", output: Path
 ) -> Iterator[str]:
-    """List the sets' questions in a dataset, yield a table; ValueError if one is unreadable."""
+    """List the sets' questions in a dataset, and yield a table; ValueError for unreadable data."""
     dataset = open_dataset(dataset_path)
     items = dict(_read_all(name, data) for name in sets)
     questions = Questions(
@@ -136,12 +123,7 @@ def check_overlap(
 
 
 def parts_of(item: Item) -> dict[str, str]:
-    """Return an item's texts that a document may contain.
-
-    Example:
-        >>> parts_of(Item(question="", problem="2 + 2?", answer="4", options=("4", "5"), label=0))
-        {'problem': '2 + 2?', 'options': '2 + 2? (A) 4 (B) 5', 'solution': ''}
-    """
+    """Return an item's texts that a document may contain."""
     listed = [f"({letter}) {text}" for letter, text in zip("ABCDE", item.options, strict=False)]
     # With the problem before them: few options have 13 words.
     options = " ".join([item.problem, *listed]) if listed else ""
@@ -149,7 +131,7 @@ def parts_of(item: Item) -> dict[str, str]:
 
 
 def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
-    """Return a set's name and items; of MATH all, if its whole file is available."""
+    """Return a set's name and items; all of MATH, if its whole file is available."""
     if name == "math":
         try:
             return "math_full", read_items("math_full", data)
@@ -159,7 +141,7 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
 
 
 def _texts(dataset: Dataset, num_documents: int) -> Iterator[tuple[str, bytes | None]]:
-    """Yield id and text of every document; None if no side's tokens spell it."""
+    """Yield each document's id and text; None if its tokens don't spell it."""
     # disable=None: no bar if stderr isn't a terminal.
     with tqdm(total=num_documents, unit=" documents", disable=None) as bar:
         for shard in range(len(dataset.manifest.shards)):

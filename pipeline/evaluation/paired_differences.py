@@ -1,7 +1,6 @@
 """Compare two students on the items that both answered, with intervals.
 
-An item's difficulty is common to both and cancels: intervals of differences are much narrower than
-each student's own, which may overlap although one is better nearly everywhere.
+An item's difficulty cancels, so these intervals are much narrower than each student's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,13 +50,7 @@ def describe_differences(folder: Path, other: Path) -> list[str]:
 
 
 def difference(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> Value:
-    """Return a metric's difference over pairs of samples of one item.
-
-    Example:
-        >>> pair = {"bits_per_byte": (-6.931, 10)}, {"bits_per_byte": (-13.863, 10)}
-        >>> round(difference([pair], "bits_per_byte").value, 3)
-        -1.0
-    """
+    """Return a metric's difference over pairs of samples of one item."""
     values = [(one[metric], other[metric]) for one, other in pairs]
     if metric == "bits_per_byte":
         return bits_per_byte([(one[0] - other[0], one[1]) for one, other in values])
@@ -65,7 +58,7 @@ def difference(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> Value:
 
 
 def _is_comparable(one: Results, other: Results, name: str, measure: str) -> bool:
-    """Whether equal places mean equal items: those of one file."""
+    """Whether equal places mean equal items."""
     made = [results.measurements.get(name, {}).get(measure) for results in (one, other)]
     files = [measurement.data.get("sha256") for measurement in made if measurement]
     return len(files) == 2 and files[0] == files[1]

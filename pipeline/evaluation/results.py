@@ -24,11 +24,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measure on one set: shares from 0 to 1 or bits per byte, by name.
+    """One measure on one set: shares (0 to 1) or bits per byte, by name.
 
-    A limit of 0 means the whole set; answers of 0 tokens are not generated. `data` describes the
-    set's file, see `describe_data`; the settings are how the student ran, with versions of the
-    libraries involved.
+    `limit` 0 means the whole set, `answer_tokens` 0 no generation. `data` is from `describe_data`,
+    `settings` are how the student ran.
     """
 
     num_items: int
@@ -43,7 +42,7 @@ class Measurement:
 
 @dataclass
 class Results:
-    """One student's results, by set and measure; several commands add measurements."""
+    """One student's results, by set and measure."""
 
     student: str
     source: str
@@ -51,7 +50,7 @@ class Results:
     measurements: dict[str, dict[str, Measurement]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's results whole."""
+        """Replace the folder's results atomically."""
         temporary = folder / f".{RESULTS_FILE}.tmp"
         temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
         temporary.replace(folder / RESULTS_FILE)
@@ -63,18 +62,18 @@ class Results:
                 yield name, measure, made
 
     def find(self, name: str, measure: str, metric: str) -> Value | None:
-        """Return a value of a set, None if it wasn't measured."""
+        """Return a value; None if it wasn't measured."""
         made = self.measurements.get(name, {}).get(measure)
         return made.values.get(metric) if made else None
 
 
 def student_folders(output: Path) -> list[Path]:
-    """Return the folders of all students with results in a folder."""
+    """Return the folders of students with results."""
     return sorted(path.parent for path in output.glob(f"*/{RESULTS_FILE}"))
 
 
 def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
-    """Return a student's samples of a set, empty if it was not asked."""
+    """Return a student's samples of a set; none if it wasn't measured."""
     path = folder / "samples" / f"{name}.{measure}.jsonl"
     if not path.exists():
         return []
@@ -91,13 +90,7 @@ def read_results(folder: Path) -> Results:
 
 
 def share(values: Sequence[float]) -> Value:
-    """Return the share of ones, with Wilson's interval, which is meaningful for 0 of 20, too.
-
-    Example:
-        >>> made = share([0.0] * 20)
-        >>> made.value, round(made.high, 3)
-        (0.0, 0.161)
-    """
+    """Return the share of ones, with Wilson's interval."""
     num, mean = len(values), math.fsum(values) / len(values)
     centre = (mean + _Z**2 / (2 * num)) / (1 + _Z**2 / num)
     half = _Z / (1 + _Z**2 / num) * math.sqrt(mean * (1 - mean) / num + _Z**2 / (4 * num**2))
@@ -108,13 +101,7 @@ def share(values: Sequence[float]) -> Value:
 def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
     """Return the difference of two shares of the same items, each 1 or 0.
 
-    The interval is Agresti and Min's: half an item more in each cell of the joint table, so it is
-    meaningful even if the two never differed.
-
-    Example:
-        >>> made = share_difference([(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 16)
-        >>> made.value, round(made.low, 2), round(made.high, 2)
-        (0.2, -0.0, 0.37)
+    The interval is Agresti and Min's, meaningful even if the two never differ.
     """
     num = len(pairs)
     gained = sum(one > other for one, other in pairs)
@@ -128,11 +115,7 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
     """Return all texts' bits per byte, from (log-likelihood in nats, length in bytes).
 
-    The interval is that of a ratio of two means, linearised.
-
-    Example:
-        >>> round(bits_per_byte([(-math.log(4), 1), (-math.log(4), 2)]).value, 3)
-        1.333
+    The interval is a linearised ratio of two means'.
     """
     bits = [-nats / math.log(2) for nats, _ in pairs]
     lengths = [length for _, length in pairs]
@@ -146,12 +129,7 @@ def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
 
 
 def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Return the values of a task's samples from lm-eval, by metric.
-
-    Example:
-        >>> summarise([{"metrics": ["accuracy"], "accuracy": 1.0}])["accuracy"].value
-        1.0
-    """
+    """Return the values of a task's samples from lm-eval, by metric."""
     makers: dict[str, Callable[[Sequence[Any]], Value]] = {
         "bits_per_byte": bits_per_byte,
         "chance": _known_mean,

@@ -20,7 +20,7 @@ COLUMNS = (
 def describe_results(results: Results) -> list[str]:
     """Return a table of values with their 95 % intervals, then the notes.
 
-    Measures on different numbers of items have separate lines.
+    Each number of items has its own line.
     """
     measured = [name for name in SETS if name in results.measurements]
     columns = [
@@ -42,7 +42,7 @@ def describe_results(results: Results) -> list[str]:
 
 
 def describe_measurement(name: str, measure: str, made: Measurement) -> str:
-    """Return a finished step in one line."""
+    """Describe a finished step in one line."""
     values = ", ".join(
         f"{heading} {format_value(made.values[metric], metric)}"
         for of, metric, heading in COLUMNS
@@ -73,11 +73,7 @@ def format_value(value: Value | None, metric: str) -> str:
 def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
     """Return a value with its interval's ends: shares in percent, others unchanged.
 
-    A `sign` of "+" also shows positive signs; `to` separates the ends.
-
-    Example:
-        >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")
-        '2.9 (2.1–3.9)'
+    `sign` "+" shows positive signs, too; `to` separates the ends.
     """
     scale, digits = (1, 3) if metric == "bits_per_byte" else (100, 1)
     low, middle, high = (scale * end for end in (value.low, value.value, value.high))
@@ -88,12 +84,7 @@ def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–")
 
 
 def describe_settings(results: Results) -> list[str]:
-    """Return how the student ran; if in several ways, with what each measured.
-
-    Example:
-        >>> describe_settings(results)
-        ['dtype auto, device cpu, batch_size 8']
-    """
+    """Describe how the student ran; if in several ways, each with its measures."""
     ways: dict[str, list[str]] = {}
     for name, measure, made in results.all():
         way = ", ".join(f"{key} {value}" for key, value in made.settings.items() if value)

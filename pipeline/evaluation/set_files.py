@@ -1,7 +1,6 @@
 """The nine sets' files: a user's folder, or math-evaluation-harness's at one commit.
 
-The harness drew its thousand items of MathQA and of TabMWP at random, so no other repository has
-the paper's sets.
+The harness drew its items of MathQA and TabMWP at random: only it has the paper's sets.
 """
 
 import json
@@ -42,7 +41,7 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
     downloads the harness's files once.
 
     Raises:
-        ValueError: no such file there, or a broken one.
+        ValueError: a missing or malformed file.
         NoAnswerError: the network doesn't answer.
     """
     content, path = _read(name, data)
@@ -55,7 +54,7 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
 
 
 def describe_data(name: str, data: str = "") -> dict[str, Any]:
-    """Return the source of a set's items, and whether it is the harness's very file."""
+    """Return path and SHA-256 of a set's file, and whether it is the harness's."""
     content, path = _read(name, data)
     return {
         "path": path,
@@ -92,7 +91,7 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
 
 
 def _download(name: str) -> tuple[bytes, str]:
-    """Return the harness's file, from the user's cache or the network, checked by its hash."""
+    """Return the harness's file, from the cache or the network, checked by its hash."""
     file = SETS[name].file
     url = f"{HARNESS}/{file}/test.jsonl"
     cached = cache_folder("evaluation") / COMMIT / f"{file}.jsonl"

@@ -1,9 +1,8 @@
-"""The paper's nine evaluation sets as one kind of item, whatever their files look like.
+"""The paper's nine evaluation sets as one kind of item.
 
-Questions have math-evaluation-harness's wording, whose numbers the paper reports. A byte in a
-prompt changes a small model's answer, so oddities stay: it lists the options of MathQA with its
-commas and those of SAT without. The worked examples (`shots/`) are the harness's files (commit
-db77bc6), with their licence.
+Questions have math-evaluation-harness's wording, oddities included: a byte in a prompt changes a
+small model's answer. The worked examples (`shots/`) are its files (commit db77bc6), with their
+licence.
 """
 
 import json
@@ -29,12 +28,12 @@ class Item:
 
     Attributes:
         question: as in a prompt, with options and hints.
-        problem: the same without them.
-        answer: the right answer in words or numbers; for MATH the solution with its boxed answer.
-        solution: a worked solution, "" if the set has none.
-        options: the options' texts, empty for a free answer.
-        label: the right option's place, -1 without options.
-        chat: of a conversation, JSON of its messages and tools; "" otherwise.
+        problem: without them.
+        answer: in words or numbers; MATH's whole solution, with the boxed answer.
+        solution: worked; "" if the set has none.
+        options: their texts; empty for a free answer.
+        label: the right option's place; -1 without options.
+        chat: JSON of a conversation's messages and tools, else "".
     """
 
     question: str
@@ -48,10 +47,7 @@ class Item:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of the nine, or a user's: its title, its file, the maker of its items, its examples.
-
-    The data are FILE.jsonl, or FILE/test.jsonl as in the harness.
-    """
+    """One of the nine, or a user's: data in `file`.jsonl, worked examples in `shots`."""
 
     title: str
     file: str
@@ -60,20 +56,15 @@ class EvaluationSet:
 
     @property
     def by_letter(self) -> bool:
-        """Whether an answer is an option's letter, "answer is (B)"."""
+        """Whether an answer is an option's letter."""
         return self.shots in ("mathqa", "mmlu_stem")
 
 
 def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
-    """Return the items of a set's lines; for MATH only the 500, unless already cut out.
+    """Return the items of a set's lines; of MATH's 5,000 the 500, unless `whole`.
 
     Raises:
         ValueError: a malformed line; too few lines to find MATH's 500.
-
-    Example:
-        >>> row = {"input": " 1 and 1? ", "target": 2.0}
-        >>> make_items("mawps", [row])[0].answer
-        '2'
     """
     if name == "math" and not whole:
         places = math_500()
@@ -101,24 +92,15 @@ def math_500() -> tuple[int, ...]:
 
 @cache
 def load_shots(name: ShotsName) -> str:
-    """Return a set's worked examples.
-
-    Example:
-        >>> load_shots("gsm8k").count("The answer is")
-        8
-    """
+    """Return a set's worked examples."""
     file = files("pipeline.evaluation").joinpath("shots", f"{name}.md")
     return file.read_text("utf-8").strip()
 
 
 def make_prompt(question: str, name: ShotsName) -> str:
-    r"""Return the prompt for a model to continue.
+    """Return the prompt for a model to continue.
 
     Source: `load_prompt` and `construct_prompt` of math-evaluation-harness.
-
-    Example:
-        >>> make_prompt("1 + 1?", "gsm8k").rpartition("\n\n\n")[2]
-        'Question: 1 + 1?\nAnswer:'
     """
     if name == "gsm8k":
         return f"{load_shots(name)}\n\n\nQuestion: {question}\nAnswer:"

@@ -1,4 +1,4 @@
-"""A named student: its files, its name, and its model for lm-eval."""
+"""A student's name, its files, and its model for lm-eval."""
 
 import re
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ _TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_
 
 @dataclass(frozen=True)
 class Student:
-    """A model on disk, a Hugging Face folder or a .gguf file.
+    """A Hugging Face folder or a .gguf file.
 
-    The digest is over weights, configuration and tokenizer.
+    `sha256` covers weights, configuration and tokenizer.
     """
 
     name: str
@@ -41,18 +41,13 @@ def find_student(source: str) -> Student:
 
 
 def find_files(source: str) -> TeacherFiles:
-    """Return the files of the student named by [NAME=]SOURCE; ValueError if it is missing."""
+    """Return the files of [NAME=]SOURCE; ValueError if they are missing."""
     name, separator, rest = source.partition("=")
     return find_teacher(rest if separator else name, role="student")
 
 
 def name_of(source: str) -> str:
-    """Return a student's default name.
-
-    Example:
-        >>> name_of("runs/teacher/model"), name_of("HuggingFaceTB/SmolLM2-135M@main")
-        ('teacher', 'SmolLM2-135M')
-    """
+    """Return a default name: the last part of a source that isn't generic, as `model` is."""
     *above, last = [part for part in source.partition("@")[0].split("/") if part not in ("", ".")]
     if above and (last in _PLAIN_NAMES or last.startswith("iter_")):
         return name_of("/".join(above)) if above[-1] != ".." else last
@@ -96,12 +91,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
 
 
 def with_device(engine: StudentEngine) -> StudentEngine:
-    """Return the engine with its device: by default the GPU, if any.
-
-    Example:
-        >>> with_device(StudentEngine(device="cpu")).device
-        'cpu'
-    """
+    """Return the engine with its device set: by default the GPU, if any."""
     from pipeline.models.devices import find_device  # loads torch
 
     return replace(engine, device=str(find_device(engine.device)))

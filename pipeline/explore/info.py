@@ -126,10 +126,7 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
 
 
 def _statistics_read(dataset: Dataset) -> AlignmentStatistics:
-    """Return the statistics without removed documents, from the indices.
-
-    Their samples aren't read, since they may be damaged.
-    """
+    """Return the statistics without removed documents, whose samples may be damaged."""
     read = AlignmentStatistics.from_json(dict(dataset.manifest.statistics))
     for shard in range(len(dataset.manifest.shards)):
         if not len(removed := dataset.removed_of(shard)):

@@ -29,8 +29,7 @@ _BAR_COLUMNS = 24
 class PlannedMixture:
     """A mixture and the rows that a run would read.
 
-    They are the run's; without an end, they last until each dataset of the last stretch was read
-    once more.
+    Without an end, they last until each dataset of the last stretch was read once more.
     """
 
     mixture: Mixture
@@ -42,7 +41,7 @@ class PlannedMixture:
 def plan_mixture_rows(
     opened: OpenedRun, rules: PackingRules, *, num_rows: int | None = None
 ) -> PlannedMixture:
-    """Return the first `num_rows` rows that a run would read of a mixture; None: all.
+    """Plan a mixture's first `num_rows` rows; None: all.
 
     Raises:
         ValueError: datasets that don't fit together, or have too few rows.

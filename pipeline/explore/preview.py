@@ -1,9 +1,4 @@
-"""Documents with both tokenizations side by side, ready to be drawn.
-
-A *block* is the smallest run of student and teacher tokens that belong together: it ends at a byte
-boundary of both tokenizations. "Probability" as two student tokens under one teacher token is one
-block.
-"""
+"""Documents with both tokenizations side by side, ready to be drawn."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -23,10 +18,10 @@ from schemas.errors import DatasetError
 def load_previews(
     dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
-    """Read documents, the first ones or that with an id, with `max_tokens` student tokens each.
+    """Read the first documents, or the one with an id, with `max_tokens` student tokens each.
 
     Raises:
-        DatasetError: no such document; a sample or index is damaged.
+        DatasetError: no such document; a damaged sample or index.
     """
     num_left = num_documents if document_id is None else 1
     for shard in range(len(dataset.manifest.shards)):
@@ -69,7 +64,7 @@ def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:
 
 
 def _name(dataset: Dataset, side: Side, token_id: int) -> str:
-    """Return a token for people: its bytes, or its name without any."""
+    """Return a token's bytes for people, or its name if it has none."""
     tokenizer = load_dataset_tokenizer(dataset, side)
     data = tokenizer.token_bytes(token_id)
     return show_bytes(data) if data else tokenizer.token_name(token_id)

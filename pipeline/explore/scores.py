@@ -32,10 +32,10 @@ _ENDS = (0.005, 0.995)
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """Columns of teachers' scores of the N documents that are read, int64 or float64 [N].
+    """Scores of the N documents that are read, int64 or float64 [N].
 
-    Each document has a place in a shard's index. `group` is the text of a metadata field, "" if not
-    requested; `values` are by the column's name, NaN if missing.
+    `place` is a document's in its shard's index; `group` the text of a metadata field, "" if not
+    requested; `values` are by displayed name, NaN if missing.
     """
 
     shard: NDArray[np.int64]
@@ -64,13 +64,13 @@ class Threshold:
 def read_table(
     dataset: Dataset, columns: Mapping[str, tuple[ScoredDataset, str]], *, by: str = ""
 ) -> ScoreTable:
-    """Read columns of teachers' scores of all documents that aren't removed.
+    """Read scores of all documents that aren't removed.
 
-    `columns` map displayed names to scores and one of `SCORE_COLUMNS`.
+    `columns` maps displayed names to scores and one of `SCORE_COLUMNS`.
 
     Raises:
         ValueError: no such field.
-        DatasetError: an index, a table or a sidecar is damaged.
+        DatasetError: a damaged index, table or sidecar.
     """
     if by:
         require_field(dataset.manifest, by)
@@ -98,7 +98,7 @@ def read_table(
 def find_thresholds(
     values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
 ) -> list[Threshold]:
-    """Return the effects of thresholds at some quantiles; empty without any value."""
+    """Return the effects of thresholds at some quantiles; none without values."""
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
     ordered, found = values[order], []
@@ -159,7 +159,7 @@ def describe_thresholds(
 
 
 def describe_quantiles(dataset: Dataset) -> Iterator[str]:
-    """Yield quantiles of every score's stored columns, as `explore info` shows them."""
+    """Yield quantiles of every score's stored columns, for `explore info`."""
     rows = [["score", "column", *(f"{quantile:g}" for quantile in QUANTILES)]]
     for files in list_scores(dataset.location):
         rule, name = files.manifest.rule, files.manifest.source.rstrip("/").rpartition("/")[2]
@@ -179,20 +179,20 @@ def describe_quantiles(dataset: Dataset) -> Iterator[str]:
 
 
 def bin_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the edges of a histogram, ignoring NaN, float64 [25]."""
+    """Return a histogram's edges, float64 [25]; NaN is ignored."""
     known = values[~np.isnan(values)]
     low, high = np.quantile(known, _ENDS) if len(known) else (0.0, 1.0)
     return np.linspace(low, max(high, low + 1e-6), _BINS + 1)
 
 
 def count_bins(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Count values per bin, int64 [24]; the outer bins include values beyond them."""
+    """Count values per bin, int64 [24]; outer bins include values beyond them."""
     known = values[~np.isnan(values)]
     return np.histogram(np.clip(known, edges[0], edges[-1]), edges)[0]
 
 
 def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredDataset]:
-    """Return scores by the given names; without names, all of the dataset's newest state.
+    """Return scores by name; without names, all of the newest state.
 
     Raises:
         DatasetError: scores are missing, ambiguous or of another generation.

@@ -39,7 +39,7 @@ figure + pre { white-space: pre; overflow-x: auto; font-size: .76rem; margin: 0;
 
 @dataclass(frozen=True)
 class Spot:
-    """A run of costly windows, bytes [start, stop) of the text, and its bits per byte."""
+    """A run of costly windows, bytes [start, stop) of the text."""
 
     start: int
     stop: int
@@ -47,9 +47,9 @@ class Spot:
 
 
 def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) -> list[Spot]:
-    """Return a document's spots that are far costlier than its average, in order.
+    """Return a document's spots, in order.
 
-    Losses are float [T], nats, NaN if missing; the tokens' `byte_offsets` int [T, 2].
+    Losses are float [T], nats, NaN if missing; `byte_offsets` int [T, 2].
     """
     if len(losses) <= SPOT_TOKENS:
         return []
@@ -78,7 +78,7 @@ def render_scores(
     quantiles: Sequence[float],
     num_documents: int,
 ) -> str:
-    """Return the page: charts, thresholds, documents around each quantile of the first score."""
+    """Return charts, thresholds, and documents around each quantile of the first score."""
     title = f"{dataset.manifest.name}: {column}"
     children: list[Child] = [tag("h1", title)]
     if not can_draw():

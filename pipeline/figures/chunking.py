@@ -1,10 +1,9 @@
 """How well equal chunks of two tokenizations match, compared with token alignment (paper, Fig. 3).
 
-Documents are laid end to end and cut into sequences of 2,048 student tokens, as in the paper's
-training; a teacher token belongs to the sequence in which it starts. Both sides of a sequence are
-cut into the same number of equal chunks; chunk i of each side covers a range of bytes. Their
-intersection over union (IoU) and over the student's range (IoS) show how much guidance would come
-from other text.
+Documents are laid end to end and cut into sequences of student tokens; a teacher token belongs to
+the sequence in which it starts. Both sides of a sequence are cut into equally many chunks, each a
+range of bytes. Intersection over union (IoU) and over the student's range (IoS) show how much
+guidance would come from other text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ Ratios = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkingQuality:
-    """Match quality of sequences: means over chunks, by their number, and of single tokens."""
+    """Match quality of sequences: means over chunks, by their number, and over single tokens."""
 
     num_sequences: int
     seq_length: int
@@ -49,12 +48,12 @@ def measure_chunking(
 ) -> ChunkingQuality:
     """Cut both tokenizations into chunks and compare with token-level alignment.
 
-    Sequences have `seq_length` student tokens; a shorter rest is dropped. Each number in
-    `num_chunks` is tried.
+    Sequences have `seq_length` student tokens, a shorter rest is dropped; `num_chunks` are all
+    tried.
 
     Raises:
-        ValueError: a text that can't be tokenized, not one whole sequence, or a sequence with fewer
-            tokens than chunks.
+        ValueError: a text that can't be tokenized, not one whole sequence, or one with fewer tokens
+            than chunks.
 
     Source: section 2 and Fig. 3, in bytes.
     """
@@ -144,7 +143,7 @@ def _chunk_quality(sequences: Sequence[tuple[Ranges, Ranges]], num_chunks: int) 
 
 
 def _chunk_ranges(byte_offsets: Ranges, num_chunks: int) -> NDArray[np.int64]:
-    """Return each chunk's bytes in a sequence, int64 [num_chunks, 2]."""
+    """Return chunks' bytes in a sequence, int64 [num_chunks, 2]."""
     # Token i of n lies in chunk i * num_chunks // n.
     bounds = -(-np.arange(num_chunks + 1) * len(byte_offsets) // num_chunks)
     return np.stack([byte_offsets[bounds[:-1], 0], byte_offsets[bounds[1:] - 1, 1]], axis=1)

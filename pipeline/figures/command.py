@@ -207,12 +207,7 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
 
 
 def _split_name(source: str) -> tuple[str, str]:
-    """Split `NAME=SOURCE` or `SOURCE` into name and source.
-
-    Example:
-        >>> _split_name("models/llama2/tokenizer.json")
-        ('llama2', 'models/llama2/tokenizer.json')
-    """
+    """Split `[NAME=]SOURCE` into name and source."""
     name, equals, rest = source.partition("=")
     if equals and name and not Path(source).exists():
         return name, rest

@@ -1,4 +1,4 @@
-"""The tokens of a text that a real teacher keeps for a real student (paper, Fig. 8)."""
+"""A text's tokens that a teacher keeps for a student (paper, Fig. 8)."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -32,9 +32,9 @@ class KeptTokens:
     """A text's student tokens and the values that decided about each.
 
     Attributes:
-        document: its T_student student tokens and its teacher tokens, aligned.
-        student_losses: float64 [T_student], nats; NaN if a token has no context.
-        guidance: float64 [T_student], nats, the teacher's; NaN = unmapped.
+        document: both sides' tokens, aligned.
+        student_losses: float64 [T_student], nats; NaN without a context.
+        guidance: the teacher's, float64 [T_student], nats; NaN = unmapped.
         kept: bool [T_student].
         threshold: the smallest kept difference, nats; NaN if none was kept.
     """
@@ -61,11 +61,11 @@ def score_text(
 ) -> KeptTokens:
     """Score a text with both models and choose the tokens to keep.
 
-    Each side is a model (folder or repository) and its tokenizer; the student's defines the context
-    of a text. `keep_fraction` of the mapped tokens is kept, by Φ = `aggregation`.
+    Each side is a model (folder or repository) and its tokenizer. `keep_fraction` of the mapped
+    tokens is kept, by Φ = `aggregation`.
 
     Raises:
-        ValueError: an empty text, one that can't be tokenized, or is longer than a context.
+        ValueError: a text that is empty, can't be tokenized, or exceeds a context.
 
     Source: Eq. 2 and 4.
     """

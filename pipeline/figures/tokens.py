@@ -15,7 +15,7 @@ from pipeline.tokenization import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """A UTF-8 text, its tokens by tokenizer, and the first aligned with each other one."""
+    """A UTF-8 text, its tokens by tokenizer, and the first aligned with each other."""
 
     text: bytes
     tokens: Mapping[str, TokenBatch]
@@ -28,11 +28,9 @@ class TokenizedText:
 
 
 def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedText:
-    """Tokenize a text without BOS, and align the first tokenizer with others.
+    """Tokenize a text without BOS, and align the first tokenizer with the others.
 
     ValueError if a tokenizer fails.
-
-    Source: Fig. 2.
     """
     data = text.encode("utf-8", "surrogatepass")
     student, *teachers = tokenizers
@@ -50,7 +48,7 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
 
 
 def describe_text(result: TokenizedText, *, width: int) -> Iterator[str]:
-    """Yield the counts, the tokens and the alignments for the terminal."""
+    """Yield counts, tokens and alignments for the terminal."""
     yield f"{show_bytes(result.text)} ({format_plural(len(result.text), 'byte')})"
     yield ""
     rows = [["tokenizer", "tokens", "bytes/token", ""]]
@@ -66,7 +64,7 @@ def describe_text(result: TokenizedText, *, width: int) -> Iterator[str]:
 
 
 def draw_text(result: TokenizedText) -> str:
-    """Return a page: the counts, and each alignment drawn as in the paper."""
+    """Return a page with the counts and alignments."""
     counts = [
         tag(
             "tr",

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabularyOverlap:
-    """A teacher's overlap with the student, in its base vocabulary without added tokens.
+    """Shares (0 to 1) of a teacher's vocabulary that the student has, without added tokens.
 
-    Shares, 0 to 1: `raw` of equal token strings, `decoded` of equal bytes.
+    `raw` counts equal token strings, `decoded` equal bytes.
     """
 
     teacher: str
@@ -28,10 +28,9 @@ class VocabularyOverlap:
 def measure_overlaps(
     student: Tokenizer, teachers: Mapping[str, Tokenizer]
 ) -> list[VocabularyOverlap]:
-    """Compare the student's vocabulary with each teacher's, without added tokens.
+    """Compare the student's vocabulary with each teacher's.
 
-    First by raw token strings, as in Fig. 1, then by tokens' bytes, which is fairer: `▁the` and
-    `Ġthe` count as equal.
+    Raw strings are compared, as in Fig. 1, and bytes, by which `▁the` and `Ġthe` are equal.
 
     Source: Fig. 1, |S ∩ T| / |T|.
     """

@@ -1,7 +1,7 @@
 """Rules about tokens, each checked over a whole batch of documents at once.
 
-Every function yields (document, message) pairs, at most one per document: its first offence and
-their number.
+Functions yield (document, message) for each offending document: its first offence, and their
+number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ Problems = Iterator[tuple[int, str]]
 
 
 class CutPoints(NamedTuple):
-    """Cut points of a batch: int64 [D + 1] and twice [C], as in `ShardIndex`."""
+    """Cut points of a batch, as in `ShardIndex`: int64 [D + 1], [C] and [C]."""
 
     starts: NDArray[np.int64]
     student: NDArray[np.int64]
@@ -28,7 +28,7 @@ class CutPoints(NamedTuple):
 
 
 def stack_documents(documents: Sequence[AlignedDocument]) -> AlignedBatch:
-    """Join decoded documents into a batch, with their kept texts."""
+    """Join decoded documents, with their kept texts."""
     return AlignedBatch(
         documents=[SourceDocument(d.document_id, d.text or b"") for d in documents],
         student=_stack_tokens([document.student for document in documents]),
@@ -58,9 +58,10 @@ def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
 def find_unsound_offsets(
     tokens: TokenBatch, num_text_bytes: NDArray[np.int64], must_tile: NDArray[np.bool_]
 ) -> Problems:
-    """Find offsets that decrease, or fail to cover the text's bytes, int64 [D].
+    """Find offsets that decrease, or don't cover a text.
 
-    `must_tile`, bool [D], marks documents that must cover them, because they store bytes per token.
+    `num_text_bytes` is int64 [D]; `must_tile`, bool [D], marks documents with bytes stored per
+    token.
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
     starts, ends = offsets[:, 0], offsets[:, 1]
@@ -90,7 +91,7 @@ def find_wrong_spans(batch: AlignedBatch) -> Problems:
 
 
 def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
-    """Find cut points that are out of order or divide a token of either side."""
+    """Find cut points that are out of order or divide a token."""
     student, teacher = batch.student, batch.teacher
     owners = np.repeat(np.arange(student.num_documents), np.diff(cuts.starts))
     same_document = owners[1:] == owners[:-1]
@@ -112,7 +113,7 @@ def find_wrong_cuts(batch: AlignedBatch, cuts: CutPoints) -> Problems:
 
 
 def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
-    """Find documents whose stored tokens differ from a fresh tokenization."""
+    """Find tokens that differ from a fresh tokenization."""
     arrays = ("cu_tokens", "input_ids", "byte_offsets")
     same = all(np.array_equal(getattr(tokens, name), getattr(fresh, name)) for name in arrays)
     if same and not fresh.failures:
@@ -135,10 +136,7 @@ def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
 def find_foreign_content(
     tokens: TokenBatch, texts: Sequence[bytes], tokenizer: Tokenizer
 ) -> Problems:
-    """Find documents with a token whose range doesn't contain its bytes.
-
-    Compares stored offsets with the text: a fresh tokenization may repeat an error.
-    """
+    """Find tokens whose byte range doesn't hold their bytes; a tokenizer may repeat that error."""
     for d, text in enumerate(texts):
         own = slice(tokens.cu_tokens[d], tokens.cu_tokens[d + 1])
         ids, byte_offsets = tokens.input_ids[own], tokens.byte_offsets[own]
@@ -166,7 +164,7 @@ def _stack_tokens(documents: Sequence[Tokens]) -> TokenBatch:
 def _first_per_document(
     wrong: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
 ) -> list[tuple[int, int, str]]:
-    """Return each offending document, its first wrong token and a note on the others."""
+    """Return offending documents, each with its first wrong token and a note on the others."""
     tokens = np.flatnonzero(wrong)
     documents = np.searchsorted(cu_tokens, tokens, side="right") - 1
     found, firsts, counts = np.unique(documents, return_index=True, return_counts=True)
@@ -176,7 +174,7 @@ def _first_per_document(
 
 
 def _flatten(tokens: TokenBatch, document: int) -> NDArray[np.int64]:
-    """Return id, start and end of a document's tokens, int64 [T, 3]."""
+    """Return a document's ids, starts and ends, int64 [T, 3]."""
     own = slice(*tokens.cu_tokens[document : document + 2])
     return np.column_stack([tokens.input_ids[own].astype(np.int64), tokens.byte_offsets[own]])
 

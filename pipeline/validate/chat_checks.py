@@ -1,4 +1,4 @@
-"""Rules for chats only: origins, learned ranges, and both renderings."""
+"""Rules for chats: origins, learned ranges, and both renderings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def find_wrong_parts(document: AlignedDocument) -> Iterator[str]:
 
 
 def find_other_rendering(document: AlignedDocument, speakers: Speakers) -> str | None:
-    """Describe how a new rendering by the copied templates differs, None if equal."""
+    """Describe how a new rendering differs, None if it doesn't."""
     chat, text = document.chat, document.text
     assert chat is not None
     assert text is not None
@@ -75,7 +75,7 @@ def find_other_rendering(document: AlignedDocument, speakers: Speakers) -> str |
 
 
 def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int]:
-    """Return the index's expected counts for a chat."""
+    """Return a chat's counts, as the index should have them."""
     assert document.chat is not None
     assert document.text is not None
     num_bytes, student, teacher = count_learned(document.chat)
@@ -89,7 +89,7 @@ def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int
 
 
 def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes]:
-    """Return the tokenized texts of chats and texts."""
+    """Return each document's tokenized text: a chat's rendering, or the text."""
     found = []
     for document in documents:
         text = document.text or b""
@@ -99,7 +99,7 @@ def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes
 
 
 def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side: str) -> TokenBatch:
-    """Return a rendering's tokens with the document's bytes that they cover as offsets."""
+    """Replace a rendering's byte offsets by those of the document."""
     found = [
         _NOWHERE if d.chat is None else _pieces_of(getattr(d.chat, side), d.chat.messages)
         for d in documents
@@ -116,7 +116,7 @@ def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side:
 
 
 def _pieces_of(side: StoredSide, messages: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return a rendering's pieces, and the end of the text of each in the document."""
+    """Return a rendering's pieces, and where each one's text ends in the document."""
     ends = np.cumsum([0, *(text[2] for text in orjson.loads(messages)["texts"])], dtype=np.int64)
     closes = ends[np.searchsorted(ends, side.pieces[:, 2], "left").clip(0, len(ends) - 1)]
     return side.pieces, closes

@@ -1,4 +1,4 @@
-"""Check a whole dataset: the manifest, every shard, and consistency across shards."""
+"""Check a whole dataset: manifest, shards, and consistency across them."""
 
 import json
 import os
@@ -35,10 +35,9 @@ FLOAT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """Findings, ordered by check, shard and key; notes say what could not be checked.
+    """Findings, ordered by check, shard and key; notes name what could not be checked.
 
-    The fingerprint is computed from the manifest, "" if unreadable. Totals are the manifest's:
-    shards, documents, tokens, bytes on disk, and removed documents.
+    The fingerprint is computed from the manifest, "" if unreadable; totals are the manifest's.
     """
 
     dataset: str
@@ -49,7 +48,7 @@ class ValidationReport:
     elapsed_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; `clean` means that there are no findings."""
+        """Return plain values, and whether the dataset is `clean`."""
         return {"clean": not self.findings, **asdict(self)}
 
 
@@ -61,12 +60,11 @@ def validate_dataset(
     num_processes: int = 1,
     advance: Advance = int,
 ) -> ValidationReport:
-    """Check every rule of the format on every byte of a dataset, folder or manifest.
+    """Check every byte of a dataset, a folder or a manifest, by every rule of the format.
 
-    Each file is read once. Memory: 16 bytes per document, and one shard's index and one window of
-    samples per process. With tokenizers, kept text is tokenized again by the dataset's own; a
-    teacher, which needs the extra hf, scores some documents again. `advance` gets the bytes of tars
-    read since its last call.
+    Each file is read once. Memory: 16 bytes per document, and one shard's index and window of
+    samples per process. Tokenizers tokenize kept text again; a teacher, which needs the extra hf,
+    scores some documents again. `advance` gets the bytes of tars read since its last call.
 
     Raises:
         DatasetError: the manifest is missing, or of another version.
@@ -197,7 +195,7 @@ def _check_removed(dataset: Dataset, findings: Findings) -> None:
 
 
 def _can_tokenize(dataset: Dataset, findings: Findings) -> bool:
-    """Whether kept text can be tokenized again; also checks the tokenizers' records."""
+    """Whether kept text can be tokenized again; checks tokenizers' records, too."""
     manifest = dataset.manifest
     copies = (manifest.student.file, manifest.teacher.file)
     damaged = [f for f in findings.found if f.message.startswith(copies)]
@@ -242,7 +240,7 @@ def _check_shards(
 
 
 def _end_with_command() -> None:
-    """In a worker: end with the command, even a killed one, for which the pool would wait."""
+    """End this worker with its command, even a killed one."""
     command = parent_process()
     assert command is not None
 

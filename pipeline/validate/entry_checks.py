@@ -13,7 +13,7 @@ from schemas.stored_distributions import ShardEntries, largest_error
 def contradicting_entries(
     losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
-    """Return the faults of a sidecar's entries, alone or by its rule."""
+    """Return what is wrong with a sidecar's entries, or differs from the manifest's rule."""
     entries = losses.entries
     if (entries and entries.rule) != rule:
         return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
@@ -34,8 +34,8 @@ def contradicting_places(
 ) -> list[str]:
     """Report positions that lack entries, or have some without context.
 
-    `has_loss`, bool [M]: scored tokens with a context; `starts`, int64 [D + 1]: of documents, whose
-    ends have entries if `of_ends`.
+    `has_loss`, bool [M], marks tokens scored with a context; `starts` is int64 [D + 1]. With
+    `of_ends`, documents' ends have entries.
     """
     expected = np.full(len(entries.counts), of_ends)  # the place after a document has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -57,10 +57,9 @@ def compare_entries(
 ) -> str:
     """Describe entries that differ beyond rounding and batching, "" if none does.
 
-    An entry agrees if its token has nearly the same log-probability again. One that the other side
-    lacks must be about as likely as that side's last one, or unneeded for its stored mass. The
-    tolerance is in nats, beyond the rounding of both. If entropies decide which positions have
-    entries, as many of these decisions may differ as draws may.
+    A token's log-probabilities agree within rounding and `tolerance` (nats); a token of one side
+    only is at most as likely as the other's last one. If entropy decides which positions have
+    entries, as many may differ as draws may.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
     num_lone, num_positions = 0, 0
@@ -91,11 +90,10 @@ def compare_entries(
 def compare_draws(
     again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
 ) -> str:
-    """Describe whether more draws differ than batching explains, "" if not.
+    """Describe draws if more differ than batching explains, else "".
 
-    If log-probabilities are off by the tolerance, in nats, so are those of both choices of a draw,
-    of a block and of a token, and of the two competitors in each: some draws then have other
-    winners. Another seed or teacher changes nearly all.
+    Log-probabilities off by `tolerance` (nats) change some winners; another seed or teacher changes
+    nearly all.
     """
     pairs = [
         [_next_tokens_of(entries, document)[2] for entries in (again, stored)]
@@ -116,7 +114,7 @@ def compare_draws(
 def _next_tokens_of(
     entries: ShardEntries, document: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Return ids and log-probabilities of a document's entries, and ids of its draws."""
+    """Return ids and log-probabilities of a document's entries, and its draws' ids."""
     start, stop = entries.position_starts[document : document + 2].tolist()
     top_k = entries.rule.top_k
     shape = stop - start, top_k + entries.rule.draws
@@ -130,7 +128,7 @@ def _differences(
     other: tuple[NDArray[np.int32], NDArray[np.float32]],
     rule: DistributionRule,
 ) -> NDArray[np.float32]:
-    """Return each entry's error by the other's values, beyond rounding, float32 [P, K]."""
+    """Return each entry's error beyond rounding, float32 [P, K]."""
     (ids, log_probs), (other_ids, others) = one, other
     found = np.full(ids.shape, np.float32(np.nan))
     for place in range(ids.shape[1]):

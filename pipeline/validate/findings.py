@@ -33,7 +33,7 @@ CHECKS = {
 class Finding:
     """One rule of `CHECKS` broken in one place: what was found, and what was expected.
 
-    `shard` is "" if none is concerned, `key` "" for a whole file.
+    `shard` is "" for no shard, `key` "" for a whole file.
     """
 
     check: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 class Findings:
-    """Findings so far, and what could not be checked, of a shard or all ("")."""
+    """Findings and notes on what could not be checked, of a shard or all ("")."""
 
     def __init__(self, shard: str = "") -> None:
         """Begin without findings."""
@@ -52,7 +52,7 @@ class Findings:
         self.notes: list[str] = []
 
     def add(self, check: str, message: str, *, key: str = "") -> None:
-        """Add a broken rule; `key` is the sample's, "" for a whole file."""
+        """Add a broken rule."""
         self.found.append(Finding(check, self.shard, key, message))
 
     def note(self, text: str) -> None:
@@ -60,6 +60,6 @@ class Findings:
         self.notes.append(text)
 
     def take_over(self, other: "Findings") -> None:
-        """Add other findings, each under its own shard."""
+        """Add other findings, each with its own shard."""
         self.found += other.found
         self.notes += other.notes

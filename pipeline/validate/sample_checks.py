@@ -61,8 +61,8 @@ def check_samples(
 ) -> AlignmentStatistics:
     """Check all rules about the content of a shard's samples.
 
-    With tokenizers, kept text is tokenized again; with chats' speakers, some chats are rendered
-    again. The returned statistics cover samples with sound offsets and spans.
+    `tokenizers` tokenize kept text again, `speakers` render some chats again. The returned
+    statistics cover samples with sound offsets and spans.
     """
     decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
     entries = [entry for entry in decoded if _agrees(entry, index, manifest, findings)]
@@ -123,7 +123,7 @@ def _check_chats(
 
 
 def _agrees(entry: _Decoded, index: ShardIndex, manifest: Manifest, findings: Findings) -> bool:
-    """Report a sample that contradicts the index; return whether its lengths agree."""
+    """Report contradictions to the index; return whether lengths agree."""
     document, place, key = entry.document, entry.place, index.key[entry.place]
     if document.document_id != index.document_id[place]:
         found, claim = document.document_id, index.document_id[place]
@@ -166,7 +166,7 @@ def _check_tokens(
     manifest: Manifest,
     findings: Findings,
 ) -> set[int]:
-    """Check ids and offsets; return the documents that can't be aligned."""
+    """Check ids and offsets; return documents that can't be aligned."""
     unsound: set[int] = set()
     num_text_bytes = np.array([entry.document.num_text_bytes for entry in entries], np.int64)
     for place, side in enumerate(SIDES):

@@ -51,10 +51,10 @@ _FP16_STEP = 2.0**-10
 def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
     """Check every teacher's score manifest and sidecars next to a dataset.
 
-    With a teacher's folder, repository or .gguf file, a random sample is scored again.
+    `teacher`, a folder, repository or .gguf file, scores a random sample again.
 
     Raises:
-        DatasetError: `teacher` is given and has no scores here.
+        DatasetError: it has no scores here.
     """
     findings = Findings()
     try:
@@ -153,7 +153,7 @@ def _contradictions(
 def _table_contradictions(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, missing: list[str]
 ) -> list[str]:
-    """Return whether the table of documents' scores contradicts the losses; note a missing one."""
+    """Compare the table of documents' scores with the losses; note a missing one."""
     name = document_scores_name(record.file)
     try:
         data = read_whole(f"{scores.location}/{name}")

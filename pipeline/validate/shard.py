@@ -1,4 +1,4 @@
-"""Check one shard: its files, its index, every tar member and every sample, in one read."""
+"""Check one shard in one read: its files, index, tar members and samples."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, eq=False)
 class ShardResult:
-    """Results of a shard's checks: `keys` are bytes [N], 16 for each key of the index."""
+    """A shard's results; `keys` are bytes [N], 16 for each key of the index."""
 
     findings: Findings
     keys: NDArray[np.bytes_]
@@ -41,9 +41,9 @@ def check_shard(
     with_tokenizers: bool = False,
     advance: Advance = int,
 ) -> ShardResult:
-    """Check a shard against the manifest and against itself, reading every byte once.
+    """Check a shard against the manifest and itself, as in `validate_dataset`.
 
-    The manifest's list of shards is not used. See `validate_dataset`.
+    The manifest's list of shards is not used.
     """
     manifest = dataset.manifest
     findings = Findings(shard_record.file)

@@ -1,6 +1,6 @@
-"""Read a shard once, from first to last byte: hash it, and check every tar member.
+"""Read a shard from first to last byte: hash it, and check every tar member.
 
-Nothing here seeks, so remote shards stream; memory holds one window of members at a time.
+Nothing seeks, so remote shards stream; memory holds one window of members.
 """
 
 import tarfile
@@ -24,14 +24,14 @@ WINDOW_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """A payload from a sound tar member, with the index's CRC-32, by its place there."""
+    """The payload of a sound tar member, and its row in the index."""
 
     place: int
     payload: bytes
 
 
 class FileDigest(NamedTuple):
-    """Size and SHA-256 of a file's bytes that were read."""
+    """Size and SHA-256 of the bytes read."""
 
     num_bytes: int
     sha256: str
@@ -49,9 +49,9 @@ class TarReader:
         findings: Findings,
         advance: Callable[[int], object],
     ) -> None:
-        """Read an open tar, whose samples' places are in `index`.
+        """Read an open tar with the samples of `index`.
 
-        `findings` collects findings, `advance` gets the number of bytes of each read.
+        `advance` gets the number of bytes of each read.
         """
         self._file = file
         self._advance = advance
@@ -61,7 +61,7 @@ class TarReader:
         self.position = 0
 
     def windows(self) -> Iterator[list[Sample]]:
-        """Yield the sound samples, window by window; damaged ones are reported and left out."""
+        """Yield the sound samples, window by window; report and omit damaged ones."""
         starts = self._index.payload_offset - BLOCK
         ends = starts + BLOCK + _padded(self._index.payload_bytes)
         num_in_order = self._check_layout(starts, ends)
@@ -81,7 +81,7 @@ class TarReader:
         self.digest = FileDigest(self.position, self._hash.hexdigest())
 
     def _check_layout(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
-        """Return how many rows follow one another as members of a tar do."""
+        """Return how many rows lie end to end."""
         expected = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(starts)]
         wrong = np.flatnonzero(starts != expected)
         if len(wrong) == 0:
@@ -127,7 +127,7 @@ class TarReader:
         )
 
     def _check_end(self) -> None:
-        """Check that nothing but two zero blocks follows the last member."""
+        """Check that only two zero blocks follow the last member."""
         start = self.position
         rest = self._read(2 * BLOCK)
         if len(rest) < 2 * BLOCK:
@@ -138,7 +138,7 @@ class TarReader:
             self._findings.add("tar", text)
 
     def _read(self, num_bytes: int) -> bytes:
-        """Return the next bytes: fewer than asked only at the file's end."""
+        """Read on; fewer bytes than asked only at the file's end."""
         parts = []
         while num_bytes and (part := self._file.read(num_bytes)):
             parts.append(part)
