@@ -51,12 +51,12 @@ class TeacherOptions:
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the teacher in its world, each on its own ranks."""
+        """Copies of the teacher in its world."""
         return self.world_size // self.ranks_of_replica
 
     @property
     def ranks_of_replica(self) -> int:
-        """Ranks that share one copy of the teacher."""
+        """Ranks that share one copy."""
         return prod(self._parallel_sizes.values())
 
     @property
@@ -120,12 +120,12 @@ class VocagOptions:
 
     @property
     def kind(self) -> MethodKind:
-        """The method's kind, as in `vocag train`."""
+        """The method's kind."""
         return kind_of(self.method)
 
     @property
     def served(self) -> Served:
-        """How the run gets what its method needs of a teacher."""
+        """How the run gets its teacher's answers."""
         return self.kind.serve(self.method, self.teaching)
 
     @property
@@ -144,7 +144,6 @@ class VocagOptions:
         return both | own | asdict(kind.rule(method))
 
     def __post_init__(self) -> None:
-        """Check options that concern more than the teacher; expand the user's home."""
         object.__setattr__(self, "cache_folder", self.cache_folder.expanduser())
         if not self.teaching.teacher:
             self._require_no_teacher_options()
@@ -183,7 +182,7 @@ class VocagOptions:
 
 
 def naming_arguments() -> Any:
-    """Let errors of the library name Megatron's and our arguments: it names fields."""
+    """Name arguments in errors of the library, which names fields."""
     return option_parsing.naming_options(VocagOptions, prefix=_PREFIX, others=("seq_length",))
 
 
@@ -198,11 +197,11 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
 
 
 def read_options(argv: Sequence[str]) -> VocagOptions | None:
-    """Read the options from a command line that also holds Megatron's own arguments.
+    """Read the options from a command line that also holds Megatron's.
 
-    This happens before Megatron reads its arguments, because the number of teacher ranks decides
-    the meaning of `RANK` and `WORLD_SIZE`. None for --help; ArgumentError for impossible options;
-    argparse's own errors exit.
+    This precedes Megatron's own parsing, because the number of teacher ranks decides the meaning of
+    `RANK` and `WORLD_SIZE`. None for --help; ArgumentError for impossible options; argparse's own
+    errors exit.
     """
     if "--help" in argv or "-h" in argv:
         return None

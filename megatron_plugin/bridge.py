@@ -1,15 +1,12 @@
 """The bridge between the worlds: teacher tokens one way, losses the other, over CPU and gloo.
 
-One process of each student replica (last pipeline stage, first rank of those that share rows or
-layers), its leader, talks to the leader of each teacher replica that serves it, over a connection
-of their own. A request holds the teacher's side of some rows, the reply one float per teacher
-token, and 2 K if K next tokens are wanted. Requests and replies of a pair keep their order.
+Each student replica's leader (last pipeline stage, first rank of those that share rows or layers)
+is connected to the leader of each teacher replica that serves it. A pair's messages keep their
+order.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
     reply     float32 [rows, places, 1 + 2 K], see `TeacherAnswer`
-
-Tensor- and context-parallel ranks of a student pass the same message on among them.
 """
 
 from __future__ import annotations
@@ -56,11 +53,10 @@ class TeacherRows:
     cu_seqlens: Tensor
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.input_ids)
 
     def share(self, part: int, num_parts: int) -> TeacherRows:
-        """Return one of `num_parts` equal parts, of consecutive rows."""
+        """Return one of equal parts, of consecutive rows."""
         size = len(self) // num_parts
         rows = slice(part * size, (part + 1) * size)
         return TeacherRows(self.input_ids[rows], self.cu_seqlens[rows])
@@ -68,7 +64,7 @@ class TeacherRows:
 
 @dataclass(frozen=True)
 class TeacherAnswer:
-    """A teacher's answer for some rows, as one tensor.
+    """A teacher's answer for some rows, with K next tokens.
 
     Attributes:
         values: float32 [rows, teacher_seq_length, 1 + 2 K].
@@ -78,33 +74,31 @@ class TeacherAnswer:
 
     @property
     def losses(self) -> Tensor:
-        """Each token's loss, float32 [rows, teacher_seq_length], nats; NaN without context."""
+        """Losses, float32 [rows, teacher_seq_length], nats; NaN without context."""
         return self.values[..., 0]
 
     @property
     def next_ids(self) -> Tensor:
-        """Next tokens after each token, float32 [rows, teacher_seq_length, K], whole numbers.
+        """Next tokens after each token, float32 [rows, teacher_seq_length, K], exact below 2^24.
 
-        Draws are the last, after a free place, -1, for the text's own token. Vocabularies are far
-        below 2^24, up to which every number is exact.
+        Draws are the last, after a free place, -1, for the text's own token.
         """
         return self.values[..., 1 : 1 + self.values.shape[-1] // 2]
 
     @property
     def next_log_probs(self) -> Tensor:
-        """Their log-probabilities, float32 [rows, teacher_seq_length, K], nats; draws: -inf."""
+        """Log-probabilities of `next_ids`, in their shape, nats; draws: -inf."""
         return self.values[..., 1 + self.values.shape[-1] // 2 :]
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which replicas serve which: all replicas of a side have equally many partners."""
+    """Which replicas serve which, with equally many partners each."""
 
     num_students: int
     num_teachers: int
 
     def __post_init__(self) -> None:
-        """Check that the load can be even."""
         many, few = sorted((self.num_students, self.num_teachers), reverse=True)
         if many % few:
             raise ValueError(
@@ -125,14 +119,9 @@ class Pairing:
 
 
 class _Link:
-    """A connection of two leaders, one of each world, for point-to-point messages.
-
-    Every pair has its own: one group would connect all leaders with each other, which takes seconds
-    to minutes from hundreds of them (see docs/guides/megatron.md).
-    """
+    """A connection of two leaders; one group of hundreds would take minutes to connect."""
 
     def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:
-        """Connect a student and a teacher replica, this process being one end."""
         rank = _ENDS.index(end)
         own = dist.PrefixStore(f"bridge/{student}-{teacher}", store)
         self._group = dist.ProcessGroupGloo(own, rank, len(_ENDS), START_TIMEOUT)
@@ -203,7 +192,7 @@ class StudentBridge:
         return wait
 
     def close(self) -> None:
-        """Tell the teachers that no request follows."""
+        """Announce the end of requests."""
         for link in self._links:
             with self._peer("said good-bye to"):
                 header = torch.tensor([_STOP, 0, 0, 0])
@@ -217,7 +206,7 @@ class TeacherBridge:
     """
 
     def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
-        """Wait until every student replica that this one serves has connected."""
+        """Wait until every student replica served here has connected."""
         self._links: dict[int, _Link] = {}
         for student in pairing.students_of(replica):
             what = f"teacher replica {replica} waited for student replica {student} to connect;"
@@ -227,7 +216,7 @@ class TeacherBridge:
         self._asking: list[int] = []
 
     def receive(self) -> list[TeacherRows]:
-        """Return the next request of every student replica; empty when all have closed."""
+        """Return each student replica's next request; empty when all have closed."""
         requests, self._asking = [], []
         for student, link in list(self._links.items()):
             with _peer("the student", f"the teacher waited for student replica {student};"):
@@ -244,7 +233,7 @@ class TeacherBridge:
         return requests
 
     def reply(self, replies: Sequence[Tensor]) -> None:
-        """Answer the requests of `receive`, in order, each with its rows' values."""
+        """Answer the requests of `receive`, in order."""
         for student, values in zip(self._asking, replies, strict=True):
             message = values.contiguous().cpu()
             with _peer("the student", f"the teacher answered student replica {student};"):
@@ -255,8 +244,7 @@ class TeacherBridge:
 def _peer(name: str, what: str) -> Iterator[None]:
     """Turn gloo's errors into ours, after torchrun has had time to report the cause.
 
-    When a process dies, its peers see broken connections at once, torchrun only at its next look. A
-    peer that ended first would be reported as the first failure, and hide the cause.
+    A dead process's peers notice first; one that ended at once would be reported as the cause.
     """
     try:
         yield

@@ -57,7 +57,7 @@ _LISTED_SPLITS = 4
 
 
 def require_student(args: Namespace, options: VocagOptions) -> None:
-    """Check Megatron's arguments against the plugin's limits; ArgumentErrors name the remedy."""
+    """Raise ArgumentError for arguments of Megatron that the plugin doesn't support."""
     if not args.calculate_per_token_loss:
         error = ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
@@ -97,11 +97,7 @@ def _require_defaults(args: Namespace) -> None:
 
 
 def _require_resumable(args: Namespace) -> None:
-    """Refuse checkpoints that Megatron can't load again.
-
-    Without both libraries, 0.19 asks an optimizer for its step while loading, before it has one: a
-    bare AssertionError.
-    """
+    """Refuse checkpoints that Megatron 0.19 fails to load, with a bare AssertionError."""
     saves = args.save and not args.no_save_optim
     loads = args.load and not (args.no_load_optim or args.finetune)
     if args.use_distributed_optimizer and (saves or loads) and not HAVE_APEX_OR_TE:
@@ -116,10 +112,7 @@ def _require_resumable(args: Namespace) -> None:
 
 
 def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
-    """Check that a checkpoint can continue in these tensor- and pipeline-parallel sizes.
-
-    ArgumentError if its optimizer's state depends on the sizes that saved it.
-    """
+    """Raise ArgumentError if a checkpoint's optimizer can't continue in these parallel sizes."""
     if (
         checkpoint is None
         or not checkpoint.use_distributed_optimizer
@@ -142,9 +135,9 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
-    """Check that a resumed run keeps its length, or may change it.
+    """Raise ArgumentError if a resumed run's length changes unasked.
 
-    Otherwise Megatron would refuse it, naming numbers that nobody gave.
+    Megatron's own error gives numbers of its own making.
     """
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
     if checkpoint is None or args.no_load_optim or may_change:
@@ -159,14 +152,14 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
-    """Return the micro-batches per step, or validation step, of each student replica."""
+    """Return a student replica's micro-batches per training or validation step."""
     rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
     step: int = getattr(args, f"{prefix}global_batch_size")
     return step // rows
 
 
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:
-    """Raise ValueError unless the teacher serves every replica evenly, in whole micro-batches."""
+    """Raise ValueError unless the teacher serves all replicas evenly, in whole micro-batches."""
     if not teacher.world_size and args.virtual_pipeline_model_parallel_size is not None:
         error = ArgumentError(
             "a colocated teacher (--vocag-teacher-world-size 0) has no virtual pipeline stages: "
@@ -190,10 +183,9 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
 def require_split(
     args: Namespace, options: VocagOptions, manifest: Manifest, *, num_ranks: int
 ) -> None:
-    """Check that the two worlds can share a step's rows.
+    """Raise ArgumentError unless the two worlds can share a step's rows.
 
-    Megatron's arguments are only parsed yet, and the teacher has its own world. ArgumentError names
-    other splits, the fastest first, and other batch sizes.
+    It names other splits, the fastest first, and batch sizes. Megatron's arguments are only parsed.
     """
     teacher, rows, micro = options.teacher, args.global_batch_size, args.micro_batch_size
     kinds = ("tensor_model", "pipeline_model", "context")
@@ -223,20 +215,19 @@ def require_split(
 
 
 def _refused(refusal: str, option: str, fitting: list[int]) -> ArgumentError:
-    """Return the error for a step whose rows can't be shared, with a nearby number that can."""
     error = ArgumentError(refusal)
     return hinted(error, f"{option} {fitting[0]}") if fitting else error
 
 
 def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: int) -> int:
-    """Return the teacher tokens of a row, given or from the dataset."""
+    """Return a row's teacher tokens, given or from the dataset."""
     return options.teacher_seq_length or suggest_teacher_seq_length(manifest, seq_length)
 
 
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
     """Raise ValueError unless a student has a row for every token of the run's data.
 
-    `name` is a pretrained student's; None: its size is an argument. Padding rows don't count.
+    `name` is a pretrained student's; None: its size is an argument.
     """
     try:
         require_room(opened, name or "the student", side="student", vocab_size=vocab_size)
@@ -248,7 +239,7 @@ def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> Non
 
 
 def require_same_tokenizers(path: str, held_out: Manifest, manifest: Manifest) -> None:
-    """Raise ForeignTokenizerError unless both data were made with the same tokenizers."""
+    """Raise ForeignTokenizerError unless the same tokenizers made both data."""
     try:
         held_out.require_tokenizers(
             student_sha256=manifest.student.sha256, teacher_sha256=manifest.teacher.sha256

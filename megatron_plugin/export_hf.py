@@ -1,8 +1,6 @@
 """Export a trained student as a Hugging Face folder, to evaluate and to serve.
 
-Reads a checkpoint of `megatron_plugin.pretrain_gpt`, saved with any parallelism, in one CPU
-process. The tokenizer comes from the student's training dataset, complete for `AutoTokenizer` and
-proven to give the dataset's ids.
+One CPU process reads a checkpoint of `megatron_plugin.pretrain_gpt`, of any parallelism.
 """
 
 import json
@@ -28,11 +26,11 @@ from schemas.errors import DatasetError
 def export_student(
     checkpoint: Path, output: Path, *, dtype: torch.dtype | None = None, with_tokenizer: bool = True
 ) -> ModelShape:
-    """Write a checkpoint's student in Hugging Face's format, and return its shape.
+    """Write a checkpoint's student in Hugging Face's format; return its shape.
 
-    The checkpoint is a run's `--save` folder (its newest iteration) or one iteration's folder; the
-    output must not hold a model yet. Tensors keep the checkpoint's dtype unless one is given. The
-    tokenizer comes from the run's dataset, proven on its texts.
+    The checkpoint is a run's `--save` folder (its newest iteration) or one iteration's; the output
+    must not hold a model. `dtype` None keeps the checkpoint's. The tokenizer comes from the
+    training dataset, complete for `AutoTokenizer` and checked on its texts.
 
     Raises:
         WeightsError: no checkpoint of this trainer.

@@ -7,8 +7,8 @@ r"""Pretrain a student under a teacher's guidance, with Megatron's own trainer.
         --seq-length 2048 --micro-batch-size 4 --global-batch-size 1024 \
         --train-iters 1000 --lr 8e-5 --calculate-per-token-loss --eval-iters 0 --bf16
 
-`--help` lists all arguments; docs/guides/megatron.md explains them. A Megatron-LM checkout's own
-`pretrain_gpt.py` works too, with the lines that docs/guides/megatron.md shows.
+`--help` lists all arguments; docs/guides/megatron.md explains them, and how to use a Megatron-LM
+checkout's own `pretrain_gpt.py`.
 """
 
 import logging
@@ -61,9 +61,9 @@ def main() -> None:
 def enter() -> StudentRun:
     """Join this rank's world; call it before Megatron parses its arguments.
 
-    Teacher ranks serve the student, then exit here. For student ranks `sys.argv` gets arguments
-    from the student's config and for missing packages, before the user's own. ArgumentError for
-    impossible options; DatasetError if --vocag-data isn't a finished dataset.
+    Teacher ranks serve the student, then exit. Student ranks' `sys.argv` gets arguments from the
+    student's config and for missing packages, before the user's own. ArgumentError for impossible
+    options; DatasetError if --vocag-data isn't a finished dataset.
     """
     skip_missing_makefile()
     forget_engine_attention()
@@ -91,7 +91,7 @@ def enter() -> StudentRun:
 def print_help() -> None:
     """Print all arguments, Megatron's first.
 
-    Megatron 0.19's own --help fails: some of its texts hold a bare "%".
+    Megatron 0.19's own --help fails on a bare "%".
     """
     parser = add_megatron_arguments(ArgumentParser("pretrain_gpt", allow_abbrev=False))
     for action in parser._actions:
@@ -103,8 +103,7 @@ def print_help() -> None:
 def skip_missing_makefile() -> None:
     """Let Megatron start without the Makefile that its wheel lacks.
 
-    megatron-core 0.19's start-up runs `make` in megatron/core/datasets and exits if that fails; the
-    wheel ships the compiled helpers, but no Makefile.
+    megatron-core 0.19 runs `make` for helpers that the wheel ships compiled, and exits if it fails.
     """
     if not Path(dataset_utils.__file__).with_name("Makefile").exists():
         dataset_utils.compile_helpers = lambda: None

@@ -1,6 +1,6 @@
-"""Which numbers of student and teacher ranks work together, and which are fastest.
+"""Splits of a job's ranks between student and teacher, and the fastest.
 
-The arithmetic assumes both models to be equally efficient.
+Assumes equally efficient models.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from megatron_plugin.models.shape import ModelShape
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's rows and their division: micro-batches of either model's copies.
+    """A step's rows, and micro-batches of either model's copies.
 
     `ranks_of_student` and `ranks_of_teacher` share one copy; messages call the step `what`.
     """
@@ -26,7 +26,7 @@ class Batch:
     what: str = "a training step"
 
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
-        """Return why these ranks can't share the rows evenly; None if they can.
+        """Return why these ranks can't share the rows evenly, or None.
 
         Ranks are multiples of a copy's; without teacher ranks the teacher is colocated.
         """
@@ -53,12 +53,7 @@ class Batch:
         return None
 
     def fitting_rows(self, student_ranks: int, teacher_ranks: int) -> list[int]:
-        """Return the nearest numbers of rows that the split can share, if any.
-
-        Example:
-            >>> Batch(1024, 8).fitting_rows(10, 20)
-            [960, 1040]
-        """
+        """Return the nearest numbers of rows that the split can share, if any."""
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         try:
             parts = self._parts(students, teachers)
@@ -77,22 +72,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class Split:
-    """Ranks for the student and the teacher, with their speed as a share of a colocated job's."""
+    """A split, with its speed as a share of a colocated job's."""
 
     student_ranks: int
     teacher_ranks: int
     share: float
 
     def __str__(self) -> str:
-        """Return the notation of messages and docs."""
         return f"{self.student_ranks} + {self.teacher_ranks} ({self.share:.2f})"
 
 
 def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
     """Return the teacher ranks per student rank at which neither waits.
 
-    The student's forward and backward passes take six operations per weight, the teacher's forward
-    pass two, on `teacher_tokens` per student token.
+    A weight takes six operations in the student's forward and backward passes, two in the teacher's
+    forward pass, on `teacher_tokens` per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
@@ -100,11 +94,7 @@ def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
     """Return the splits of at most `num_ranks` that can share a batch, the fastest first.
 
-    `ratio` is the teacher ranks per student rank at which neither waits.
-
-    Example:
-        >>> [str(split) for split in legal_splits(32, Batch(960, 8), 2.1)[:2]]
-        ['10 + 20 (0.92)', '8 + 24 (0.78)']
+    `ratio` is from `balance`.
     """
     return sorted(
         _legal(num_ranks, batch, ratio),
@@ -122,7 +112,7 @@ def _legal(num_ranks: int, batch: Batch, ratio: float) -> Iterator[Split]:
 
 
 def best_of_each(splits: list[Split], count: int) -> list[Split]:
-    """Return the best splits of different student sizes."""
+    """Return the best split per student size."""
     best: dict[int, Split] = {}
     for split in splits:
         best.setdefault(split.student_ranks, split)

@@ -1,9 +1,7 @@
-"""Every name of Megatron that this plugin uses; its other modules import them from here.
+"""All names of Megatron that this plugin uses; other modules import them from here.
 
-Megatron-Core guarantees little: the names below have moved, changed their parameters or been
-deprecated between releases. docs/guides/megatron.md explains how to try another one. Two more are
-attributes that we replace: `training.get_forward_backward_func` and
-`dataset_utils.compile_helpers`.
+They change between releases; docs/guides/megatron.md explains how to try another. We also replace
+`training.get_forward_backward_func` and `dataset_utils.compile_helpers`.
 """
 
 # The groups of ranks. Its functions are found by their use, as `parallel_state.NAME`.

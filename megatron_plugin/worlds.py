@@ -1,7 +1,7 @@
 """Two worlds in one torchrun job: the first ranks are the student's, the last the teacher's.
 
-Each world initialises torch.distributed over its own prefix of torchrun's store, so Megatron's
-barriers and size checks see only its own ranks.
+Each initialises torch.distributed over its own prefix of torchrun's store, so Megatron sees only
+its ranks.
 """
 
 import os
@@ -18,10 +18,10 @@ from pipeline.command_line.failures import hinted
 
 @dataclass(frozen=True)
 class World:
-    """The world of this process: `size` of the job's ranks.
+    """This process's world: `size` of the job's ranks.
 
-    `store` is for its `init_process_group`, None: torch's default. Both worlds see the bridge's,
-    None if the teacher has no world of its own.
+    `store` is for `init_process_group`, None: torch's default. `bridge_store` is both worlds', None
+    if the teacher has no world of its own.
     """
 
     role: Role
@@ -35,8 +35,8 @@ class World:
 def enter_world(num_teacher_ranks: int) -> World:
     """Join the student's or the teacher's world, by this process's rank in the job.
 
-    Sets `RANK` and `WORLD_SIZE` to this world's, so call it before Megatron reads them. Without
-    teacher ranks nothing changes. ArgumentError if none is left for the student.
+    Sets `RANK` and `WORLD_SIZE` to the world's, so call it before Megatron reads them.
+    ArgumentError without torchrun, or without ranks for the student.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,1 +1,1 @@
-"""The contract between vocag's parts: an aligned dataset on disk, byte by byte."""
+"""The format of an aligned dataset on disk, shared by vocag's parts."""

@@ -1,4 +1,4 @@
-"""The stored part of a teacher's distributions; no numpy, which options and help avoid."""
+"""Rules of stored distributions, without numpy, which options and help avoid."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -7,18 +7,18 @@ from msgspec import Meta
 
 MOST_ENTRIES = 255
 DRAWS = 4
-"""If nothing else is said: they taught better than a bin of the rest, evidence/distributions.md."""
+"""The default: draws taught better than a bin of the rest, see evidence/distributions.md."""
 _BYTES = {"uint8": 1, "float16": 2}
 
 
 @dataclass(frozen=True)
 class EntryShape:
-    """A place's room for next tokens, in columns.
+    """Columns for next tokens at a place.
 
     Attributes:
-        exact: the first columns, for tokens with a probability of their own: a teacher's likeliest
-            and the text's own next token, of each teacher in a mean.
-        drawn: the last ones, for draws of all others, which share the remaining mass.
+        exact: the first columns, for tokens with their own probabilities: each averaged teacher's
+            likeliest and the text's own next token.
+        drawn: the last columns, for draws from all others, which share the remaining mass.
     """
 
     exact: int
@@ -38,15 +38,15 @@ class DistributionRule:
     """The stored part of a teacher's distributions.
 
     Attributes:
-        top_k: most entries of a position.
+        top_k: most entries per position.
         top_mass: fewer if the likeliest hold this mass.
-        vocab_size: of the dataset's teacher tokenizer; tokens beyond it have no entries.
-        log_probs: storage of log-probabilities; "uint8" code c is -20 (c / 255)² nats.
-        draws: tokens drawn at each position, except its entries and the text's own next token;
-            rules without draws omit this and the seed.
+        vocab_size: of the dataset's teacher tokenizer; larger ids have no entries.
+        log_probs: storage; "uint8" code c is -20 (c / 255)² nats.
+        draws: tokens drawn per position, except entries and the text's own next token; if 0,
+            omitted with the seed.
         draws_seed: of the draws.
-        entropy_above: nats; a position whose `least_entropies` isn't above it has no entries. 0 is
-            omitted.
+        entropy_above: nats; positions whose `least_entropies` aren't above have no entries; omitted
+            if 0.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
@@ -59,7 +59,7 @@ class DistributionRule:
 
     @property
     def shape(self) -> EntryShape:
-        """A position's room, including the text's own next token.
+        """A position's columns, the text's own next token included.
 
         Example:
             >>> DistributionRule(8, 1.0, 49152, "uint8", draws=4).shape
@@ -68,7 +68,7 @@ class DistributionRule:
         return EntryShape(self.top_k + 1, self.draws)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without unused ones of draws and entropies."""
+        """Return plain values, without unused ones."""
         without: tuple[str, ...] = () if self.draws else ("draws", "draws_seed")
         if not self.entropy_above:
             without += ("entropy_above",)
@@ -76,12 +76,7 @@ class DistributionRule:
 
     @property
     def id_bits(self) -> int:
-        """Bits of a stored id.
-
-        Example:
-            >>> DistributionRule(16, 1.0, 49152, "uint8").id_bits
-            16
-        """
+        """Bits per stored id."""
         return max(1, (self.vocab_size - 1).bit_length())
 
     def describe(self) -> str:
@@ -98,10 +93,10 @@ class DistributionRule:
 
     @property
     def entry_bytes(self) -> float:
-        """Bytes that an entry takes."""
+        """Bytes per entry."""
         return self.id_bits / 8 + _BYTES[self.log_probs]
 
     @property
     def draws_bytes(self) -> float:
-        """Bytes that a position's draws take."""
+        """Bytes of a position's draws."""
         return self.draws * self.id_bits / 8

@@ -1,7 +1,6 @@
-"""One aligned document as the bytes of one tar member, and back.
+"""One aligned document as the bytes of a tar member, a safetensors file, and back.
 
-A sample is a safetensors file: safe to load (no pickle), self-describing, and every tensor has the
-narrowest unsigned dtype for its values. `schemas/README.md` specifies it field by field.
+Every tensor has the narrowest unsigned dtype for its values. `schemas/README.md` specifies each.
 """
 
 import json
@@ -23,10 +22,10 @@ SCHEMA_VERSION: Final = 2
 
 MEMBER_SUFFIX = ".safetensors"
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading altered JSON may raise."""
+"""Errors from altered JSON."""
 
 SAMPLE_VERSION = str(SCHEMA_VERSION)
-"""As a sample's metadata has it."""
+"""In a sample's metadata."""
 
 Layout = tuple[tuple[str, str, int], ...]
 """(name, dtype name, columns) of a sample's tensors in file order; one column has shape [T]."""
@@ -38,8 +37,7 @@ class Tokens:
 
     Attributes:
         input_ids: int64 [T], vocabulary ids.
-        byte_offsets: int64 [T, 2], the half-open range of UTF-8 bytes of the original text that
-            each token covers.
+        byte_offsets: int64 [T, 2], each token's half-open range of the original text's UTF-8 bytes.
     """
 
     input_ids: NDArray[np.int64]
@@ -65,14 +63,14 @@ class StoredSide:
     learned: NDArray[np.int64]
 
     def is_learned(self, num_tokens: int) -> NDArray[np.bool_]:
-        """Return which of the side's tokens are in `learned`, bool [num_tokens]."""
+        """Return which tokens are learned, bool [num_tokens]."""
         found = np.zeros(num_tokens, np.bool_)
         for start, stop in self.learned.tolist():
             found[start:stop] = True
         return found
 
     def render(self, text: bytes) -> bytes:
-        """Return the rendering of the document's text; ValueError if pieces exceed either."""
+        """Render the document's text; ValueError if pieces exceed it or the own text."""
         sizes, starts, stops = self.pieces.T
         if sizes.sum() != len(self.own_text) or stops.max(initial=0) > len(text):
             raise ValueError("pieces don't divide the template's own text, or leave the document")
@@ -87,8 +85,8 @@ class StoredChat:
     """Additional parts of a chat's sample.
 
     Attributes:
-        messages: JSON of its messages, without their texts, see `schemas/README.md`.
-        learned: int64 [R, 2], ranges of the document's bytes that are learned.
+        messages: JSON of its messages without their texts, see `schemas/README.md`.
+        learned: int64 [R, 2], learned ranges of the document's bytes.
         student: the student's rendering.
         teacher: the teacher's.
     """
@@ -104,14 +102,13 @@ class AlignedDocument:
     """One text, tokenized by student and teacher and aligned.
 
     Attributes:
-        document_id: the id given by the input, or made from its place there.
-        text_sha256: 64 hex digits, SHA-256 of the text's UTF-8 bytes.
+        document_id: from the input, or made from its place there.
+        text_sha256: SHA-256 of the text's UTF-8 bytes, 64 hex digits.
         num_text_bytes: length of the text in UTF-8 bytes.
         student: the student's tokens.
         teacher: the teacher's tokens.
-        teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; start == end
-            means unmapped.
-        text: the text's UTF-8 bytes, or None if it was not kept.
+        teacher_spans: int64 [T_student, 2], half-open ranges of teacher tokens; empty if unmapped.
+        text: UTF-8 bytes; None if not kept.
         chat: a chat's additional parts; None for a text.
     """
 
@@ -126,7 +123,7 @@ class AlignedDocument:
 
 
 def document_key(document_id: str) -> str:
-    """Return the sample key of a document: 32 hex digits, a pure function of its id.
+    """Return a document's sample key, 32 hex digits.
 
     Example:
         >>> document_key("doc-1")
@@ -151,8 +148,8 @@ def sample_header(
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
-    The layout's tensors are in file order: widest dtype first, then by name, like `safetensors`.
-    `places` has each one's length, first byte and end.
+    The layout is in file order: widest dtype first, then by name, like `safetensors`. `places` has
+    each tensor's length, first byte and end.
     """
     values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
     text = (_header_template(layout) % values).encode()
@@ -163,10 +160,10 @@ def sample_header(
 def decode_tensors(
     sample: bytes | memoryview,
 ) -> tuple[dict[str, NDArray[np.unsignedinteger[Any]]], Mapping[str, str]]:
-    """Return a sample's tensors as stored (views into `sample`, not copies) and its metadata.
+    """Return a sample's tensors as stored, views of `sample`, and its metadata.
 
     Raises:
-        DamagedSampleError: the bytes aren't a complete sample.
+        DamagedSampleError: incomplete sample.
         SchemaVersionError: another version of the format.
     """
     try:
@@ -192,10 +189,10 @@ def decode_tensors(
 
 
 def decode_document(sample: bytes | memoryview) -> AlignedDocument:
-    """Return the document held by a sample.
+    """Decode a sample.
 
     Raises:
-        DamagedSampleError: the bytes aren't a complete sample, or tensors contradict each other.
+        DamagedSampleError: incomplete sample, or contradictory tensors.
         SchemaVersionError: another version of the format.
     """
     tensors, metadata = decode_tensors(sample)
@@ -247,7 +244,7 @@ def check_document(document: AlignedDocument) -> None:
 
 
 def _chat_problem(document: AlignedDocument, chat: StoredChat) -> str | None:
-    """Describe ranges of a chat that leave their bounds, None if none does."""
+    """Describe a chat's ranges that decrease or exceed their bounds, if any."""
     ranges = {"chat.learned": (chat.learned, document.num_text_bytes)}
     for side, own, tokens in (
         ("student", chat.student, document.student),
@@ -263,9 +260,9 @@ def _chat_problem(document: AlignedDocument, chat: StoredChat) -> str | None:
 
 
 def tokens_over(byte_offsets: NDArray[np.int64], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which tokens share a byte with some ranges, as ranges of tokens, int64 [L, 2].
+    """Return the tokens that share a byte with some ranges, as token ranges, int64 [L, 2].
 
-    Both are half-open ranges of one text, int64 [T, 2] and [R, 2], ascending.
+    Both are ascending half-open ranges of one text, int64 [T, 2] and [R, 2].
 
     Example:
         >>> tokens_over(np.array([[0, 2], [2, 2], [2, 5]]), np.array([[1, 3]])).tolist()
@@ -284,9 +281,9 @@ def tokens_over(byte_offsets: NDArray[np.int64], ranges: NDArray[np.int64]) -> N
 def decode_spans(
     advance: NDArray[np.integer[Any]], width: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Return teacher_spans, int64 [T, 2], from the stored advances and widths, of one shape.
+    """Return teacher_spans, int64 [T, 2], from advances and widths of one shape, else ValueError.
 
-    An unmapped token advances by 0, so its empty span is where the last span started.
+    An unmapped token advances by 0: its empty span is where the last one started.
     """
     if advance.shape != width.shape:
         raise ValueError(f"span.advance has shape {advance.shape}, span.width {width.shape}")
@@ -298,7 +295,7 @@ def decode_spans(
 
 @lru_cache(maxsize=4096)
 def _header_template(layout: Layout) -> str:
-    """Return the header's JSON with a place for each value: documents share few layouts."""
+    """Return the header's JSON with placeholders; cached, since documents share few layouts."""
     metadata = (
         f'"document_id":%s,"num_text_bytes":"%d","schema_version":"{SCHEMA_VERSION}",'
         '"text_sha256":"%s"'

@@ -1,7 +1,6 @@
 """A teacher's losses summarised by document: `*.teacher-<fingerprint>.documents.parquet`.
 
-One small table per shard, made from its sidecar and its index alone, so it can be made again at any
-time; readers of metadata need no losses of single tokens.
+One table per shard, which follows from its sidecar and index.
 """
 
 import io
@@ -22,12 +21,12 @@ FIRST_TOKENS = 32
 """Teacher tokens that `bits_per_byte_later` leaves out."""
 
 WINDOW_TOKENS = 64
-"""Teacher tokens of a window."""
+"""Teacher tokens per window."""
 
 STORED_COLUMNS = ("bits_per_byte", "bits_per_byte_later", "largest_window", "tokens_per_byte")
 
 COLUMN_VERSIONS = dict.fromkeys(STORED_COLUMNS, 1)
-"""The version since which a column's numbers are as they are. Raise both when they change."""
+"""The version of each column's numbers; raise it with the table's when they change."""
 
 _VERSION_KEY, _SIDECAR_KEY = b"vocag.document_scores_version", b"vocag.sidecar_sha256"
 _SCHEMA = pa.schema(
@@ -43,16 +42,15 @@ ALL_COLUMNS = tuple(_SCHEMA.names)
 
 @dataclass(frozen=True, eq=False)
 class DocumentScores:
-    """One number of each kind for each of N documents; NaN if undefined.
+    """Scores of N documents; NaN if undefined.
 
     Attributes:
-        bits_per_byte: float32 [N], a document's losses in bits divided by its text's bytes.
-        bits_per_byte_later: float32 [N], the mean loss in bits of the tokens after the first
+        bits_per_byte: float32 [N], losses in bits per byte of text.
+        bits_per_byte_later: float32 [N], mean loss in bits of tokens after the first
             `FIRST_TOKENS`, divided by the document's bytes per token.
         largest_window: float32 [N], the same of the costliest `WINDOW_TOKENS` losses in a row, or
-            of all if there are fewer.
-        tokens_per_byte: float32 [N], teacher tokens divided by bytes of text, even if nothing was
-            scored.
+            of all if fewer.
+        tokens_per_byte: float32 [N], teacher tokens per byte of text, even if nothing was scored.
     """
 
     bits_per_byte: NDArray[np.float32]
@@ -62,12 +60,7 @@ class DocumentScores:
 
 
 def document_scores_name(sidecar: str) -> str:
-    """Return the file name of a sidecar's table.
-
-    Example:
-        >>> document_scores_name("c-000000-of-000001.teacher-ab12ab12ab12ab12.safetensors")
-        'c-000000-of-000001.teacher-ab12ab12ab12ab12.documents.parquet'
-    """
+    """Return the file name of a sidecar's table."""
     return f"{sidecar.removesuffix('.safetensors')}.documents.parquet"
 
 
@@ -78,10 +71,7 @@ def encode_document_scores(
     num_text_bytes: NDArray[np.int64],
     sidecar_sha256: str,
 ) -> bytes:
-    """Encode the table as parquet, missing values as nulls; equal tables give equal bytes.
-
-    N documents have ids, int64 [N] bytes of text, and scores from one sidecar.
-    """
+    """Encode N documents' table as parquet, NaN as null; equal tables give equal bytes."""
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]
     metadata = {_VERSION_KEY: str(DOCUMENT_SCORES_VERSION), _SIDECAR_KEY: sidecar_sha256}
@@ -94,10 +84,10 @@ def encode_document_scores(
 def decode_document_scores(
     data: bytes, names: Sequence[str], *, sidecar_sha256: str, at: str
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some columns of a sidecar's table; NaN for missing values.
+    """Return columns of a sidecar's table; NaN for null.
 
     Raises:
-        DamagedShardError: not such a table, altered bytes, or made from other losses.
+        DamagedShardError: no such table, altered bytes, or made from other losses.
         SchemaVersionError: another version of the format.
     """
     try:

@@ -1,4 +1,4 @@
-"""Errors of datasets. All are ValueErrors: bad data, never our own bug."""
+"""Errors of datasets, all ValueErrors: bad data, never our own bug."""
 
 
 class DatasetError(ValueError):
@@ -6,12 +6,12 @@ class DatasetError(ValueError):
 
 
 class SchemaVersionError(DatasetError):
-    """Written by another version of the format."""
+    """A file of another version of the format."""
 
     def __init__(
         self, what: str, found: object, expected: int, *, job: str = "vocag align"
     ) -> None:
-        """Name the file, its version, the expected version, and the job."""
+        """Take the file's name and version, the expected version, and the job that writes it."""
         super().__init__(
             f"{what} has schema version {found!r}; this release reads version {expected}: "
             f"install the matching vocag release or run {job} again"
@@ -27,8 +27,8 @@ class DamagedShardError(DatasetError):
 
 
 class ForeignTokenizerError(DatasetError):
-    """A tokenizer is not the one that the dataset was made with."""
+    """A tokenizer didn't make the dataset."""
 
 
 class ForeignLossesError(DatasetError):
-    """A teacher's losses are incomplete, or not those of this data, teacher or context rule."""
+    """A teacher's losses are incomplete, or of other data, another teacher or context rule."""

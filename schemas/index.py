@@ -1,8 +1,7 @@
-"""Each sample's place in its shard, and each document's length: `*.index.parquet`.
+"""A shard's index, `*.index.parquet`: samples' places, lengths, quality and metadata.
 
-The index alone suffices to plan rows of any length: it has the token counts of both sides and every
-*cut point*, a place where student and teacher tokens share a byte boundary, so an overlong document
-can be split without reading it. It also has each document's alignment quality and metadata.
+It suffices to plan rows: it has both sides' token counts and *cut points*, where student and
+teacher tokens share a byte boundary and a document can be split.
 """
 
 import io
@@ -20,10 +19,10 @@ from schemas.document import SCHEMA_VERSION
 from schemas.errors import DamagedShardError, SchemaVersionError
 
 CUT_STRIDE = 16
-"""Student tokens per cut point: the last shared boundary of every 16 tokens is kept."""
+"""Student tokens per cut point: every 16 have at most one, near their end."""
 
 METADATA_PREFIX = "metadata."
-"""How the columns begin that hold a document's metadata."""
+"""Prefix of metadata columns."""
 
 METADATA_TYPES: Mapping[str, pa.DataType] = {
     "string": pa.dictionary(pa.int32(), pa.string()),
@@ -79,26 +78,25 @@ _DELTA_COLUMNS = ("payload_offset", "cut_student.list.element", "cut_teacher.lis
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """One row per sample, in the order of the tar.
+    """One row per sample, in the tar's order.
 
     Attributes:
         key: N strings of 32 hex digits.
         document_id: N strings.
-        payload_offset: int64 [N], byte position of the sample's payload in the tar.
-        payload_bytes: int64 [N], size of the payload.
-        crc32: int64 [N], CRC-32 of the payload.
-        num_text_bytes: int64 [N], UTF-8 bytes of the text.
+        payload_offset: int64 [N], the sample's first byte in the tar.
+        payload_bytes: int64 [N], the sample's size.
+        crc32: int64 [N], CRC-32 of the sample.
+        num_text_bytes: int64 [N], in UTF-8.
         num_student_tokens: int64 [N].
         num_teacher_tokens: int64 [N].
         cut_starts: int64 [N + 1]; document i owns cut points cut_starts[i]:cut_starts[i + 1].
-        cut_student: uint32 [C], a cut is before this student token of its document; int64 before
-            storing.
-        cut_teacher: uint32 [C], and before this teacher token.
+        cut_student: uint32 [C], the document's student token after the cut; int64 before storing.
+        cut_teacher: as cut_student, for the teacher.
         num_mapped: int64 [N], student tokens with a teacher token.
-        byte_iou_sum: float32 [N], sum over mapped tokens of intersection over union, in bytes.
-        metadata: by field, N values of one of `METADATA_TYPES`, any of which may be missing.
-        chats: columns of chats, by name as in `schemas/README.md`: `cut_at_turn`, uint32 [C], 1 if
-            a cut is between two turns, and counts of each document, int64 [N]; empty for texts.
+        byte_iou_sum: float32 [N], sum over these of intersection over union, in bytes.
+        metadata: by field, N values of one of `METADATA_TYPES`, or missing.
+        chats: columns of chats by name, see `schemas/README.md`: `cut_at_turn`, uint32 [C], 1 if a
+            cut is between two turns, and counts per document, int64 [N]; empty for texts.
     """
 
     key: Sequence[str]
@@ -122,10 +120,10 @@ class ShardIndex:
 
 
 def encode_index(index: ShardIndex) -> bytes:
-    """Return the index as a parquet file; equal indices give equal bytes.
+    """Encode an index as parquet; equal indices give equal bytes.
 
     Raises:
-        ValueError: a column doesn't have one value for each document.
+        ValueError: a column doesn't have one value per document.
     """
     columns: list[pa.Array] = []
     own = [*_COLUMNS, *(_CHAT_COLUMNS if index.chats else ())]
@@ -161,10 +159,10 @@ def encode_index(index: ShardIndex) -> bytes:
 def decode_index(
     data: bytes, *, with_names: bool = True, metadata: Sequence[str] | None = None
 ) -> ShardIndex:
-    """Return the index in a parquet file.
+    """Decode an index.
 
-    Without names, names and quality are left out; plans need no more, and it is faster. `metadata`
-    are the fields to read; None reads all of them with names, and none without.
+    Without names, which is faster and enough for plans, names and quality are left out. `metadata`
+    are the fields to read; None: all with names, else none.
 
     Raises:
         DamagedShardError: not a parquet file, or columns or values are missing.
@@ -177,7 +175,7 @@ def decode_index(
             metadata = fields_found if with_names else ()
         names = [name for name in columns if with_names or name not in (*_NAMES, *_QUALITY)]
         wanted = [METADATA_PREFIX + name for name in metadata]
-        # Plans read many indices at a time, each in a thread; one more for a column costs more.
+        # Plans read many indices at once, a thread each; threads per column would cost more.
         table = file.read(columns=[*names, *wanted], use_threads=with_names)
         values: dict[str, Any] = {"key": (), "document_id": ()}
         for name in names:
@@ -196,7 +194,7 @@ def decode_index(
 
 
 def decode_ids(data: bytes) -> pa.ChunkedArray:
-    """Return only the ids of an index, N strings: much cheaper for many documents.
+    """Return an index's ids alone, N strings, at much lower cost.
 
     DamagedShardError if it isn't a parquet file, or has no ids.
     """
@@ -206,7 +204,7 @@ def decode_ids(data: bytes) -> pa.ChunkedArray:
 
 
 def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
-    """Join the rows of several indices, in order."""
+    """Join indices' rows, in order."""
     arrays: dict[str, Any] = {}
     for entry in fields(ShardIndex):
         parts = [getattr(index, entry.name) for index in indices]
@@ -230,13 +228,13 @@ def concatenate_indices(indices: Sequence[ShardIndex]) -> ShardIndex:
 
 
 def encode_cuts(starts: NDArray[np.int64], cuts: NDArray[np.int64]) -> pa.ListArray:
-    """Return a column of N lists; list i is cuts[starts[i]:starts[i + 1]]."""
+    """Return a column of N lists, cuts[starts[i]:starts[i + 1]]."""
     values = pa.array(cuts.astype(np.uint32))
     return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), values, type=CUTS)
 
 
 def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
-    """Return a column's values, and a list's starts, by attributes of an index.
+    """Return a column's values, and a list's starts, by attribute of an index.
 
     pa.ArrowInvalid if values are missing.
     """
@@ -278,7 +276,7 @@ def _join(parts: Sequence[Mapping[str, pa.ChunkedArray]], name: str) -> pa.Chunk
 
 
 def _canonical(values: pa.ChunkedArray) -> pa.Array:
-    """Number strings in the order of their first occurrence, for any chunks."""
+    """Number strings by first occurrence, for any chunks."""
     if not pa.types.is_dictionary(values.type):
         return values.combine_chunks()
     return values.cast(pa.string()).combine_chunks().dictionary_encode()

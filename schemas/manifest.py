@@ -30,18 +30,18 @@ DEAD_LETTERS_FILE = "dead_letters.jsonl"
 FORMAT = Format("vocag.aligned_dataset", SCHEMA_VERSION, "vocag align", also=(3,))
 
 CHATS_VERSION: Final = 3
-"""Of manifests of chats, which a reader of texts alone must refuse; all else is as before."""
+"""Version of manifests of chats, which readers of texts alone must refuse."""
 
 MetadataType = Literal["string", "int64", "float64", "bool"]
-"""Types that a document's metadata may have; every value may be missing."""
+"""Types of documents' metadata; any value may be missing."""
 
 
 @dataclass(frozen=True)
 class ConventionRecord:
-    """The tokens that rows put around a text of one side, as the dataset's maker chose them.
+    """One side's tokens around a text in rows.
 
     Attributes:
-        first_token_id: before a document's first token, None for nothing.
+        first_token_id: before a document's first token; None: nothing.
         continued_token_id: before a piece that continues a document.
         end_token_id: after a document's last token.
     """
@@ -54,11 +54,10 @@ class ConventionRecord:
 def default_convention(
     bos_token_id: int | None, eos_token_id: int | None, *, adds_bos: bool
 ) -> ConventionRecord:
-    """Return the default tokens of rows around a text.
+    """Return the default tokens around a text.
 
-    A tokenizer that puts BOS before a text gets BOS before every piece. One that does not (Qwen)
-    belongs to a model that saw documents divided by the end-of-document token: that token is then
-    the first context, so that every token of the text has a loss.
+    BOS comes before every piece if the tokenizer adds it or has no EOS. Else EOS does, which
+    separated the documents in such models' training (Qwen), so even the first token has a loss.
 
     Example:
         >>> default_convention(None, 151643, adds_bos=False)
@@ -71,20 +70,20 @@ def default_convention(
 
 @dataclass(frozen=True)
 class TokenizerRecord:
-    """Which tokenizer made one side of the dataset.
+    """The tokenizer of one side.
 
     Attributes:
-        source: what the user named.
-        file: the copy kept in the dataset, a path relative to the manifest.
-        sha256: of that file; this is the tokenizer's fingerprint.
-        vocab_size: one greater than the largest id, added tokens included.
-        special_strings: "plain" if a special string in a text is plain text, "honoured" if
-            it becomes its control token.
-        bos_token_id: begin-of-sequence id, None if the tokenizer has none.
-        eos_token_id: end-of-document id, None if unknown.
-        adds_bos: whether the tokenizer's own convention puts BOS before a text.
+        source: its name, as the user gave it.
+        file: its copy in the dataset, relative to the manifest.
+        sha256: of that file, the tokenizer's fingerprint.
+        vocab_size: largest id plus one, added tokens included.
+        special_strings: a special string in a text is "plain" text, or "honoured" as its control
+            token.
+        bos_token_id: begin-of-sequence id; None if the tokenizer has none.
+        eos_token_id: end-of-document id; None if unknown.
+        adds_bos: whether the tokenizer itself puts BOS before a text.
         adds_eos: whether it puts EOS after one.
-        convention: what rows put around a text; None if the manifest doesn't say.
+        convention: tokens around a text in rows; None in early manifests, which omit it.
     """
 
     source: str
@@ -108,7 +107,7 @@ class TokenizerRecord:
 
     @property
     def around_text(self) -> ConventionRecord:
-        """The rows' tokens around a text: as recorded, else by default from the ids above."""
+        """The recorded convention, else the default."""
         if self.convention is not None:
             return self.convention
         return default_convention(self.bos_token_id, self.eos_token_id, adds_bos=self.adds_bos)
@@ -116,19 +115,19 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One shard: its tar and the index next to it.
+    """A shard: a tar, and its index next to it.
 
     Attributes:
-        file: the tar's name, relative to the manifest.
-        num_bytes: the tar's size.
+        file: the tar, relative to the manifest.
+        num_bytes: of the tar.
         sha256: of the tar.
-        index_file: the index's name.
-        index_num_bytes: the index's size.
+        index_file: the index, relative to the manifest.
+        index_num_bytes: of the index.
         index_sha256: of the index.
         num_documents: samples in the tar.
         num_text_bytes: UTF-8 bytes of their texts.
-        num_student_tokens: student tokens in the tar.
-        num_teacher_tokens: teacher tokens in the tar.
+        num_student_tokens: over all samples.
+        num_teacher_tokens: over all samples.
     """
 
     file: FilePath
@@ -149,13 +148,13 @@ _TOTALS = [entry.name for entry in fields(ShardRecord) if entry.name.startswith(
 
 @dataclass(frozen=True)
 class DeadLetterRecord:
-    """Documents that could not be used; `dead_letters.jsonl` names each.
+    """Documents that couldn't be used; `dead_letters.jsonl` names each.
 
     Attributes:
-        file: the file's name, relative to the manifest.
+        file: relative to the manifest.
         sha256: of that file.
         count: its lines.
-        by_reason: count of each reason.
+        by_reason: lines per reason.
     """
 
     file: FilePath
@@ -166,10 +165,10 @@ class DeadLetterRecord:
 
 @dataclass(frozen=True)
 class MetadataColumn:
-    """A field of the documents that the shards' indices hold, as column `metadata.NAME`.
+    """A field of documents' metadata, in the indices as column `metadata.NAME`.
 
     Attributes:
-        name: the field, dots and all.
+        name: the field, dots included.
         type: of its values.
     """
 
@@ -182,9 +181,8 @@ class GenerationRecord:
     """An earlier state of the dataset.
 
     Attributes:
-        number: counts from 0.
-        file: its manifest, a path relative to this one; the files that it names lie where the
-            files of this one do.
+        number: from 0.
+        file: its manifest, relative to this one; files named there are relative to this one, too.
         fingerprint: of its content.
     """
 
@@ -195,10 +193,10 @@ class GenerationRecord:
 
 @dataclass(frozen=True)
 class RemovedRecord:
-    """Documents that are in the shards and that a reader leaves out.
+    """Documents in the shards that readers skip.
 
     Attributes:
-        file: a Parquet file that lists them, see `schemas/README.md`.
+        file: their list, a Parquet file specified in `schemas/README.md`.
         sha256: of that file.
         count: its rows.
     """
@@ -210,13 +208,13 @@ class RemovedRecord:
 
 @dataclass(frozen=True)
 class TemplateRecord:
-    """The chat template by which one side of a dataset of chats was rendered.
+    """The chat template that rendered one side of a dataset of chats.
 
     Attributes:
-        file: the copy kept in the dataset, a path relative to the manifest.
+        file: its copy in the dataset, relative to the manifest.
         sha256: of that file.
-        names: strings of special tokens, by what the template calls them.
-        options: what else it was given.
+        names: its variables for special tokens, such as bos_token, with their strings.
+        options: its other variables.
     """
 
     file: FilePath
@@ -231,7 +229,7 @@ class ChatsRecord:
 
     Attributes:
         learn: whose messages are learned.
-        learn_end: whether what ends a learned turn is.
+        learn_end: whether a learned turn's end is learned, too.
         student: the student's template.
         teacher: the teacher's template.
     """
@@ -250,16 +248,16 @@ class Manifest:
         name: the shards' common prefix.
         student: the student's tokenizer.
         teacher: the teacher's tokenizer.
-        shards: every shard, in order.
-        dead_letters: what was left out.
-        configuration: the options that determine the shards' bytes.
+        shards: in order.
+        dead_letters: documents left out.
+        configuration: options that determine the shards' bytes.
         statistics: histograms and quality figures, see `pipeline.alignment.quality`.
         schema_version: of this file and its shards.
-        metadata: fields of the documents that the indices hold.
-        generation: counts the dataset's states from 0.
+        metadata: documents' fields in the indices.
+        generation: the dataset's state, counted from 0.
         generations: the earlier ones, in order.
-        removed: documents that a reader leaves out, None if there are none.
-        chats: how documents are chats; None, and not named, of texts.
+        removed: documents that readers skip; omitted without any.
+        chats: how documents are chats; omitted for texts.
     """
 
     name: Name
@@ -282,7 +280,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits over everything that determines rows: shards, tokenizers, removals."""
+        """64 hex digits of what determines rows, see `ManifestClaims`."""
         content: dict[str, Any] = {
             "schema_version": self.schema_version,
             "student": [self.student.sha256, self.student.special_strings],
@@ -296,7 +294,7 @@ class Manifest:
 
     @property
     def fingerprints(self) -> dict[int, str]:
-        """Fingerprints of its generations by number, its own last."""
+        """Fingerprints of all generations by number, its own last."""
         earlier = {entry.number: entry.fingerprint for entry in self.generations}
         return earlier | {self.generation: self.fingerprint}
 
@@ -307,7 +305,7 @@ class Manifest:
 
     @property
     def newest_shards(self) -> tuple[ShardRecord, ...]:
-        """The shards of the newest generation that added any; all if it never grew."""
+        """The shards of the newest generation that added any."""
         numbers = [generation_of(shard.file, name=self.name) for shard in self.shards]
         newest = max(numbers, default=0)
         pairs = zip(self.shards, numbers, strict=True)
@@ -334,7 +332,7 @@ def totals_of(shards: Iterable[ShardRecord]) -> dict[str, int]:
 
 
 def kept_manifest_file(generation: int) -> str:
-    """Return the file of a generation's manifest after its replacement.
+    """Return the file that keeps a replaced generation's manifest.
 
     Example:
         >>> kept_manifest_file(7)
@@ -344,7 +342,7 @@ def kept_manifest_file(generation: int) -> str:
 
 
 def generation_of(file: str, *, name: str) -> int:
-    """Return a shard's generation, by the name of its tar or index.
+    """Return a shard's generation from the name of its tar or index.
 
     Example:
         >>> generation_of("corpus-g002-000000-of-000001.tar", name="corpus")
@@ -355,7 +353,7 @@ def generation_of(file: str, *, name: str) -> int:
 
 
 def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
-    """Return the next manifest: with changes, and a record of the one before."""
+    """Return the next generation's manifest, with changes and a record of this one."""
     number = manifest.generation
     before = GenerationRecord(number, kept_manifest_file(number), manifest.fingerprint)
     return replace(
@@ -365,15 +363,14 @@ def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
 
 @dataclass(frozen=True)
 class ManifestClaims:
-    """What a manifest says of itself and what must follow from its other fields.
+    """A manifest's claims: its format, and fields that follow from others.
 
     Attributes:
         schema: names the format.
-        fingerprint: names the content: SHA-256 of the shards' file names and hashes, both
-            tokenizers' hashes, the schema version and the hash of what is removed.
+        fingerprint: SHA-256 over the schema version, tokenizers' hashes and special strings,
+            shards' file names and hashes, the hash of the removed documents' list, and chats.
         totals: sums over the shards.
-        digest: SHA-256 of all other fields but the shards, which the fingerprint names; None if no
-            convention is recorded, as in early manifests.
+        digest: SHA-256 of all other fields except shards; omitted if a convention is.
     """
 
     schema: Literal["vocag.aligned_dataset"]
@@ -383,7 +380,7 @@ class ManifestClaims:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON; equal manifests give equal bytes."""
+    """Encode the manifest as JSON; equal manifests give equal bytes."""
     body = {
         "schema": FORMAT.name,
         "fingerprint": manifest.fingerprint,
@@ -407,11 +404,11 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def decode_manifest(data: bytes, *, at: str = MANIFEST_FILE) -> Manifest:
-    """Return the manifest in a JSON file; errors name its path.
+    """Decode a manifest; errors name its path, `at`.
 
     Raises:
-        DatasetError: not a manifest, fields missing or of another type, files outside the dataset,
-            or totals or a fingerprint that contradict the shards.
+        DatasetError: not a manifest, a missing or mistyped field, a file outside the dataset, or
+            totals, a fingerprint or a digest that contradict other fields.
         SchemaVersionError: another version of the format.
     """
     try:

@@ -1,7 +1,7 @@
-"""Records ↔ JSON: dataclasses define a file's content, and no other shape is read.
+"""Records ↔ JSON: dataclasses define a file's content.
 
-Reading is strict: each field must be present, with its class's type and bounds; undeclared fields
-are ignored. Strings are UTF-8, numbers finite.
+Reading is strict: every field must be present, with its type and bounds; undeclared fields are
+ignored. Strings are UTF-8, numbers finite.
 """
 
 import json
@@ -15,7 +15,7 @@ from msgspec import Meta
 from schemas.errors import DatasetError, SchemaVersionError
 
 _SHA256_PATTERN = "^[0-9a-f]{64}$"
-# In this order: absolute; only "." and "/"; some part is ".."; a backslash or a URL somewhere.
+# Refuses, in this order: absolute; only "." and "/"; a part ".."; a backslash or a URL.
 _PATH_PATTERN = r"^(?!/)(?!(?:\.(?:/+|$))*$)(?!(?:[\s\S]*/)?\.\.(?:/|$))(?![\s\S]*(?:\\|://))[\s\S]"
 _PATTERNS_IN_WORDS = {
     _SHA256_PATTERN: "a SHA-256, 64 lower-case hexadecimal digits",
@@ -24,7 +24,7 @@ _PATTERNS_IN_WORDS = {
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 TokenId = Annotated[int, Meta(ge=0)]
-# Python's `$` would let a line end follow the digits.
+# max_length: Python's `$` allows a line end after the digits.
 Sha256 = Annotated[str, Meta(pattern=_SHA256_PATTERN, max_length=64)]
 FilePath = Annotated[
     str,
@@ -37,14 +37,14 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class RecordError(ValueError):
-    """A JSON text does not hold the expected record; the message says what and where."""
+    """A JSON text doesn't hold the expected record; the message gives what and where."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file that names itself, and the version that a job writes and reads.
+    """A kind of JSON file, and the version that a job writes and reads.
 
-    `also` are others that it reads and may write.
+    The job also reads, and may write, versions in `also`.
     """
 
     name: str
@@ -55,8 +55,6 @@ class Format:
 
 @dataclass(frozen=True)
 class _Envelope:
-    """Fields of a file of any version."""
-
     schema: object = None
     schema_version: object = None
 
@@ -80,16 +78,15 @@ def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
 
 
 def write_record(record: object) -> str:
-    """Write a record as JSON without a line end, always the same; ValueError: not finite."""
+    """Write a record as one line of JSON, always the same; ValueError for non-finite numbers."""
     return json.dumps(record, sort_keys=True, allow_nan=False, default=vars)
 
 
 def write_file(body: Mapping[str, Any]) -> bytes:
     """Write a JSON file for people; equal bodies give equal bytes.
 
-    The standard library defines the format's bytes; msgspec differs in numbers such as 1e-05 and in
-    empty lists. Records may be anywhere in the body. ValueError for a number that is not finite,
-    and could not be read again.
+    The body may hold records anywhere. The standard library defines the bytes: msgspec writes 1e-05
+    and empty lists differently. ValueError for non-finite numbers.
     """
     return (
         json.dumps(
@@ -100,9 +97,9 @@ def write_file(body: Mapping[str, Any]) -> bytes:
 
 
 def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> None:
-    """Check that a file has this format and version.
+    """Check a file's format and version.
 
-    RecordError if it isn't a JSON object, DatasetError or SchemaVersionError for another format or
+    RecordError if it isn't a JSON object; DatasetError or SchemaVersionError for another format or
     version.
     """
     envelope = read_record(data, _Envelope)

@@ -1,6 +1,6 @@
 """Documents in the shards that readers skip: `removed-g001.parquet`.
 
-A takedown is one small file and a new manifest; shards never change.
+Removing them changes no shard.
 """
 
 import io
@@ -18,7 +18,7 @@ _SCHEMA = pa.schema([("shard", pa.uint32()), ("document", pa.uint32())])
 
 @dataclass(frozen=True, eq=False)
 class RemovedDocuments:
-    """K documents, int64 [K], by number of their shard and then by place in its index."""
+    """K documents, int64 [K], by shard number, then place in its index."""
 
     shard: NDArray[np.int64]
     document: NDArray[np.int64]
@@ -27,19 +27,13 @@ class RemovedDocuments:
         return len(self.shard)
 
     def of_shard(self, shard_index: int) -> NDArray[np.int64]:
-        """Return the places in one shard's index, ascending."""
+        """Return one shard's places, ascending."""
         start, stop = np.searchsorted(self.shard, [shard_index, shard_index + 1])
         return self.document[start:stop]
 
 
 def encode_removed(removed: RemovedDocuments) -> bytes:
-    """Encode the list as parquet; equal lists give equal bytes.
-
-    Example:
-        >>> places = np.array([3]), np.array([17])
-        >>> decode_removed(encode_removed(RemovedDocuments(*places))).of_shard(3).tolist()
-        [17]
-    """
+    """Encode the list as parquet; equal lists give equal bytes."""
     sink = io.BytesIO()
     columns = [pa.array(removed.shard, pa.uint32()), pa.array(removed.document, pa.uint32())]
     table = pa.Table.from_arrays(columns, schema=_SCHEMA)
@@ -48,10 +42,10 @@ def encode_removed(removed: RemovedDocuments) -> bytes:
 
 
 def decode_removed(data: bytes) -> RemovedDocuments:
-    """Return the list in a parquet file.
+    """Decode the list.
 
     Raises:
-        DamagedShardError: not such a list, or one that is unsorted or repeats a document.
+        DamagedShardError: no such list, or unsorted or repeated documents.
     """
     try:
         table = pq.read_table(pa.BufferReader(data))

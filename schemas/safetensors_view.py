@@ -1,10 +1,10 @@
-"""Views of a safetensors file's tensors: the one place that reads such a header.
+"""Views of a safetensors file's tensors; only this module reads its header.
 
-The `safetensors` library copies what it reads, or maps its own file; samples are inside tars that
-are mapped already, and a row reads a few bytes of each.
+The `safetensors` library copies, or maps a file of its own; samples are in mapped tars, and a row
+reads a few bytes of each.
 
-Layout: 8 bytes N, little-endian; N bytes of JSON; tensors. The JSON names each tensor's dtype,
-shape and [start, end) after it, and holds strings under "__metadata__".
+Layout: 8 bytes N, little-endian; N bytes of JSON; tensors. The JSON maps each tensor to its dtype,
+shape and [start, end) after it, and "__metadata__" to strings.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _ITEM_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     """Return the header's JSON and the first byte after it, from a file or its beginning.
 
-    ValueError if it is cut before the header's end, or the header isn't a JSON object.
+    ValueError if the header is cut or isn't a JSON object.
     """
     body = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or body > len(data):
@@ -42,11 +42,11 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
 
 
 def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the tensor of a header's entry as a view of `data`, without copying.
+    """Return a header entry's tensor as a view of `data`.
 
     Raises:
         ValueError: dtype, shape and place contradict each other or the file's size.
-        KeyError: it isn't a tensor's entry, or has a dtype that this project does not store.
+        KeyError: not a tensor's entry, or an unsupported dtype.
     """
     start, end = entry["data_offsets"]
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -59,7 +59,7 @@ def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -
 def view_vector(
     data: bytes | memoryview, body: int, entry: Mapping[str, Any], code: str
 ) -> NDArray[Any]:
-    """Return a vector as a view, see `view_tensor`; ValueError unless it has the dtype `code`."""
+    """View a vector as in `view_tensor`; ValueError unless its dtype is `code`."""
     if entry["dtype"] != code or len(entry["shape"]) != 1:
         raise ValueError(f"{entry} is not a vector of {code}")
     return view_tensor(data, body, entry)
@@ -68,11 +68,10 @@ def view_vector(
 def vector_place(
     entry: Mapping[str, Any], length: int, body: int, num_bytes: int
 ) -> tuple[int, int]:
-    """Return a vector's first byte in the file and its bytes per element, unread.
+    """Return a vector's first byte in the file and bytes per element, unread.
 
-    A fast path: a row needs four per document. `body` is the first byte after the header; the file
-    has `num_bytes`. Errors are those of `view_tensor`, and ValueError if it isn't a vector of the
-    known `length`.
+    `body` is the first byte after the header, `num_bytes` the file's size. Errors as in
+    `view_tensor`, and ValueError unless it is a vector of `length`.
 
     Example:
         >>> vector_place({"dtype": "U16", "shape": [3], "data_offsets": [4, 10]}, 3, 100, 110)
@@ -88,7 +87,6 @@ def vector_place(
 
 
 def _is_placed(start: object, end: object, num_bytes: int, available: int) -> bool:
-    """Whether a tensor of `num_bytes` is within the body, where it claims."""
     return (
         type(start) is int and type(end) is int and 0 <= start <= end <= available
     ) and end - start == num_bytes

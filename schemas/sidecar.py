@@ -1,7 +1,6 @@
-"""A teacher's losses next to a shard, two bytes a token: `*.teacher-<fingerprint>.safetensors`.
+"""A teacher's losses next to a shard: `*.teacher-<fingerprint>.safetensors`.
 
-A frozen teacher gives the same text the same losses every time, so they are computed once. Shards
-are never rewritten; several teachers' sidecars coexist.
+Several teachers' sidecars coexist; shards are never rewritten.
 """
 
 import json
@@ -33,23 +32,23 @@ from schemas.stored_distributions import EntriesRecord, ShardEntries, decode_ent
 SIDECAR_VERSION = 1
 FORMAT = Format("vocag.teacher_losses", SIDECAR_VERSION, "vocag score")
 LARGEST_LOSS = float(np.finfo(np.float16).max)
-"""Losses beyond fp16 are stored as this, 65504 nats; probabilities that small mean nothing more."""
+"""65504 nats, stored for losses beyond fp16."""
 
 _METADATA_KEY = "vocag"
 
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """What ran a teacher, other than transformers or Megatron.
+    """A program that ran a teacher, other than transformers or Megatron.
 
     Attributes:
         name: "openai": a server of the completions API.
-        server: the server's program, such as "vllm"; "" if unknown.
-        version: of that program, "" if unknown.
-        quantization: of weights and activations, "none" or such as "fp8".
+        server: its program, such as "vllm"; "" if unknown.
+        version: of that program; "" if unknown.
+        quantization: of weights and activations, such as "fp8", or "none".
         model: its name at the server.
-        weights_of: whether the rule's `weights_sha256` is over "files", or over the model's "name"
-            if the files are out of sight.
+        weights_of: the rule's `weights_sha256` is over "files", or over the model's "name" if its
+            files are out of sight.
     """
 
     name: Name
@@ -72,19 +71,18 @@ class EngineRecord:
 
 @dataclass(frozen=True)
 class TeacherRule:
-    """What determines a teacher's losses on a dataset, besides its text.
+    """Everything but the text that determines a teacher's losses on a dataset.
 
     Attributes:
-        weights_sha256: 64 hex digits over the teacher's weights and configuration.
+        weights_sha256: over the teacher's weights and configuration.
         dtype: of the running teacher, such as "float32".
-        tokenizer_sha256: the dataset's teacher tokenizer.
-        context: where each token's left context starts, see
-            `pipeline.scoring.contexts.ContextRule`.
-        engine: what ran it; None for transformers and Megatron, and then omitted.
-        where: documents that don't match were not scored, see
-            `pipeline.dataset.chosen_documents`; "": all were, and it is omitted.
-        distributions: the stored part of its distributions; None: losses only, and omitted.
-        learned_only: whether of chats only tokens of learned texts are stored; omitted if not.
+        tokenizer_sha256: of the dataset's teacher tokenizer.
+        context: start of each token's left context, see `pipeline.scoring.contexts.ContextRule`.
+        engine: None, and omitted, for transformers and Megatron.
+        where: condition on scored documents, see `pipeline.dataset.chosen_documents`; "", and
+            omitted, for all.
+        distributions: None, and omitted, for losses only.
+        learned_only: whether only learned tokens of chats are stored; omitted if not.
     """
 
     weights_sha256: Sha256
@@ -102,7 +100,7 @@ class TeacherRule:
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; unset ones are left out."""
+        """Return plain values, without unset ones."""
         body = asdict(self)
         if self.distributions is not None:
             body["distributions"] = self.distributions.to_json()
@@ -111,12 +109,12 @@ class TeacherRule:
 
 @dataclass(frozen=True, eq=False)
 class ShardLosses:
-    """The losses of every teacher token of one shard's scored documents.
+    """The losses of one shard's scored documents.
 
-    Losses are float16 [M], nats, documents in the index's order; NaN without a context. Document i
-    owns losses starts[i]:starts[i + 1], int64 [N + 1], none if it was not scored. `teacher` is the
-    `TeacherRule`'s fingerprint; `entries` are of its distributions, if stored. Of chats, only the
-    losses of `learned` tokens, bool [M], may be stored; the others are NaN.
+    Losses are float16 [M], nats, in index order; NaN without a context. Document i owns losses
+    starts[i]:starts[i + 1], int64 [N + 1], none if it wasn't scored. `teacher` is the
+    `TeacherRule`'s fingerprint. `learned`, bool [M], marks the only stored tokens of chats; the
+    others' losses are NaN.
     """
 
     losses: NDArray[np.float16]
@@ -132,19 +130,19 @@ class SidecarRecord:
     """One sidecar.
 
     Attributes:
-        file: its name, relative to the score manifest.
-        num_bytes: its size.
-        sha256: 64 hex digits of the file.
-        shard: the tar it belongs to.
-        num_tokens: teacher tokens of the shard's documents that were scored.
-        num_losses: those of them with a loss.
-        loss_sum: nats over them, of the stored values.
+        file: relative to the score manifest.
+        num_bytes: of the file.
+        sha256: of the file.
+        shard: its tar.
+        num_tokens: scored documents' teacher tokens, with `learned_only` the learned ones.
+        num_losses: tokens with a loss.
+        loss_sum: nats, of stored values.
         num_split_documents: documents whose tokens don't all see the document's start.
-        context_sha256: 64 hex digits of where those tokens' contexts start, see
+        context_sha256: over the starts of those tokens' contexts, see
             `pipeline.scoring.contexts.Pieces`.
         entries: totals of its entries; None, and omitted, without any.
-        documents_sha256: 64 hex digits of the table of its documents' scores; None, and omitted, if
-            unknown: the table is then only compared with the sidecar's SHA-256.
+        documents_sha256: of the table of its documents' scores; None, and omitted, if unknown: the
+            table is then only compared with the sidecar's SHA-256.
     """
 
     file: FilePath
@@ -160,7 +158,7 @@ class SidecarRecord:
     documents_sha256: Sha256 | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; None is left out."""
+        """Return plain values, without None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -168,8 +166,8 @@ class SidecarRecord:
 class ScoreManifest:
     """A teacher's scores of a dataset; written last.
 
-    `dataset` is the fingerprint of its manifest, `source` the user's name for the teacher; sidecars
-    are one per shard, in the dataset's order.
+    `dataset` is its manifest's fingerprint, `source` the user's name for the teacher; sidecars are
+    in the order of shards.
     """
 
     dataset: Sha256
@@ -180,7 +178,7 @@ class ScoreManifest:
 
 @dataclass(frozen=True)
 class _ScoreClaims:
-    """Claims that must follow from a score manifest's other fields, and the written rule."""
+    """Fields to compare with the rule."""
 
     teacher: Sha256
     rule: Mapping[str, Any]
@@ -188,8 +186,6 @@ class _ScoreClaims:
 
 @dataclass(frozen=True)
 class _SidecarMetadata:
-    """The JSON in a sidecar's metadata, without its version."""
-
     teacher: Sha256
     shard_sha256: Sha256
     distributions: DistributionRule | None = None
@@ -211,17 +207,12 @@ def score_manifest_name(teacher: str) -> str:
 
 
 def to_fp16(losses: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Round losses to fp16, those beyond its range to the largest finite number; NaN stays.
-
-    Example:
-        >>> to_fp16(np.float32([2.5, 1e6])).tolist()
-        [2.5, 65504.0]
-    """
+    """Round losses to fp16, at most `LARGEST_LOSS`; NaN stays."""
     return np.minimum(losses, np.float32(LARGEST_LOSS)).astype(np.float16)
 
 
 def encode_sidecar(scores: ShardLosses) -> bytes:
-    """Encode the sidecar as safetensors; equal scores give equal bytes."""
+    """Encode a sidecar as safetensors; equal scores give equal bytes."""
     metadata: dict[str, Any] = {
         "sidecar_version": SIDECAR_VERSION,
         "teacher": scores.teacher,
@@ -238,15 +229,15 @@ def encode_sidecar(scores: ShardLosses) -> bytes:
     if scores.entries is not None:
         metadata["distributions"] = scores.entries.rule.to_json()
         tensors |= scores.entries.tensors()
-    # one key: the library writes several in random order
+    # one key: safetensors writes several in random order
     return bytes(save(tensors, {_METADATA_KEY: json.dumps(metadata, sort_keys=True)}))
 
 
 def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
-    """Return a sidecar's losses, as views of `data`; for texts nothing is copied.
+    """Decode a sidecar; a text's losses are views of `data`.
 
     Raises:
-        DamagedShardError: not a complete sidecar.
+        DamagedShardError: incomplete sidecar.
         SchemaVersionError: another version of the format.
     """
     try:
@@ -281,7 +272,7 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
 def _spread(
     losses: NDArray[np.float16], bounds: NDArray[np.int64], num_tokens: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float16]]:
-    """Return which tokens are learned, and all tokens' losses, from the learned ones'."""
+    """Return which tokens are learned, and all tokens' losses from theirs."""
     if len(bounds) % 2 or (np.diff(bounds) < 0).any() or bounds.max(initial=0) > num_tokens:
         raise ValueError(f"learned isn't ranges of {num_tokens} tokens")
     changes = np.bincount(bounds, minlength=num_tokens + 1)[:num_tokens]
@@ -300,7 +291,7 @@ def _fields(rule: Mapping[str, Any]) -> list[str]:
 
 
 def encode_score_manifest(manifest: ScoreManifest) -> bytes:
-    """Encode the score manifest as JSON; equal manifests give equal bytes."""
+    """Encode a score manifest as JSON; equal manifests give equal bytes."""
     body = {
         "schema": FORMAT.name,
         "schema_version": FORMAT.version,
@@ -313,11 +304,11 @@ def encode_score_manifest(manifest: ScoreManifest) -> bytes:
 
 
 def decode_score_manifest(data: bytes, *, at: str) -> ScoreManifest:
-    """Return the score manifest in a JSON file.
+    """Decode a score manifest.
 
     Raises:
-        DatasetError: not a score manifest, fields missing or of another type, files outside the
-            dataset, or a fingerprint that does not match.
+        DatasetError: not a score manifest, a missing or mistyped field, a file outside the dataset,
+            an unknown part of the rule, or a wrong fingerprint.
         SchemaVersionError: another version of the format.
     """
     try:
@@ -325,7 +316,7 @@ def decode_score_manifest(data: bytes, *, at: str) -> ScoreManifest:
         manifest = read_record(data, ScoreManifest)
         claims = read_record(data, _ScoreClaims)
         if claims.rule != (known := manifest.rule.to_json()):
-            # Whatever else determines the losses, this release would not hold it against rows.
+            # This release couldn't compare an unknown field with rows.
             raise RecordError(f"$.rule has {_fields(claims.rule)}, not {_fields(known)}")
     except RecordError as error:
         raise DatasetError(

@@ -1,7 +1,7 @@
-"""A teacher's distributions with its losses: the likeliest next tokens of each position, packed.
+"""A teacher's likeliest next tokens, packed and stored with its losses.
 
-A document of T tokens has T + 1 *positions*. Position l follows its first l tokens, so it goes with
-the loss of token l; position T follows the whole document. A document without tokens has none.
+A document of T tokens has T + 1 *positions*, an empty one none. Position l follows its first l
+tokens, so it goes with the loss of token l; position T follows the whole document.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ from schemas.records import Count
 from schemas.safetensors_view import view_vector
 
 LARGEST_MASS = 1.001
-"""What the least masses that a position's entries may have been rounded from add up to, at most."""
+"""Upper bound on the sum of the least masses that round to a position's entries."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("<u1"), "float16": np.dtype("<f2")}
 _SAFETENSORS = {"uint8": "U8", "float16": "F16"}
-_RANGE = 20.0  # nats that the 8 bits reach
+_RANGE = 20.0  # largest nats in 8 bits
 _LEAST_FP16 = float(np.finfo(np.float16).min)
 _BLOCK = 1 << 16  # ids packed at once; a multiple of 8, so that blocks end with a byte
 
 
 @dataclass(frozen=True)
 class EntriesRecord:
-    """Totals of a sidecar's entries; the mass is that of their stored values."""
+    """Totals of a sidecar's entries; the mass is of stored values."""
 
     num_positions: Count
     num_entries: Count
@@ -38,17 +38,17 @@ class EntriesRecord:
 
 @dataclass(frozen=True, eq=False)
 class ShardEntries:
-    """The stored distributions of one shard's D documents, E entries at P positions.
+    """Stored distributions of one shard's D documents, E entries at P positions.
 
     Attributes:
-        counts: uint8 [P], entries of each position.
+        counts: uint8 [P], entries per position.
         starts: int64 [D + 1]; document d owns entries starts[d]:starts[d + 1].
         ids: uint8 [ceil(E * id_bits / 8)]; entry e's id begins at bit e * id_bits, the lowest bit
             of each byte and id first.
-        log_probs: uint8 or float16 [E], as the rule says; falling within a position.
-        position_starts: int64 [D + 1]; document d owns positions as it owns entries.
-        draw_ids: uint8 [ceil(N * draws * id_bits / 8)], packed like ids; each of the N positions
-            with entries has the rule's number of draws.
+        log_probs: uint8 or float16 [E], as in the rule; falling within a position.
+        position_starts: int64 [D + 1], like starts.
+        draw_ids: uint8 [ceil(N * draws * id_bits / 8)], packed like ids: the draws of each of the N
+            positions with entries.
     """
 
     rule: DistributionRule
@@ -61,22 +61,22 @@ class ShardEntries:
 
     @cached_property
     def first_draws(self) -> NDArray[np.int64]:
-        """Number of draws before document d's, int64 [D + 1]."""
+        """Draws before each document's, int64 [D + 1]."""
         drawn = np.append(0, np.cumsum(self.counts > 0, dtype=np.int64))[self.position_starts]
         return drawn * self.rule.draws
 
     def describe(self) -> EntriesRecord:
-        """Return the score manifest's record of them."""
+        """Return the score manifest's record."""
         stored = self.log_probs
         codes = stored if stored.dtype == np.uint8 else stored.view(np.uint16)
         values = stored_values(self.rule.log_probs)[0].tolist()
-        # By how often each code occurs: no order, and no vector instruction, changes the sum.
+        # Summed by code, so neither order nor vector instructions change it.
         present = enumerate(np.bincount(codes, minlength=len(values)).tolist())
         mass = fsum(count * exp(values[code]) for code, count in present if count)
         return EntriesRecord(int(np.count_nonzero(self.counts)), len(codes), mass)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """Return their tensors in a sidecar, by name."""
+        """Return a sidecar's tensors by name."""
         draws = {"draw_ids": self.draw_ids} if self.rule.draws else {}
         return {
             "entry_counts": self.counts,
@@ -89,10 +89,10 @@ class ShardEntries:
 
 @dataclass(frozen=True, eq=False)
 class TopTokens:
-    """The same before packing, filled by engines: dense, 4 K + K (or 2 K) bytes a position.
+    """Next tokens before packing, dense, filled by engines.
 
-    Ids are int32 [P, K], -1 without an entry; there log-probabilities, uint8 or float16 [P, K] as
-    stored, and draws, int32 [P, draws], are undefined.
+    Ids are int32 [P, K], -1 without an entry; log-probabilities, uint8 or float16 [P, K] as stored,
+    and draws, int32 [P, draws], are undefined there.
     """
 
     rule: DistributionRule
@@ -102,7 +102,7 @@ class TopTokens:
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> "TopTokens":
-        """Return documents' positions without entries; their tokens start at int64 [D + 1]."""
+        """Return no entries for documents whose tokens start at int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -116,11 +116,11 @@ class TopTokens:
     ) -> None:
         """Store some positions' likeliest tokens, limited by the rule.
 
-        Positions are int64 [n], each once; ids integers [n, K]; log-probabilities float [n, K],
+        Positions are int64 [n], distinct; ids integers [n, K]; log-probabilities float [n, K],
         nats, falling, no NaN, -inf for missing tokens.
         """
         is_entry = log_probs > -np.inf
-        if self.rule.top_mass < 1:  # else one that rounds to 1 would drop those after it
+        if self.rule.top_mass < 1:  # a mass that rounds to 1 would drop later ones
             masses = np.cumsum(np.exp(log_probs, dtype=np.float64), axis=1)
             is_entry[:, 1:] &= masses[:, :-1] < self.rule.top_mass
         if self.rule.entropy_above:
@@ -129,7 +129,7 @@ class TopTokens:
         self.log_probs[positions] = to_stored(log_probs, self.rule.log_probs)
 
     def pack(self, starts: NDArray[np.int64]) -> ShardEntries:
-        """Return the entries as stored, of documents that start at int64 [D + 1]."""
+        """Pack the entries of documents whose tokens start at int64 [D + 1]."""
         is_entry = self.ids >= 0
         counts = is_entry.sum(axis=1, dtype=np.uint8)
         positions = position_starts(starts)
@@ -145,7 +145,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each document's first position from its first token, int64 [D + 1].
+    """Return documents' first positions from their first tokens, int64 [D + 1].
 
     Example:
         >>> position_starts(np.array([0, 3, 3, 5])).tolist()
@@ -156,14 +156,10 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return lower bounds, float64 [n], nats, of entropies, given the likeliest tokens.
+    """Return lower bounds of entropies, float64 [n], nats, from the likeliest tokens.
 
-    `log_probs` are float [n, K], nats, falling, -inf for missing tokens. Each other token is no
-    likelier than the least of these, nor than all others together.
-
-    Example:
-        >>> least_entropies(np.log([[0.5, 0.25], [1.0, 1e-9]])).round(4).tolist()
-        [1.0397, 0.0]
+    `log_probs` are float [n, K], nats, falling, -inf for missing tokens. No other token is likelier
+    than the least of these, nor than all others together.
     """
     nats = np.where(log_probs > -np.inf, log_probs, 0.0).astype(np.float64)
     masses = np.exp(nats) * (log_probs > -np.inf)
@@ -174,10 +170,7 @@ def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
-    """Round log-probabilities to their stored form.
-
-    8 bits leave an error of at most sqrt(20 x) / 255 + 20 / (4 · 255²) nats at -log p = x, up to 20
-    nats; anything less likely is stored as 20. fp16 leaves 2⁻¹¹ of x. `largest_error`.
+    """Round log-probabilities to their stored form, within `largest_error`.
 
     Example:
         >>> to_stored(np.float32([0, -0.7, -30]), "uint8").tolist()
@@ -192,7 +185,7 @@ def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 
 
 def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
-    """Return the largest error of stored log-probabilities, nats; unbounded beyond 20.
+    """Return the largest error of stored log-probabilities, nats; infinite beyond 20 in uint8.
 
     Example:
         >>> largest_error(np.float32([0, -1]), "uint8").round(4).tolist()
@@ -207,10 +200,9 @@ def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 
 @cache
 def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return stored log-probabilities' values by code: 8 bits, or fp16's 16.
+    """Return stored log-probabilities by code, and the least mass rounded to each, float64.
 
-    They are float32 [256 or 65536], nats, NaN for invalid codes; and the least mass that is rounded
-    to each, float64.
+    The first are float32 [256 or 65536], nats, NaN for invalid codes.
     """
     if kind == "uint8":
         codes = np.arange(256)
@@ -225,7 +217,7 @@ def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
 
 
 def pack_ids(ids: NDArray[np.integer], num_bits: int) -> NDArray[np.uint8]:
-    """Pack ids one after another, `num_bits` each, the lowest bit first.
+    """Pack ids, `num_bits` each, the lowest bit first.
 
     Example:
         >>> pack_ids(np.array([1, 3]), 9).tolist()
@@ -249,11 +241,11 @@ def decode_entries(
     rule: DistributionRule,
     starts: NDArray[np.int64],
 ) -> ShardEntries:
-    """Return a sidecar's entries, as views of its bytes.
+    """Return a sidecar's entries, as views.
 
-    `starts`, int64 [D + 1], are each document's first tokens. Sizes are checked here, contents on
-    reading (`pipeline.scoring.entries`). ValueError or KeyError if tensors are missing, or
-    contradict each other or the rule.
+    `starts`, int64 [D + 1], are documents' first tokens. ValueError or KeyError if tensors are
+    missing, or their sizes contradict each other or the rule; `pipeline.scoring.entries` checks
+    contents on reading.
     """
     kind = _SAFETENSORS[rule.log_probs]
     counts = view_vector(data, body, header["entry_counts"], "U8")

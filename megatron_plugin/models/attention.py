@@ -1,12 +1,10 @@
-"""Attention over packed rows without Transformer Engine, on torch's own kernels.
+"""Attention within the documents of packed rows, on torch's own kernels.
 
-Each document of a row attends to itself alone. No [seq, seq] mask exists: half-precision CUDA
-tensors go through torch's variable-length attention (`pipeline.models.varlen`), others through one
-scaled_dot_product_attention per document.
+Half-precision CUDA tensors go through torch's variable-length attention (`pipeline.models.varlen`),
+others through one scaled_dot_product_attention per document; no [seq, seq] mask exists.
 
-Context-parallel ranks each hold a part of every row's places. They gather the keys and values of
-whole rows, and each computes its own queries. Ring attention, including torch's, knows one causal
-sequence and no documents' bounds. With grouped heads, whole rows' keys and values are small.
+Context-parallel ranks compute the queries of their part of each row's places. They gather whole
+rows' keys and values, small with grouped heads: ring attention knows no documents' bounds.
 
 Dimensions: s places of a row, b rows, n query heads, g key heads, d channels of a head, t = b * s
 places of all rows, one row after the other; o of them are this rank's, q queries and k keys of a
@@ -42,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AttentionPiece:
-    """Neighbouring places [start, stop) among o of one document, and [key_start, key_stop) among t.
+    """Places [start, stop) of one document among o, and their keys [key_start, key_stop) among t.
 
-    A piece attends to the latter: from the document's first place to the piece's last.
+    Keys start at the document's first place.
     """
 
     start: int
@@ -55,12 +53,12 @@ class AttentionPiece:
 
 @dataclass
 class RowSegments(PackedSeqParams):
-    """The places of a micro-batch's documents, for the attention of every layer.
+    """A micro-batch's documents, for the attention of every layer.
 
     `qkv_format` stays "sbhd": rows keep their dimension, so pipeline stages exchange tensors of one
-    shape for any documents. `cu_seqlens_q` and `cu_seqlens_kv` are those of the pieces, one after
-    the other, and of `varlen.num_empty` empty ones. `pieces` cover this rank's places in order;
-    `key_places`, int64, are their keys among t; None if that is every place once.
+    shape. `cu_seqlens_q` and `cu_seqlens_kv` are the pieces', then those of `varlen.num_empty`
+    empty ones. `pieces` cover this rank's places in order; `key_places`, int64, are their keys
+    among t; None if that is every place once.
     """
 
     pieces: tuple[AttentionPiece, ...] = ()
@@ -70,14 +68,9 @@ class RowSegments(PackedSeqParams):
 def row_segments(
     cu_seqlens: Tensor, seq_length: int, device: torch.device | str, share: RowShare = WHOLE_ROWS
 ) -> RowSegments:
-    """Return the segments of a micro-batch, for this rank's share of its rows.
+    """Return a micro-batch's segments, for this rank's share of its rows.
 
-    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as in `pipeline.streaming`; kernels read
-    a copy on the device.
-
-    Example:
-        >>> row_segments(torch.tensor([[0, 3, 4, 4]]), 4, "cpu").cu_seqlens_q[:3]
-        tensor([0, 3, 4], dtype=torch.int32)
+    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as in `pipeline.streaming`.
     """
     starts = torch.arange(len(cu_seqlens)).unsqueeze(1) * seq_length
     bounds: list[int] = torch.unique(cu_seqlens.long() + starts).tolist()
@@ -101,7 +94,6 @@ def row_segments(
 
 
 def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[AttentionPiece]:
-    """Yield the pieces of the documents between bounds."""
     end = 0  # of the pieces so far
     for row in range(bounds[-1] // seq_length):
         for start, stop in share.stretches(seq_length):
@@ -135,7 +127,7 @@ class PackedAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Take layer specs' arguments; RuntimeError if torch's kernel lacks a needed feature."""
+        """Take layer specs' arguments; RuntimeError if torch's kernel lacks a feature."""
         super().__init__(config=config)
         if (config.bf16 or config.fp16) and (missing := varlen.missing_kernel()):
             raise RuntimeError(missing)
@@ -175,7 +167,7 @@ def attend_documents(
 ) -> Tensor:
     """Attend causally within each document: queries float [o, n, d], keys and values [t, g, d].
 
-    Products are multiplied by `scale`; None: 1 / sqrt(d). The result is like the queries.
+    `scale` None: 1 / sqrt(d).
     """
     if varlen.fits_kernel(query, value):
         if segments.key_places is not None:
@@ -199,7 +191,7 @@ def attend_documents(
 
 
 def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments) -> str:
-    """Name the kernel of `attend_documents` for these, and why none is faster."""
+    """Name the kernel of `attend_documents`, and why none is faster."""
     if not varlen.fits_kernel(query, value):
         return f"one kernel a document, for {query.dtype} on {query.device.type}"
     if segments.key_places is not None:
@@ -211,8 +203,7 @@ def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments
 def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
     """Return the keys seen by a document's last queries, bool [q, k]; None if as many as queries.
 
-    `is_causal` takes queries for the first ones. Such a mask exists only if rows are shared without
-    flash attention, for one document and one rank.
+    `is_causal` takes queries for the first ones.
     """
     if num_queries == num_keys:
         return None

@@ -34,10 +34,9 @@ _ENGINE_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 def packed_layer_spec(
     config: GPTModelConfig, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """Return Megatron's own layers with attention within documents.
+    """Return Megatron's layers with attention within documents, a `transformer_layer_spec`.
 
-    Linear layers, norms and MLP follow --transformer-impl (Megatron's or Transformer Engine's).
-    Pass it as `transformer_layer_spec`.
+    Linear layers, norms and MLP follow --transformer-impl.
     """
     spec = default_layer_spec(config, vp_stage)
     if not isinstance(spec, TransformerBlockSubmodules):  # one layer's, of a dense model
@@ -53,10 +52,9 @@ def packed_layer_spec(
 
 
 def forget_engine_attention() -> None:
-    """Remove the environment variables of Transformer Engine's attention.
+    """Remove the environment variables of Transformer Engine's attention, which isn't used.
 
-    Attention here is torch's own. Megatron compares these variables with --attention-backend
-    whenever it builds a model, and two models of one process needn't agree.
+    Megatron compares them with --attention-backend for every model; two models needn't agree.
     """
     told = {name: os.environ.pop(name) for name in _ENGINE_ATTENTION if name in os.environ}
     if told:
@@ -64,7 +62,7 @@ def forget_engine_attention() -> None:
 
 
 def load_model(chunks: list[torch.nn.Module], weights: Weights) -> list[torch.nn.Module]:
-    """Fill and return a rank's model chunks, with the weights' own rotary frequencies."""
+    """Fill and return a rank's model chunks, with the weights' rotary frequencies."""
     frequencies = weights.shape.inverse_frequencies()
     group = parallel_state.get_tensor_model_parallel_group()
     for chunk in chunks:
@@ -79,7 +77,7 @@ def build_frozen_model(
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
-    Parallelism is that of `parallel_state`; activations have its `dtype`, too.
+    Parallelism is that of `parallel_state`; `dtype` is of weights and activations.
     """
     shape = weights.shape
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()

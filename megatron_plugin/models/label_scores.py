@@ -33,13 +33,12 @@ def score_labels(
     entry_ids_obk: Tensor | None = None,
     cells: Cells | None = None,
 ) -> TokenScores:
-    """Return a model's scores of labels, fp32 [o, b]; an output processor of GPTModel calls it.
+    """Return scores of labels, fp32 [o, b], as an output processor of GPTModel.
 
     Hidden states are [o, b, h], or [o / ranks, b, h] if tensor-parallel ranks share them;
     `output_weight` is for a layer without its own. `vocab_size` excludes the embedding's padding,
-    which has no probability: the losses are those of the exported model. Optional arguments are as
-    in `linear_cross_entropy`. All ranks of the group get the same; labels outside the vocabulary
-    get NaN.
+    which has no probability, as in the exported model. Other arguments are as in
+    `linear_cross_entropy`. All ranks get the same; labels outside the vocabulary get NaN.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> TokenScores:
@@ -72,12 +71,12 @@ def score_next_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a frozen model's losses of labels, and its likeliest tokens.
 
-    Shared arguments are as in `score_labels`. The K = `top_k` likeliest tokens are below `num_ids`,
-    the tokenizer's tokens; None: below `vocab_size`. `tail` draws from tokens neither among them
-    nor a label (-1: none); its places are [o, b].
+    Shared arguments are as in `score_labels`. The `top_k` likeliest are below `num_ids`, the
+    tokenizer's tokens; None: below `vocab_size`. `tail` draws from tokens neither among them nor a
+    label (-1: none); its places are [o, b].
 
     Returns:
-        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; the K include
+        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; K includes
         the additions of `TailDraws.behind`.
     """
 
@@ -108,7 +107,7 @@ def _with_hooks[Found](
 ) -> Found:
     """Apply a function to whole states and the layer's weight, inside its hooks.
 
-    A hook waits for weights that --overlap-param-gather is still fetching.
+    A hook waits for --overlap-param-gather.
     """
 
     def forward(hidden: Tensor, weight: Tensor) -> Found:

@@ -1,12 +1,4 @@
-"""Layers without Transformer Engine: norms under sequence parallelism, grouped experts.
-
-Megatron's own torch norm refuses sequence parallelism, because each tensor-parallel rank normalises
-its part of the places, so the weight's gradient must be summed over ranks. Megatron's gradient
-reduction does that for marked parameters; its norm doesn't mark its own.
-
-A frozen teacher's mixture of experts runs as two of torch's grouped products, instead of one small
-MLP after the other, without Transformer Engine, which Megatron's would need.
-"""
+"""Layers without Transformer Engine: norms under sequence parallelism, grouped experts."""
 
 from functools import partial
 from typing import Any
@@ -28,9 +20,10 @@ _KINDS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm}
 
 
 class PartedNorm:
-    """torch's own norm, whose ranks may each hold a part of the places.
+    """torch's norm under sequence parallelism, which Megatron's own torch norm refuses.
 
-    Like Megatron's `WrappedTorchNorm`, a class that builds another class's object.
+    Each rank normalises a part of the places, so Megatron must sum the gradients of marked weights.
+    Like `WrappedTorchNorm`, it builds another class's object.
     """
 
     def __new__(  # type: ignore[misc]  # as said above
@@ -60,13 +53,13 @@ def _replaced(norm: Any) -> Any:
 
 
 class GroupedExperts(SequentialMLP):
-    """Megatron's list of experts, whose weights are parts of two tensors.
+    """A frozen teacher's experts as two of torch's grouped products, instead of many small MLPs.
 
-    Weights are still loaded into, and parameters named by, the list.
+    Parameters keep the names of Megatron's list.
     """
 
     def __init__(self, num_local_experts: int, *given: Any, **named: Any) -> None:
-        """Build the list; let its weights share memory, [experts, outputs, inputs]."""
+        """Build the list; its weights share memory, [experts, outputs, inputs]."""
         super().__init__(num_local_experts, *given, **named)
         self._first, self._second = (
             self._share([getattr(expert, name).weight for expert in self.local_experts])
@@ -101,7 +94,7 @@ class GroupedExperts(SequentialMLP):
 
 
 def group_experts(block: TransformerBlockSubmodules) -> None:
-    """Replace Megatron's list of experts by `GroupedExperts` in a block's specification."""
+    """Replace Megatron's list by `GroupedExperts` in a block's specification."""
     for spec in block.layer_specs or ():
         parts = getattr(spec.submodules.mlp, "keywords", {}).get("submodules")
         if isinstance(parts, MoESubmodules):

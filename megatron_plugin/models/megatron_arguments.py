@@ -29,10 +29,7 @@ _UNTRANSLATED = {
 
 
 def installed_arguments(given: Sequence[str] = ()) -> list[str]:
-    """Return arguments for missing packages, and for the needs of packed rows.
-
-    They precede the user's `given` ones, which win.
-    """
+    """Return arguments for missing packages and packed rows, to precede the user's `given` ones."""
     arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
     arguments += ["--dataloader-type", "external"]
     is_local = "--transformer-impl local" in " ".join(given).replace("=", " ")
@@ -67,7 +64,7 @@ def model_arguments(shape: ModelShape) -> list[str]:
 
 
 def require_model(args: Namespace, shape: ModelShape) -> None:
-    """Raise ArgumentError unless the arguments describe the model whose weights are loaded."""
+    """Raise ArgumentError unless the arguments describe the loaded weights' model."""
     expected = {**_UNTRANSLATED, **_attributes(shape), "add_bias_linear": False}
     for name, value in expected.items():
         given = getattr(args, name)
@@ -80,10 +77,7 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
 
 
 def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | None:
-    """Return the complete Hugging Face config of the model in Megatron's arguments.
-
-    It is a Llama, Qwen2 or Qwen3; None if no supported family fits.
-    """
+    """Return the Llama, Qwen2 or Qwen3 config of Megatron's arguments; None if none fits."""
     translated = (
         args.normalization == "RMSNorm"
         and args.swiglu
@@ -116,7 +110,7 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
 
 
 def _attributes(shape: ModelShape) -> dict[str, int | float | str | bool]:
-    """Return a model's values by their names in Megatron's parsed arguments."""
+    """Return values by name in Megatron's parsed arguments."""
     return shape.settings | {
         "position_embedding_type": "rope",
         "swiglu": True,

@@ -1,8 +1,7 @@
 """The places of each row that a context-parallel rank holds.
 
-Megatron cuts a row into twice as many stretches as there are ranks, and gives rank r the stretches
-r and 2 * ranks - 1 - r: later places attend to more, so this balances the work. Its rotary
-embeddings are cut that way.
+Megatron, and its rotary embeddings, cut a row into 2 * ranks stretches. Rank r has number r and
+number 2 * ranks - 1 - r, because later places attend to more.
 """
 
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from megatron_plugin.upstream import gather_from_sequence_parallel_region, paral
 
 @dataclass(frozen=True)
 class RowShare:
-    """A rank's part of every row, among `size` ranks that share rows; 1: each has whole rows."""
+    """A rank's part of every row, among `size` ranks that share rows."""
 
     rank: int = 0
     size: int = 1
 
     def stretches(self, seq_length: int) -> tuple[tuple[int, int], ...]:
-        """Return the half-open ranges of the rank's places in a row, ascending.
+        """Return the rank's half-open ranges of a row's places, ascending.
 
         Example:
             >>> RowShare(rank=1, size=2).stretches(8)
@@ -36,12 +35,7 @@ class RowShare:
         return tuple((number * length, (number + 1) * length) for number in numbers)
 
     def take(self, rows: Tensor) -> Tensor:
-        """Return the rank's places of rows, [rows, seq_length / size, …], of [rows, seq_length, …].
-
-        Example:
-            >>> RowShare(rank=0, size=2).take(torch.arange(8).view(1, 8))
-            tensor([[0, 1, 6, 7]])
-        """
+        """Return the rank's places, [rows, seq_length / size, …], of [rows, seq_length, …]."""
         if self.size == 1:
             return rows
         return torch.cat([rows[:, slice(*own)] for own in self.stretches(rows.shape[1])], 1)
@@ -58,7 +52,7 @@ def own_share() -> RowShare:
 
 
 def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Join all ranks' parts to whole rows, places first; gradients go back to their ranks."""
+    """Join all ranks' parts to whole rows, places first, with gradients."""
     if group.size() == 1:
         return own
     gathered = gather_from_sequence_parallel_region(own.contiguous(), group=group)

@@ -12,15 +12,15 @@ _ROPE_TYPES = ("default", "linear", "llama3")
 
 
 class UnsupportedModelError(ValueError):
-    """A model has a part that the plugin doesn't translate; training it would change the model."""
+    """A model has an untranslated part, which training would change."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: the number per layer, the number per token, and their width.
+    """A mixture of experts.
 
-    `renormalised` means that the weights of a token's experts add up to 1; `layers` marks the
-    model's layers with experts, the others are dense.
+    `count` is per layer; with `renormalised`, the weights of a token's experts add up to 1;
+    `layers` marks the layers with experts.
     """
 
     count: int
@@ -32,10 +32,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a decoder, from its `config` (kept for export and for rope scaling).
+    """Sizes and switches of a decoder, and its `config`, for export and rope scaling.
 
-    `family` is the config's `model_type`, `ffn_hidden_size` is of dense layers, `vocab_size`
-    excludes padding, `rotary_base` is θ, and `sliding_window` counts tokens, None for all.
+    `ffn_hidden_size` is of dense layers, `vocab_size` excludes padding, `rotary_base` is θ, and
+    `sliding_window` counts tokens, None for all.
     """
 
     family: str
@@ -58,7 +58,7 @@ class ModelShape:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Sizes and switches named alike in Megatron's arguments and configuration."""
+        """Values named alike in Megatron's arguments and configuration."""
         return {
             "num_layers": self.num_layers,
             "hidden_size": self.hidden_size,
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def weights_per_layer(self) -> float:
-        """Weights of a layer that multiply each token; the mean over unlike layers."""
+        """Weights that multiply each token; the mean over unlike layers."""
         width, router = float(self.ffn_hidden_size), 0.0  # of the MLPs that a token goes through
         if self.experts is not None:
             sparse = sum(self.experts.layers) / self.num_layers
@@ -93,7 +93,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, including every expert's."""
+        """Parameters of the whole model, with every expert's."""
         sparse = 0 if self.experts is None else sum(self.experts.layers)
         width, router = (self.num_layers - sparse) * self.ffn_hidden_size, 0
         if self.experts is not None:
@@ -107,7 +107,7 @@ class ModelShape:
         return self.hidden_size * (matrices + embeddings + 1) + self.num_layers * small
 
     def require_window(self, seq_length: int, *, what: str) -> None:
-        """Raise UnsupportedModelError if rows of `seq_length` exceed the sliding window."""
+        """Raise UnsupportedModelError if rows exceed the sliding window."""
         if self.sliding_window is not None and self.sliding_window < seq_length:
             raise UnsupportedModelError(
                 f"the {what} attends to {self.sliding_window} tokens (sliding_window), a row has "
@@ -116,7 +116,7 @@ class ModelShape:
             )
 
     def require_parallel(self, *, tensor: int, expert: int) -> None:
-        """Raise ValueError unless these tensor- and expert-parallel ranks can share layers."""
+        """Raise ValueError unless these parallel ranks can share layers."""
         shared = [
             ("attention heads", self.num_attention_heads, tensor),
             ("key and value heads", self.num_query_groups, tensor),
@@ -135,7 +135,7 @@ class ModelShape:
     def inverse_frequencies(self) -> Tensor:
         """Return the rotary embedding's inverse frequencies, fp32 [head_size / 2].
 
-        They come from transformers: Megatron's own scaling knows only Llama 3.1's constants.
+        Megatron's own scaling knows only Llama 3.1's constants.
         """
         if self.config["rope_parameters"]["rope_type"] == "default":
             exponents = torch.arange(0, self.head_size, 2, dtype=torch.int64).float()
@@ -149,7 +149,7 @@ class ModelShape:
 
 
 def read_shape(folder: str | Path) -> ModelShape:
-    """Read a model's shape from a Hugging Face folder or repository.
+    """Read a shape from a Hugging Face folder or repository.
 
     UnsupportedModelError for an unknown architecture or an untranslated part.
     """
@@ -159,7 +159,7 @@ def read_shape(folder: str | Path) -> ModelShape:
 
 
 def shape_of_config(config: dict[str, Any]) -> ModelShape:
-    """Return the shape in a complete config (`to_dict`); errors as in `read_shape`."""
+    """Return a complete config's shape; errors as in `read_shape`."""
     family = str(config.get("model_type"))
     _refuse_untranslated(family, config)
     num_heads = config["num_attention_heads"]
@@ -186,7 +186,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
 
 
 def _experts(config: dict[str, Any]) -> Experts | None:
-    """Return the experts of a Qwen3-MoE config; transformers 5 renamed their number."""
+    """Return a Qwen3-MoE config's experts; transformers 5 renamed their number."""
     count = config.get("num_experts") or config.get("num_local_experts")
     every, dense = config["decoder_sparse_step"], config["mlp_only_layers"]
     numbers = range(config["num_hidden_layers"])

@@ -1,8 +1,7 @@
 """Distribute a teacher's layers over pipeline stages.
 
-The output layer is on the last stage and costs as much as several layers: Qwen2.5-7B's as 2.3 of
-its 28. The slowest stage limits a pipeline, so an even cut wastes 19 % of four stages, and a third
-of Llama-3-8B's eight.
+The last stage's output layer costs as much as several layers, Qwen2.5-7B's as 2.3 of its 28, so an
+even cut wastes 19 % of four stages.
 """
 
 from collections.abc import Sequence
@@ -14,18 +13,16 @@ from pipeline.command_line.failures import hinted
 def output_cost(shape: ModelShape) -> float:
     """Return the output layer's cost per token, in layers.
 
-    Counts products with weights only: attention's own cost depends on the documents' lengths, and
-    the embedding is a look-up.
+    Counts only products with weights: attention's cost depends on documents' lengths.
     """
     return shape.vocab_size * shape.hidden_size / shape.weights_per_layer
 
 
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
-    """Return the numbers of layers per stage that minimise the slowest stage's time.
+    """Return the layers per stage that minimise the slowest stage's time.
 
-    Each stage has at least one layer, else ValueError; the last one also has the output layer,
-    which costs `output` layers. Stages with one layer more come last before it, since the first
-    holds the embedding's memory.
+    The last stage also has the output layer, which costs `output` layers. Stages with one more come
+    right before it, since the first holds the embedding. ValueError for more stages than layers.
 
     Example:
         >>> cut_layers(28, 4, 2.34)

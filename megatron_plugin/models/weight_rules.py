@@ -1,9 +1,7 @@
 """Hugging Face weights as Megatron parameters, and back: bit-exact both ways.
 
-Each parameter of a Megatron GPTModel is a function of one to three Hugging Face tensors. A `Rule`
-holds both directions: `shard` cuts the slice of one tensor-parallel rank, `merge` puts the ranks'
-slices together again. The full parameter is the slice of a group of one rank, which is also how a
-Megatron distributed checkpoint stores it.
+A parameter of a GPTModel is a function of one to three Hugging Face tensors. The full one, as in a
+distributed checkpoint, is the slice of a group of one rank.
 
 What differs between the two:
     linear_qkv      rows [group][q heads of the group, k, v] interleaved, instead of three tensors
@@ -26,7 +24,7 @@ _EXPERT = "local_experts"  # the name of a layer's list of experts
 
 
 class Sliceable(Protocol):
-    """A tensor, or one on disk of which only slices are read."""
+    """A tensor in memory or on disk, read by slices."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -38,10 +36,10 @@ class Sliceable(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made of the named Hugging Face tensors.
+    """How named Hugging Face tensors make a Megatron parameter.
 
-    `shard` makes a rank's slice of the parameter from (full tensors, rank, ranks), reading only
-    that slice; `merge` makes the full tensors from all ranks' slices.
+    `shard` makes a rank's slice from (full tensors, rank, ranks), reading only that slice; `merge`
+    makes the full tensors from all ranks' slices.
     """
 
     names: tuple[str, ...]
@@ -50,9 +48,9 @@ class Rule:
 
 
 def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
-    """Return the rule of a parameter, by its name with the layer's number in the whole model.
+    """Return the rule of a parameter, named as in the whole model.
 
-    Knows names of local layers and of Transformer Engine's fused ones; else KeyError.
+    Knows local layers and Transformer Engine's fused ones; else KeyError.
     """
     embedding = "model.embed_tokens.weight"
     output = embedding if shape.tied_embeddings else "lm_head.weight"
@@ -74,7 +72,7 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill a GPTModel chunk with its rank's part of the opened Hugging Face tensors."""
+    """Fill a GPTModel chunk with its rank's part of Hugging Face tensors."""
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
@@ -100,8 +98,8 @@ def load_weights(
 def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return a chunk's parameters by their names in the whole model.
 
-    In `named_parameters`, layers count from this chunk's start, experts from this rank's, and
-    wrappers prepend `module.`.
+    `named_parameters` counts layers from the chunk's start, experts from the rank's, and prepends
+    `module.` for wrappers.
     """
     bare: Any = model
     while hasattr(bare, "module"):
@@ -120,7 +118,7 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def tensors_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every Hugging Face tensor of a whole model, by name."""
+    """Return the shapes of a whole model's Hugging Face tensors, by name."""
     wide, head = shape.hidden_size, shape.head_size
     heads, groups = shape.num_attention_heads * head, shape.num_query_groups * head
     found: dict[str, tuple[int, ...]] = {
@@ -161,8 +159,7 @@ def _mlp_tensors(mlp: str, number: int, shape: ModelShape) -> dict[str, tuple[in
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
     """Return the Hugging Face tensors of a whole model.
 
-    Slices are by parameter name in the whole model, in the order of tensor-parallel ranks; a single
-    slice is the whole parameter.
+    Slices are by parameter name in the whole model, in the order of tensor-parallel ranks.
     """
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():

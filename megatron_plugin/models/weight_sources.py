@@ -33,12 +33,12 @@ TRACKER_FILE = "latest_checkpointed_iteration.txt"
 
 
 class WeightsError(ValueError):
-    """A model's weights are missing, incomplete or of unknown format."""
+    """A model's weights are missing, incomplete or in an unknown format."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a safetensors file; slicing reads only the slice."""
+    """A tensor of a safetensors file; indexing reads only the slice."""
 
     path: Path
     name: str
@@ -57,24 +57,21 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model on disk: its fingerprinted files, and each tensor's file by Hugging Face name."""
+    """A model on disk; `tensors` maps Hugging Face names to files."""
 
     files: TeacherFiles
     shape: ModelShape
     tensors: Mapping[str, Path]
 
     def open(self, name: str) -> StoredTensor:
-        """Return a tensor to slice; `[:]` takes all of it.
-
-        WeightsError on slicing if the file is damaged.
-        """
+        """Return a tensor to slice; slicing raises WeightsError for a damaged file."""
         return StoredTensor(self.tensors[name], name)
 
 
 def open_weights(source: str) -> Weights:
     """Find a model, as `find_teacher` does, with safetensors in one file or several.
 
-    WeightsError if nothing usable is there, UnfittingWeightsError if they aren't the weights of its
+    WeightsError if nothing usable is there, UnfittingWeightsError if weights don't fit the
     configuration, UnsupportedModelError for an untranslated architecture.
     """
     files = find_teacher(source, role="model")
@@ -105,9 +102,8 @@ def open_weights(source: str) -> Weights:
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, from any parallelism.
 
-    The folder is a run's `--save` folder (its newest iteration), or one iteration's. WeightsError
-    if it isn't such a checkpoint, or its model is unknown; UnfittingWeightsError for missing
-    weights.
+    The folder is as in `newest_iteration`. WeightsError for another checkpoint or an unknown model,
+    UnfittingWeightsError for missing weights.
     """
     folder = newest_iteration(folder)
     require_whole(folder)
@@ -125,7 +121,10 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
 
 
 def newest_iteration(folder: Path) -> Path:
-    """Return the folder of a checkpoint's newest iteration, or itself, or raise WeightsError."""
+    """Return the newest iteration's folder of a `--save` folder, or an iteration's own.
+
+    WeightsError if none is there.
+    """
     if (folder / ".metadata").is_file():
         return folder
     tracker = folder / TRACKER_FILE
@@ -174,7 +173,7 @@ def _instead(folder: Path) -> str:
 
 @contextmanager
 def _undamaged(folder: Path, what: str) -> Iterator[None]:
-    """Name the unreadable part of a checkpoint, and the remedy."""
+    """Name a checkpoint's unreadable part, and the remedy."""
     try:
         yield
     # Damaged pickles raise whatever their bytes happen to say; torch's wrapper isn't an Exception.
@@ -185,7 +184,7 @@ def _undamaged(folder: Path, what: str) -> Iterator[None]:
 
 
 def checkpoint_args(folder: Path) -> Namespace:
-    """Return the arguments of the run that saved one iteration's folder."""
+    """Return the arguments of the run that saved an iteration's folder."""
     with _one_process():
         from megatron_plugin.upstream import load_common_state_dict
 
@@ -196,7 +195,7 @@ def checkpoint_args(folder: Path) -> Namespace:
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Silence warnings that don't concern a process that only reads a checkpoint."""
+    """Silence warnings that don't concern a mere reader of checkpoints."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         # Megatron's, at its import.
@@ -241,10 +240,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _whole_parameters(folder: Path) -> dict[str, Tensor]:
-    """Read every parameter of a checkpoint, one tensor per name, layers separated.
-
-    Megatron stores the layers' parameters of one kind as one tensor with the layers in front.
-    """
+    """Read every parameter of a checkpoint by name; Megatron stores all layers' as one tensor."""
     saved: Mapping[str, Any] = FileSystemReader(folder).read_metadata().state_dict_metadata
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -1,4 +1,4 @@
-"""A student rank's data: rows of both datasets, the loaders, and requests for losses."""
+"""A student rank's data: training and validation rows, their loaders and losses."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
 
 
 class StudentData:
-    """A student rank's training and validation rows, and their losses."""
+    """A student rank's training and validation data."""
 
     def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
-        """Take the training data; `open_held_out` opens the rest."""
+        """Take the training data."""
         self._options = options
         self._opened = opened
         self._held_out: OpenedRun | None = None
@@ -59,7 +59,7 @@ class StudentData:
             self._held_out = replace(opened, manifest=manifest)
 
     def training_rows(self, args: Namespace) -> AlignedRows:
-        """Return the training rows, shared by all of this rank's model chunks."""
+        """Return the training rows, shared by this rank's model chunks."""
         if self._training is None:
             config = self._config(self._opened, args, args.global_batch_size)
             self._training = AlignedRows(config, opened=self._opened)
@@ -83,7 +83,7 @@ class StudentData:
     def validation_batches(
         self, args: Namespace, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch] | None:
-        """Return endless validation micro-batches, None without validation."""
+        """Return endless validation micro-batches; None without validation."""
         if self._held_out is None:
             return None
         if self._validation is None:
@@ -99,12 +99,12 @@ class StudentData:
         return self._guided(batches, per_step, _VALIDATION_LOOKAHEAD, bridge, vp_stage)
 
     def drain(self) -> None:
-        """Take outstanding replies, so that the bridge can be closed."""
+        """Take outstanding replies, to close the bridge."""
         for asking in self._asking:
             asking.drain()
 
     def _validation_rows(self, held_out: OpenedRun, args: Namespace) -> AlignedRows:
-        """Return rows with the same teacher's stored losses."""
+        """Return rows with the training rows' stored losses."""
         config = self._config(held_out, args, args.eval_global_batch_size)
         own = tuple(each.fingerprint for each in self.training_rows(args).teachers_rule.rules)
         if own:
@@ -143,7 +143,6 @@ class StudentData:
         return vocabulary_map(self._training)
 
     def _leave_out(self, batch: MicroBatch, row: int, segment: int, what: str) -> None:
-        """See `AlignedRows.leave_out`."""
         rows = self._validation if batch.of_validation else self._training
         assert rows is not None, "a reader of batches has opened its data"
         rows.leave_out(batch.run_positions[row], segment, what)
@@ -156,7 +155,7 @@ class StudentData:
         bridge: StudentBridge | None,
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
-        """Give micro-batches stored or requested losses; a colocated teacher does so later."""
+        """Add stored or requested losses; a colocated teacher does so later."""
         virtual = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
         if not parallel_state.is_pipeline_last_stage(**virtual):
             return batches
@@ -185,7 +184,6 @@ def _load_micro_batches(
     num_workers: int,
     of_validation: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Load this replica's micro-batches onto the device, from a run's position."""
     num_replicas = parallel_state.get_data_parallel_world_size()
     loader = load_batches(
         rows,

@@ -1,7 +1,4 @@
-"""The student's step: per-token losses, the choice among them, and the metrics.
-
-Dimensions: s places of a row, b rows.
-"""
+"""The student's step: its loss and metrics."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ Reported = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class StepRules:
-    """How the loss is made, by a method and its options.
+    """A method and its options.
 
     `vocab_size` excludes the embedding's padding; `num_microbatches` is per training step.
     """
@@ -44,7 +41,7 @@ class StepRules:
 def run_forward_step(
     rules: StepRules, batches: Iterator[MicroBatch], model: torch.nn.Module
 ) -> tuple[Tensor, Callable[[Tensor], Reported]]:
-    """Run one micro-batch through this rank's stage; return its output and its loss function."""
+    """Run a micro-batch through this rank's stage; return its output and loss function."""
     batch = next(batches)
     losses = model(
         batch.tokens,
@@ -59,17 +56,13 @@ def run_forward_step(
 
 
 def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return the guided loss of a micro-batch.
-
-    The output is from `_token_scores`; only this rank's places if context-parallel ranks share
-    rows.
-    """
+    """Return a micro-batch's guided loss, from this rank's output."""
     result = _result(rules, batch, output)
     return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)
 
 
 def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return the plain loss of a micro-batch, and the guided loss next to it."""
+    """Return a micro-batch's plain loss, and the guided one next to it."""
     result = _result(rules, batch, output)
     reported = {"lm loss": result.metrics["student_loss"].float()}
     if rules.kind.selector != "full":
@@ -81,9 +74,9 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
 class MegatronPass(MicroBatchLoss):
     """A micro-batch that Megatron's model has read.
 
-    Ranks that share rows each have the whole rows' scores and make the whole loss: sums and counts
-    are multiplied by the number of these ranks, and so is the gradient that each gets back for its
-    own places. `output` is from `_token_scores`, of this rank's places.
+    Ranks that share rows each make the whole rows' loss: sums and counts are multiplied by their
+    number, and so is the gradient that each gets for its own places. `output` is from
+    `_token_scores`, of these places.
     """
 
     micro_batch: MicroBatch
@@ -115,7 +108,7 @@ class MegatronPass(MicroBatchLoss):
 
     @property
     def loss_mask(self) -> Tensor:
-        """Excludes documents whose teacher's losses are broken."""
+        """Excludes documents with broken teacher's losses."""
         return self.micro_batch.loss_mask
 
     @property
@@ -172,10 +165,10 @@ def _token_scores(
     labels: Tensor,
     **_: Any,
 ) -> Tensor:
-    """Return fp32 [b, s] losses; GPTModel calls it instead of its own last lines.
+    """Return fp32 [b, s] losses of b rows' s places, instead of GPTModel's own last lines.
 
-    If more is needed, [1 + 1 + 1 + K, b, s]: losses, entropies if tokens are ranked by them, and
-    log-probabilities for the known distributions of whole rows' labels.
+    If needed, [1 + 1 + 1 + K, b, s]: losses, entropies for ranking tokens, and log-probabilities
+    for labels' known distributions.
     """
     entry_ids = cells = None
     if next_tokens is not None:
@@ -201,10 +194,7 @@ def _token_scores(
 
 
 def _never_nan(pair: Tensor) -> Tensor:
-    """Return a sum and its count so that no tokens give 0; fp32 counts don't change.
-
-    Megatron divides, and one NaN would spoil the mean of a whole log interval.
-    """
+    """Give 0 for no tokens: one NaN would spoil a log interval's mean; fp32 counts don't change."""
     return torch.stack((pair[0], pair[1] + _NO_TOKENS))
 
 

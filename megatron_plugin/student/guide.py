@@ -1,9 +1,4 @@
-"""Put the teacher's losses into micro-batches; broken ones raise, or drop their document.
-
-A colocated teacher uses the student's process groups. With pipeline parallelism its pass must not
-mix with the student's messages between stages, so it runs entirely before the student's schedule
-starts.
-"""
+"""Put the teacher's losses into micro-batches; broken ones raise, or drop their document."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,10 +30,10 @@ class Guide:
     """Gives micro-batches their guidance.
 
     Attributes:
-        leave_out: takes a batch, its row, the row's segment and the fault: raises, or lists the
-            segment's document; see `AlignedRows.leave_out`.
+        leave_out: raises for, or lists, the document of a batch, row and segment, with its fault;
+            see `AlignedRows.leave_out`.
         vocabulary_map: returns the map from the teacher's tokens to the student's.
-        asked: entries per place in a running teacher's answers.
+        asked: entries per place of a running teacher.
         uses_cells: whether the method needs cells.
     """
 
@@ -57,9 +52,9 @@ class Guide:
         return Cells.of(*cells)
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
-        """Return a teacher's answer for all rows of some batches, for `by_teacher`.
+        """Return an answer for all rows of some batches, for `by_teacher`.
 
-        Its next tokens are mapped to the student's vocabulary.
+        Next tokens are mapped to the student's vocabulary.
         """
         if self.vocabulary_map is None or not self.asked.width:
             return answer.losses
@@ -79,7 +74,7 @@ class Guide:
         return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)
 
     def num_values(self, batch: MicroBatch) -> int:
-        """Return the number of values that `read_answer` gives per row."""
+        """Return the values per row of `read_answer`."""
         of_label = 2 * self.asked.width + bool(self.asked.width)
         return batch.rows["teacher_input_ids"].shape[1] + of_label * batch.rows["labels"].shape[1]
 
@@ -89,8 +84,8 @@ class Guide:
         """Return micro-batches guided by a teacher's answer for all their rows.
 
         Values are fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
-        next tokens, whole numbers, their probabilities, and its own token. NonFiniteLossError if a
-        loss is NaN or infinite, and damage is not to be quarantined.
+        next tokens, their probabilities, and its own token. NonFiniteLossError for a broken loss
+        unless damage is quarantined.
         """
         waited = waited_seconds / len(batches)
         parts = values.split([len(batch.tokens) for batch in batches])
@@ -107,7 +102,7 @@ class Guide:
         ]
 
     def by_stored(self, batch: MicroBatch) -> MicroBatch:
-        """Return a micro-batch guided by the losses in its rows."""
+        """Return a micro-batch guided by its rows' stored losses."""
         known = None
         if "next_token_ids" in batch.moved:
             known = self._in_cells(read_distributions(batch.moved), batch)
@@ -132,10 +127,7 @@ class Guide:
         return known.in_cells(self.cells, batch.moved["input_ids"])
 
     def _examined(self, batch: MicroBatch, broken: Tensor | None) -> MicroBatch:
-        """Return a batch with NaN for undefined losses, and only sound documents.
-
-        Its broken losses, if any, are bool [rows, teacher_seq_length].
-        """
+        """Return a batch with NaN for undefined losses, and only sound documents."""
         taught, has_loss = batch.taught, batch.moved.teacher_has_loss
         assert taught is not None
         if broken is not None:
@@ -145,11 +137,7 @@ class Guide:
         return replace(batch, taught=replace(taught, losses=losses))
 
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
-        """Leave out the documents with broken losses, bool [rows, teacher_seq_length].
-
-        Returns the batch, with a loss mask without those documents, and the teacher tokens of the
-        others, bool of the same shape.
-        """
+        """Leave out documents with broken losses; also return which teacher tokens are sound."""
         mask, quarantined = batch.loss_mask.clone(), batch.num_quarantined.clone()
         sound = torch.ones_like(broken)
         bounds, teacher_bounds = batch.rows["cu_seqlens"], batch.rows["teacher_cu_seqlens"]
@@ -169,17 +157,18 @@ class Guide:
 
 
 def _broken(batch: MicroBatch) -> Tensor:
-    """Return which teacher tokens lack their loss, or have an infinite one."""
+    """Return teacher tokens whose loss is missing or infinite."""
     assert batch.taught is not None
     losses = batch.taught.losses
     return losses.isinf() | (batch.moved.teacher_has_loss & losses.isnan())
 
 
 def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
-    """Let a teacher score each step's micro-batches in one forward-only pass over all ranks.
+    """Let a colocated teacher score each step's micro-batches before the student's schedule.
 
-    Megatron reads a micro-batch when its forward pass starts, on later pipeline stages after the
-    first has computed, and has no earlier hook: so `training.get_forward_backward_func` is wrapped.
+    It uses the student's process groups, so its pass must not mix with the student's messages
+    between pipeline stages. Megatron has no hook that early: `training.get_forward_backward_func`
+    is wrapped.
     """
     original = training.get_forward_backward_func
 

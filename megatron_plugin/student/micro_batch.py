@@ -1,6 +1,6 @@
 """From rows to micro-batches on the device.
 
-Only this file calls `input_ids` by Megatron's name, `tokens`.
+Only here are `input_ids` called `tokens`, as in Megatron.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Taught:
 
     Attributes:
         losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss.
-        next_tokens: labels' distributions, of whole rows; None if the method needs none.
+        next_tokens: whole rows' distributions for labels; None if the method needs none.
         waited_seconds: the student's wait for it; None without a running teacher.
     """
 
@@ -36,10 +36,9 @@ class MicroBatch:
     """Rows in Megatron's form.
 
     Attributes:
-        number: of the micro-batch in the run, the same on all data-parallel replicas.
-        run_positions: each row's place in the run, over all its epochs.
-        tokens: int64 [rows, this rank's places]; all seq_length of them without context
-            parallelism.
+        number: in the run, the same on all data-parallel replicas.
+        run_positions: each row's place in the run, over all epochs.
+        tokens: int64 [rows, this rank's places].
         labels: int64 [rows, this rank's places], already shifted.
         loss_mask: float32 [rows, seq_length].
         position_ids: int64 [rows, this rank's places].
@@ -47,9 +46,9 @@ class MicroBatch:
         num_quarantined: int32 [rows], tokens masked for damage.
         rows: as read, on the CPU.
         moved: the same on the device.
-        widest_span: teacher tokens of the widest span.
+        widest_span: in teacher tokens.
         of_validation: whether it is held out.
-        taught: a teacher's answer; None without one and on ranks that compute no loss.
+        taught: None without a teacher and on ranks that compute no loss.
     """
 
     number: int
@@ -68,7 +67,7 @@ class MicroBatch:
 
     @property
     def next_tokens(self) -> LabelDistributions | None:
-        """A teacher's distribution for each label; None without any."""
+        """A teacher's distribution for each label, if any."""
         return None if self.taught is None else self.taught.next_tokens
 
 
@@ -81,7 +80,7 @@ def micro_batch(
     share: RowShare,
     of_validation: bool = False,
 ) -> MicroBatch:
-    """Return rows as a micro-batch on the device, with the rank's own places for its model."""
+    """Move rows to the device, with the rank's own places for its model."""
     moved = rows.to(device, non_blocking=True)
     seq_length = rows["input_ids"].shape[1]
     return MicroBatch(
@@ -102,7 +101,7 @@ def micro_batch(
 
 
 def teacher_rows(batches: list[MicroBatch]) -> TeacherRows:
-    """Return the teacher's side of some micro-batches, one after the other."""
+    """Return the teacher's side of micro-batches, one after the other."""
     return TeacherRows(
         torch.cat([batch.rows["teacher_input_ids"] for batch in batches]),
         torch.cat([batch.rows["teacher_cu_seqlens"] for batch in batches]),

@@ -1,4 +1,4 @@
-"""Request losses for a step's micro-batches from another world, steps ahead of their use."""
+"""Request losses from another world, steps ahead of their use."""
 
 import time
 from argparse import Namespace
@@ -31,8 +31,8 @@ def connect(
 ) -> StudentBridge | None:
     """Connect the leaders with the teacher's world; all ranks call, and wait until they are.
 
-    A replica's leader gets the bridge for its requests, other ranks None. The teacher answers with
-    `width` next tokens per place. Both worlds see the store.
+    Only a replica's leader gets a bridge. The teacher answers with `width` next tokens per place.
+    Both worlds see the store.
     """
     replicas, bridge = range(args.data_parallel_size), None
     is_last = parallel_state.is_pipeline_last_stage()
@@ -53,11 +53,11 @@ def connect(
 
 @dataclass(eq=False)
 class GuidedBatches(Iterator[MicroBatch]):
-    """Micro-batches of the last pipeline stage, each with its guidance from another world.
+    """The last pipeline stage's micro-batches, with guidance from another world.
 
-    A step's micro-batches make one request. `lookahead` further steps are under way meanwhile: the
-    teacher scores step n + 1 while the student computes step n. `group` are the tensor- and
-    context-parallel ranks that share these rows; its first has the bridge, and passes replies on.
+    One request per step, with `lookahead` further steps under way: the teacher scores step n + 1
+    while the student computes step n. The first of `group`, the tensor- and context-parallel ranks
+    that share these rows, has the bridge and passes replies on.
     """
 
     batches: Iterator[MicroBatch]
@@ -70,7 +70,6 @@ class GuidedBatches(Iterator[MicroBatch]):
     _ready: deque[MicroBatch] = field(init=False, default_factory=deque)
 
     def __next__(self) -> MicroBatch:
-        """Return the next micro-batch; wait for the teacher at the start of a step."""
         if not self._ready:
             self._ask(1)
             if not self._asked:
@@ -85,7 +84,7 @@ class GuidedBatches(Iterator[MicroBatch]):
         return self._ready.popleft()
 
     def drain(self) -> None:
-        """Take outstanding replies, so that the bridge can be closed."""
+        """Take outstanding replies, to close the bridge."""
         while self._asked:
             _, pending = self._asked.popleft()
             if pending is not None:
@@ -102,7 +101,7 @@ class GuidedBatches(Iterator[MicroBatch]):
     def _receive(
         self, step: list[MicroBatch], pending: Callable[[], TeacherAnswer] | None
     ) -> Tensor:
-        """Return the teacher's answer for a step's rows, on all ranks of the group."""
+        """Return the answer for a step's rows, on all ranks of the group."""
         device = step[0].tokens.device
         if pending is None:
             num_rows = sum(len(batch.tokens) for batch in step)

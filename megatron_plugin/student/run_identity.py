@@ -21,9 +21,9 @@ class ChangedRunError(ValueError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Recorded in every checkpoint: the data, the teacher's fingerprint, the loss's options.
+    """Recorded in every checkpoint: data, the teacher's fingerprint, guidance.
 
-    The data are a `StreamState` as a dict, without the samples, which Megatron counts.
+    `stream` is a `StreamState` as a dict, without samples, which Megatron counts.
     """
 
     stream: dict[str, Any]
@@ -32,9 +32,9 @@ class RunIdentity:
 
 
 def read_checkpoint(args: Namespace) -> Namespace | None:
-    """Return the arguments of the run whose checkpoint Megatron will load; None for a new run.
+    """Return the arguments in the checkpoint that Megatron will load; None for a new run.
 
-    WeightsError if the checkpoint isn't whole.
+    WeightsError if it isn't whole.
     """
     if not args.load or args.finetune or not Path(args.load, TRACKER_FILE).is_file():
         return None

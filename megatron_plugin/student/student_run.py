@@ -50,8 +50,7 @@ class StudentRun:
     """One student rank's part of a run: model, loss, and a teacher's start and end.
 
     Give `pretrain` its `datasets`, `forward_step`, `store` and the configuration of `configure`,
-    inside a `with` statement: leaving it normally ends the teacher's world, leaving it by an
-    exception doesn't touch the bridge.
+    inside a `with` statement, which ends the teacher's world unless an exception left it.
 
     Attributes:
         datasets: Megatron's dataset provider.
@@ -91,7 +90,7 @@ class StudentRun:
     def configure(self, args: Namespace) -> Any:
         """Check Megatron's validated arguments; return the configuration for `pretrain`.
 
-        ValueError for impossible settings, with the remedy.
+        ValueError for impossible settings.
         """
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
@@ -158,7 +157,7 @@ class StudentRun:
     def _datasets(
         self, num_samples: tuple[int, int | None, int], vp_stage: int | None = None
     ) -> tuple[Iterator[MicroBatch], Iterator[MicroBatch] | None, None]:
-        """Return endless iterators over training and validation rows; there is no test set."""
+        """Return endless training and validation iterators, and no test set."""
         args = get_args()
         if not self._is_started:  # by another chunk of this rank's model
             rows = self._data.training_rows(args)
@@ -187,10 +186,7 @@ class StudentRun:
             raise hinted(error, f"--train-iters {len(rows) // args.global_batch_size}")
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
-        """Hash the teacher's files on one rank; a large one takes minutes.
-
-        The others wait at the store: a NCCL collective would be taken for a hang.
-        """
+        """Hash the teacher's files on one rank; NCCL would take so long a wait for a hang."""
         if rows.teachers_rule.rules:
             return f"cached {rows.teachers_rule.fingerprint}"
         source = self._options.teaching.teacher
@@ -203,7 +199,7 @@ class StudentRun:
         return store.get("sha256").decode()
 
     def _start_teacher(self, args: Namespace) -> None:
-        """Load the teacher on the student's ranks, or connect with its own world."""
+        """Load the teacher here, or connect with its own world."""
         options = self._options
         if options.teacher.world_size:
             assert self._world.bridge_store is not None
@@ -220,10 +216,10 @@ def explain_full_disks(
     *,
     nearly_full_bytes: int = 16 << 20,
 ) -> None:
-    """Log a run's output folders without space left, and note them in the error.
+    """Log output folders with fewer free bytes than `nearly_full_bytes`; note them in the error.
 
     Megatron's checkpoint writers report a full disk as a failed write of some tensor, or not at
-    all. With fewer free bytes than `nearly_full_bytes` a disk counts as full.
+    all.
     """
     free = {folder: _free_bytes(Path(folder)) for folder in folders if folder}
     full = [folder for folder, num_bytes in free.items() if num_bytes < nearly_full_bytes]

@@ -1,8 +1,7 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
-Expert-parallel ranks share the experts and each have the other layers. They score different rows at
-the same time, in step, since every layer of experts is a collective of all. So they are one
-replica, which divides a request's rows.
+Expert-parallel ranks are one replica: they share the experts and score different rows in step,
+since every layer of experts is a collective.
 
 Dimensions: b rows of a micro-batch, o places of a row on this rank, v values of a place.
 """
@@ -50,7 +49,7 @@ class Teacher:
         """Load this rank's part of the model, with weights and activations of `dtype`.
 
         It answers with the `asked` entries, among the tokenizer's `num_ids` tokens, None: among all
-        rows of the output layer; draws equal those that `vocag score` stores with its default seed.
+        rows of the output layer; draws equal those of `vocag score` with its default seed.
         """
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
@@ -66,13 +65,10 @@ class Teacher:
         self._model = build_frozen_model(weights, dtype, device=device)
 
     def score(self, rows: TeacherRows) -> TeacherAnswer | None:
-        """Give each teacher token its loss, `-log P(x_l | x_<l)` within its document.
+        """Return each token's loss, `-log P(x_l | x_<l)` within its document, and asked entries.
 
-        Also gives the requested entries after each token. The answer is on the device on the last
-        pipeline stage, None elsewhere.
-
-        All micro-batches go through the pipeline in one pass, so stages wait only at the start and
-        the end.
+        The answer is on the last pipeline stage's device, None elsewhere. Micro-batches share one
+        pass, so stages wait only at its ends. ValueError unless they divide the rows.
         """
         if len(rows) % self.micro_batch_size:
             raise ValueError(
@@ -86,10 +82,7 @@ class Teacher:
         return TeacherAnswer(_all_rows(torch.cat(values), len(rows))) if values else None
 
     def mean_loss(self, tokens: Sequence[int]) -> float | None:
-        """Return the mean loss of a text's tokens on the last pipeline stage, elsewhere None.
-
-        Tokens beyond a row's length are ignored.
-        """
+        """Return the mean loss of a text's first row; None before the last pipeline stage."""
         count = min(len(tokens), self.seq_length)
         row = torch.zeros(self.seq_length, dtype=torch.int32)
         row[:count] = torch.tensor(tokens[:count], dtype=torch.int32)
@@ -149,10 +142,7 @@ class Teacher:
         return output, self._collect
 
     def _collect(self, ahead_bov: Tensor, non_loss_data: bool = True) -> Tensor:
-        """Return the values of `TeacherAnswer`; place l - 1 knows the loss of token l.
-
-        Schedules ask the loss function for non-loss data only on the last stage's ranks.
-        """
+        """Return the values of `TeacherAnswer`; place l - 1 knows the loss of token l."""
         group = parallel_state.get_context_parallel_group()
         ahead = gather_places(ahead_bov.transpose(0, 1), group).transpose(0, 1)
         losses = pad(ahead[:, :-1, :1], (0, 0, 1, 0), value=torch.nan)
@@ -160,16 +150,13 @@ class Teacher:
 
 
 def num_expert_ranks() -> int:
-    """Number of ranks that share a replica's experts."""
+    """Return the number of ranks that share a replica's experts."""
     size: int = parallel_state.get_expert_model_parallel_world_size()
     return size
 
 
 def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
-    """Return this expert-parallel rank's part of a replica's rows, whole micro-batches.
-
-    Parts are equal: the last row is repeated for missing ones.
-    """
+    """Return this expert-parallel rank's part of the rows; the last row fills equal parts."""
     ranks = num_expert_ranks()
     if ranks == 1:
         return rows
@@ -202,9 +189,9 @@ def _values_ahead(
     output_weight: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return each place's values for its label and the next tokens; GPTModel calls it.
+    """Return each place's values for its label and next tokens; GPTModel calls it.
 
-    The values are fp32 [b, o, 1 + 2 K] as in `TeacherAnswer`, with NaN for masked losses.
+    They are fp32 [b, o, 1 + 2 K] as in `TeacherAnswer`, NaN for masked losses.
     """
     layer = hidden_states, output_layer, output_weight
     labels_ob, mask_ob = labels_bo.transpose(0, 1), mask_bo.transpose(0, 1)

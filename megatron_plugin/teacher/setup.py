@@ -21,7 +21,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
     ValueError if it doesn't fit the run's data or these ranks; UntrainedTeacherError if its weights
-    did not load. Of Megatron's arguments, only the student's row length is read.
+    did not load. Only the student's row length is read from Megatron's arguments.
     """
     seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
     assert options.teaching.teacher is not None
@@ -67,7 +67,7 @@ def require_fit(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_lengt
 
 
 def _probe_row(opened: OpenedRun) -> list[int]:
-    """Return the probe text as a row holds it, after the context token."""
+    """Return the probe text after the context token."""
     context = opened.manifest.teacher.around_text.first_token_id
     text = probe_tokens(opened.dataset)
     return text if context is None else [context, *text]

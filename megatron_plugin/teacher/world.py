@@ -1,4 +1,4 @@
-"""The teacher's world: initialise, load, serve losses until the student has no more requests."""
+"""The teacher's world: serve losses until the student has no more requests."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespace) -> None:
     """Be one rank of the teacher's world, to the end of the job.
 
-    Megatron's arguments are parsed only: the student's sizes and the backend.
+    Megatron's arguments are only parsed.
     """
     assert world.bridge_store is not None
     if args.exit_signal_handler:
@@ -71,10 +71,7 @@ def _student_replicas(args: Namespace, world: World) -> int:
 
 
 def _waiting_group() -> dist.ProcessGroup:
-    """Return a CPU group of one replica's ranks, for waiting for requests.
-
-    NCCL's watchdog would take a student that validates or saves for a hang.
-    """
+    """Return a replica's CPU group to wait in: NCCL's watchdog would see a hang."""
     ranks = dist.get_process_group_ranks(
         parallel_state.get_expert_tensor_model_pipeline_parallel_group()
     )
