@@ -1,4 +1,4 @@
-"""Recognise a file by its first bytes, whatever its name."""
+"""Recognise a file by its first bytes."""
 
 import re
 
@@ -27,7 +27,7 @@ _NOT_TEXT = re.compile(r"[\0-\x08\x0e-\x1f\x7f]")
 
 
 def compression_of(head: bytes) -> str | None:
-    """Compression shown by a file's first bytes, or None.
+    """Compression of a file, or None.
 
     Example:
         >>> compression_of(b"BZh91AY&SY"), compression_of(b"BZh, a text")
@@ -37,26 +37,21 @@ def compression_of(head: bytes) -> str | None:
 
 
 def unreadable_kind_of(head: bytes) -> str | None:
-    """Describe a file that its first bytes show to be unsupported, or None."""
+    """Unsupported kind of a file, or None."""
     return _match(_OTHERS, head)
 
 
 def is_plain_text(head: bytes) -> bool:
-    """Whether first bytes can only be UTF-8 text; its last character may be cut.
+    """Whether bytes can only be UTF-8, perhaps cut within a character.
 
-    False for fewer than ten bytes, which may be the start of bzip2.
+    False below ten bytes, which may begin bzip2.
     """
     text = head[:HEAD_BYTES].decode(errors="replace").rstrip("\ufffd")
     return len(head) >= 10 and "\ufffd" not in text and not _NOT_TEXT.search(text)
 
 
 def why_not_utf8(head: bytes) -> str | None:
-    """Return the remedy for text with a mark of another encoding at its start, or None.
-
-    Example:
-        >>> why_not_utf8("hello".encode("utf-32"))
-        'it is UTF-32, not UTF-8: convert it, such as iconv -f UTF-32 -t UTF-8'
-    """
+    """Remedy for a UTF-16 or UTF-32 mark at the start, or None."""
     name = _match(_UNICODE, head)
     return name and f"it is {name}, not UTF-8: convert it, such as iconv -f {name} -t UTF-8"
 

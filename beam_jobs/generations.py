@@ -1,4 +1,4 @@
-"""A dataset's next generation: first the old manifest is kept, last the new one replaces it."""
+"""A dataset's generations: keep the old manifest, then publish the next."""
 
 from beam_jobs import storage
 from beam_jobs.job_errors import OptionsError
@@ -14,7 +14,7 @@ from schemas.manifest import (
 
 
 def read_newest(output: str) -> Manifest:
-    """Read a dataset's manifest; OptionsError if it is missing, DatasetError if damaged."""
+    """Read a dataset's manifest; OptionsError if missing, DatasetError if damaged."""
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is None:
         error = OptionsError(
@@ -26,7 +26,7 @@ def read_newest(output: str) -> Manifest:
 
 
 def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
-    """Copy the newest manifest, byte for byte, under its generation's name."""
+    """Copy the newest manifest, byte for byte, to its generation's name."""
     kept = _path_of_kept(output, manifest.generation)
     storage.make_folder(kept.rpartition("/")[0])
     data = storage.read_bytes(storage.join(output, MANIFEST_FILE))
@@ -34,7 +34,7 @@ def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
 
 
 def read_kept(output: str, generation: int) -> Manifest:
-    """Read the manifest kept by `keep_manifest`."""
+    """Read a manifest kept by `keep_manifest`."""
     path = _path_of_kept(output, generation)
     return decode_manifest(storage.read_bytes(path), at=path)
 
@@ -44,6 +44,6 @@ def _path_of_kept(output: str, generation: int) -> str:
 
 
 def publish_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
-    """Replace the newest manifest; from here on the generation exists."""
+    """Replace the newest manifest."""
     path = storage.join(output, MANIFEST_FILE)
     storage.write_atomically(path, encode_manifest(manifest), scratch=scratch)

@@ -1,7 +1,6 @@
-"""Local copies of inputs and outputs on the Hugging Face hub, `hf://datasets/OWNER/NAME`.
+"""Local copies of Hugging Face datasets, `hf://datasets/OWNER/NAME`.
 
-A repository takes some hundred commits an hour. A job writes several files for each shard and
-renews a lock, and each write would be a commit. So a job works in a local folder, and changes are
+The hub allows some hundred commits an hour, and each write would be one. So a job works in a copy,
 uploaded at the end, manifests last.
 """
 
@@ -33,7 +32,7 @@ _WORKING, _SENDING = "working", "sending"
 
 
 def input_here(pattern: str) -> str:
-    """Return an input as a local path, downloaded from the hub; OptionsError if unreadable."""
+    """Return an input's local path, downloaded if on the hub; OptionsError if unreadable."""
     if not pattern.startswith(HUB):
         return pattern
     with _explained(pattern):
@@ -43,11 +42,10 @@ def input_here(pattern: str) -> str:
 
 @contextmanager
 def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True) -> Iterator[str]:
-    """Yield the folder in which a job works; one on the hub is copied, and uploaded at the end.
+    """Yield a job's folder: for the hub a local copy, uploaded at the end.
 
-    The copy stays in the user's cache: a job that was killed resumes there. `say` gets a line about
-    the upload; with `uploads=False` nothing is sent. OptionsError if the repository can't be used,
-    another job works in its copy, or it has changed since it was copied.
+    A killed job resumes in its copy. `say` gets a line about the upload. OptionsError if the
+    repository can't be used or has changed since it was copied, or another job has the copy.
     """
     if not url.startswith(HUB):
         yield url
@@ -72,7 +70,6 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
 
 @contextmanager
 def _held(top: Path, url: str) -> Iterator[None]:
-    """Hold a copy for one job; OptionsError if another job on this machine has it."""
     top.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{top}.lock")
     try:
@@ -92,7 +89,7 @@ def _held(top: Path, url: str) -> Iterator[None]:
 def _marked(
     mark: Path, commit: str, folder: Path, url: str, say: Callable[[str], object]
 ) -> Iterator[None]:
-    """Mark a copy as in use by a job, until it ends well or has changed nothing."""
+    """Mark a copy as in use until its job succeeds, or fails without changes."""
     before, files = mark.read_text(), _listing(folder)
     mark.write_text(f"{commit} {_WORKING}")
     try:
@@ -107,13 +104,12 @@ def _marked(
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return sizes and times that show any change in a folder."""
     found = [(str(path), path.stat()) for path in folder.rglob("*") if path.is_file()]
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found if _MARK not in name}
 
 
 def _renew(top: Path, place: "HfFileSystemResolvedRepositoryPath", commit: str, url: str) -> None:
-    """Update a copy to a commit; a copy with unfinished work must have it already."""
+    """Update a copy to a commit; OptionsError if its unfinished work is of another."""
     mark = top / _MARK
     of, _, left = mark.read_text().partition(" ") if mark.exists() else ("", "", "")
     if left and of != commit:
@@ -190,7 +186,7 @@ def _resolve(url: str) -> "HfFileSystemResolvedRepositoryPath":
 def _download(
     place: "HfFileSystemResolvedRepositoryPath", revision: str, folder: Path | None = None
 ) -> Path:
-    """Download a repository's files below, or matching, a path; return their folder."""
+    """Download files below, or matching, a path; return the repository's folder."""
     from huggingface_hub import snapshot_download
 
     path = place.path_in_repo
@@ -206,7 +202,7 @@ def _download(
 
 @contextmanager
 def _explained(url: str, left: str = "") -> Iterator[None]:
-    """Turn the client's errors, without any token, into one with a remedy."""
+    """Turn the client's errors into OptionsErrors."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -6,12 +6,12 @@ class JobError(RuntimeError):
 
 
 class OptionsError(ValueError):
-    """An option, or a combination of them, can't be used."""
+    """Options can't be used."""
 
 
 class TooManyDeadLettersError(RuntimeError):
-    """More input is left out than allowed; the dataset is written, unless it is empty."""
+    """Too much input is left out; the dataset is written, unless empty."""
 
 
 class InputError(ValueError):
-    """The input can't be read as requested: a mistake to correct before the job starts."""
+    """The input can't be used as requested."""

@@ -1,4 +1,4 @@
-"""Documents that a job left out: summed up by file, and refused if too many."""
+"""Documents that a job left out."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _MAX_NAMED = 3
 
 
 def describe_place(letter: Mapping[str, Any]) -> str:
-    """Return a dead letter's place: its line, or source and position.
+    """A dead letter's place: its line, or source and position.
 
     Example:
         >>> describe_place({"source": "a.jsonl", "position": 90, "line": 3})
@@ -44,7 +44,7 @@ def describe_place(letter: Mapping[str, Any]) -> str:
 
 
 def describe_reasons(path: str) -> str:
-    """Count the lost documents in a file of dead letters, with each reason's first place."""
+    """Count lost documents by reason, with first places."""
     lost: Counter[str] = Counter()
     first: dict[str, str] = {}
     with storage.open_to_read(path) as lines:
@@ -58,23 +58,20 @@ def describe_reasons(path: str) -> str:
 
 
 def count_reasons(path: str) -> Counter[str]:
-    """Count the documents in a file of dead letters, by reason."""
+    """Count dead letters by reason."""
     with storage.open_to_read(path) as lines:
         return Counter(orjson.loads(line)["reason"] for line in lines)
 
 
 def find_unread(path: str) -> list[str]:
-    """Return place and extent of each unreadable or useless file among dead letters."""
+    """List unreadable and unusable files among dead letters."""
     with storage.open_to_read(path) as lines:
         letters = [each for each in map(orjson.loads, lines) if each["reason"] in OF_FILES]
     return [f"{describe_place(letter)}: {letter['detail']}" for letter in letters]
 
 
 def require_all_read(path: str, *, max_share: float) -> None:
-    """Raise TooManyDeadLettersError if dead letters say that a file can't be read, or used.
-
-    Its number of documents is unknown. A `max_share` of 1 accepts it.
-    """
+    """Raise TooManyDeadLettersError for an unreadable or unusable file, unless `max_share` is 1."""
     unread = find_unread(path)
     if unread and max_share < 1:
         more = f"; and {format_count(len(unread) - _MAX_NAMED)} more" * (len(unread) > _MAX_NAMED)
@@ -86,10 +83,7 @@ def require_all_read(path: str, *, max_share: float) -> None:
 
 
 def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -> None:
-    """Raise TooManyDeadLettersError if more of the input is lost than allowed, or unreadable.
-
-    It names the reasons, their first places and the likely remedy. Expected losses don't count.
-    """
+    """Raise TooManyDeadLettersError if more input is lost than allowed, or unreadable."""
     letters = storage.join(output, manifest.dead_letters.file)
     if OF_FILES & manifest.dead_letters.by_reason.keys():
         require_all_read(letters, max_share=max_share)
@@ -114,10 +108,5 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
 
 
 def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:
-    """Count lost documents by reason, without expected losses.
-
-    Example:
-        >>> count_lost({"known_id": 7, "bad_json": 1})
-        Counter({'bad_json': 1})
-    """
+    """Count lost documents by reason, without `EXPECTED` losses."""
     return Counter({reason: n for reason, n in by_reason.items() if reason not in EXPECTED})

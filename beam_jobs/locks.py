@@ -1,9 +1,8 @@
-"""One job at a time in one output folder.
+"""One job at a time in an output folder.
 
-On a file system the operating system holds the lock, which ends with its process. An object store
-has no locks: there an object names the job that writes, which renews it. It expires when it isn't
-renewed for a while, or at once if this machine can see that its process has ended. If two jobs
-start within the same second, the last writer wins; Beam's file systems offer nothing stricter.
+A local lock ends with its process. In an object store, an object names the job, which renews it. It
+expires without renewal, or at once if this machine sees that its process has ended. If two jobs
+start within a second, the last writer wins: Beam's file systems offer nothing stricter.
 """
 
 import json
@@ -37,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 
 def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
-    """Hold a folder's lock, or raise OptionsError, which names the job that has it.
+    """Hold a folder's lock; OptionsError names the job that has it.
 
-    LinkError if the folder has links where a job would write: every job takes the lock first.
+    LinkError if the folder has links where a job would write.
     """
     if storage.is_local(folder):
         refuse_linked_folders(folder)
@@ -50,7 +49,7 @@ def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def hold_remote(path: str, folder: str) -> Iterator[None]:
-    """Hold a lock that is an object; see `hold_lock`."""
+    """Hold a lock in an object store; see `hold_lock`."""
     owner = _describe_owner()
     _require_free(path, folder)
     _write(path, owner)
@@ -105,16 +104,14 @@ def _describe_owner() -> dict[str, Any]:
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """Whether a lock's process is known to be gone; one that can't be seen is not."""
     then, now = owner.get("seen"), _see(owner["process"])
     return bool(then and now and then[:2] == now[:2] and then != now)
 
 
 def _see(process: int) -> list[str] | None:
-    """Return the boot id, container id and start time, in ticks, of a process.
+    """Boot id, container id and start time in ticks, which identify a process.
 
-    Hosts share names and processes share numbers, but not these. The ticks are "" if it has ended,
-    even if its parent hasn't noticed. None if it can't be seen: another user's, or not on Linux.
+    Ticks are "" once it has ended, even as a zombie. None if it can't be seen.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -129,7 +126,7 @@ def _see(process: int) -> list[str] | None:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Return a lock's owner; None if there is no lock or its owner is unreadable."""
+    """A lock's owner; None if missing or unreadable."""
     try:
         if storage.num_bytes_of(path) is None:
             return None

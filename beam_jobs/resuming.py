@@ -33,7 +33,7 @@ Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
-    """Return the folder of a configuration's temporary files.
+    """Folder of a configuration's temporary files.
 
     Example:
         >>> run_folder_of("aligned", {"name": "corpus"})
@@ -46,9 +46,9 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 def find_finished(
     output: str, configuration: Mapping[str, Any], describe: Describe | None = None
 ) -> Manifest | None:
-    """Return the dataset in `output` if the same configuration made it.
+    """Return the dataset in `output` if this configuration made it.
 
-    OptionsError if a different dataset or run is there, or the dataset has lost files.
+    OptionsError if another dataset or run is there, or files are lost.
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
@@ -71,7 +71,7 @@ def find_finished(
 
 
 def require_all_files(output: str, manifest: Manifest) -> None:
-    """Raise OptionsError if a file of a dataset is missing or has another size."""
+    """Raise OptionsError if a dataset's file is missing or cut."""
     sizes = {shard.file: shard.num_bytes for shard in manifest.shards}
     sizes |= {shard.index_file: shard.index_num_bytes for shard in manifest.shards}
     found = storage.list_folder(output)
@@ -89,7 +89,7 @@ def require_all_files(output: str, manifest: Manifest) -> None:
 
 
 def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
-    """Create a run's folder, and remove leftovers of an earlier attempt."""
+    """Create a run's folder; remove an earlier attempt's blocks."""
     storage.make_folder(folder)
     body = (json.dumps(configuration, indent=1, sort_keys=True) + "\n").encode()
     storage.write_atomically(storage.join(folder, CONFIGURATION_FILE), body, scratch=folder)
@@ -99,7 +99,7 @@ def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
 
 
 def close_run(output: str, folder: str, manifest: Manifest) -> None:
-    """Remove a finished dataset's leftovers: its run's files, and abandoned shards.
+    """Remove a run's folder and abandoned shards.
 
     The summary goes last: while it exists, the same command continues here.
     """
@@ -114,10 +114,7 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
 
 
 def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
-    """Return an earlier attempt's commit record; None repeats its work.
-
-    A record of another release with other fields counts as None.
-    """
+    """An earlier attempt's commit record; None if missing or unreadable."""
     if storage.num_bytes_of(path) is None:
         return None
     try:
@@ -127,7 +124,7 @@ def read_commit[Record](path: str, kind: type[Record]) -> Record | None:
 
 
 def read_left_file(path: str) -> dict[str, Any]:
-    """Read a JSON object from a run's folder; OptionsError if a loss of power cut it."""
+    """Read a JSON object from a run's folder; OptionsError if damaged."""
     try:
         found: dict[str, Any] = json.loads(storage.read_bytes(path))
     except ValueError as error:
@@ -140,7 +137,7 @@ def read_left_file(path: str) -> dict[str, Any]:
 
 
 def require_shared(folder: str) -> None:
-    """Raise OptionsError on a worker that doesn't see the run's folder."""
+    """Raise OptionsError on a worker without the run's folder."""
     if storage.is_local(folder) and not os.path.isfile(storage.join(folder, CONFIGURATION_FILE)):
         raise OptionsError(
             f"worker {socket.gethostname()} does not see {folder}, where this job's files are: "
@@ -157,7 +154,6 @@ def _find_runs(output: str) -> list[str]:
 
 
 def _refusal(output: str, what: str, others: str = "") -> OptionsError:
-    """Return an error that says what is in the folder, and how to start anew."""
     error = OptionsError(
         f"--output {output} holds {what}; {others}choose another --output, or move that folder "
         "away to start anew"
@@ -169,7 +165,7 @@ def _refusal(output: str, what: str, others: str = "") -> OptionsError:
 
 
 def describe_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Describe how two configurations differ, "" if equal."""
+    """Name differing values, "" if none."""
     return "; ".join(
         f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here"
         for name in sorted(theirs.keys() | ours.keys())

@@ -1,4 +1,4 @@
-"""Explain that the machine has run out of something."""
+"""Explain a lack of disk or memory."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def free_bytes(folder: str) -> int:
-    """Free bytes of the disk of a local folder, which need not exist."""
+    """Free disk bytes for a folder, which need not exist."""
     folder = os.path.abspath(folder)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
@@ -30,7 +30,7 @@ def free_bytes(folder: str) -> int:
 
 
 def describe_room(folder: str, need: float) -> str:
-    """Describe a local disk's free space, to follow an estimate; "" for a store."""
+    """Free space of a local disk; "" for a store."""
     if not storage.is_local(folder):
         return ""
     room = free_bytes(folder)
@@ -39,10 +39,10 @@ def describe_room(folder: str, need: float) -> str:
 
 
 def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
-    """Check that a local folder's disk has room for a job's output; a store always has.
+    """Check that a local folder's disk has room for a job's output.
 
-    `earlier` is the folder of an earlier attempt's output. An estimate may be wrong, so a lack is a
-    warning; OptionsError if less than half is free.
+    Files in `earlier`, an earlier attempt's folder, count as free. Since `need` is estimated, a
+    lack is a warning, less than half an OptionsError.
     """
     if not storage.is_local(folder):
         return
@@ -58,7 +58,7 @@ def require_disk(folder: str, need: int, *, earlier: str = "") -> None:
 
 
 def explain_shortage(text: str, folder: str, need: int | None = None) -> str | None:
-    """Return in a sentence what a failure was short of, None for other failures."""
+    """What a failure was short of, or None."""
     found = _FULL.search(text)
     if found:
         # Where, an error may not say: then the fuller of the two disks that are written to.

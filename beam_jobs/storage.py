@@ -1,8 +1,8 @@
-"""Files of a dataset, local or in an object store, through one set of calls.
+"""Files of a dataset, local or in an object store.
 
-Local files go through `os` (fast, and a rename is atomic). Anything with a scheme such as gs:// or
-s3:// goes through Beam's FileSystems, where an object appears whole when its writer closes it. Beam
-is imported only for a store, since that takes two seconds.
+Local files go through `os`: fast, with atomic renames. Anything with a scheme such as gs:// goes
+through Beam's FileSystems, where an object appears whole when closed. Only stores import Beam,
+which takes two seconds.
 """
 
 import errno
@@ -43,35 +43,30 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.E
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is on this machine or a mounted file system.
-
-    Example:
-        >>> is_local("gs://bucket/out")
-        False
-    """
+    """Whether a path is local or on a mounted file system."""
     return _SCHEME.match(path) is None
 
 
 def absolute(path: str) -> str:
-    """Return a path that means the same to every worker: local ones absolute, others unchanged."""
+    """Make a local path absolute, for every worker."""
     path = path.removeprefix("file://")
     return os.path.abspath(path) if is_local(path) else path.rstrip("/")
 
 
 def join(folder: str, *names: str) -> str:
-    """Return the path of a file below a folder."""
+    """Path of a file below a folder."""
     return os.path.join(folder, *names) if is_local(folder) else _stores().join(folder, *names)
 
 
 def require_answer(path: str) -> None:
-    """Raise NoAnswerError if a path's store is silent for seconds; a client tries for minutes."""
+    """Raise NoAnswerError if a path's store is silent for seconds."""
     first_contact.require_answer(path, look_at=_look_at)
 
 
 def make_folder(path: str) -> None:
     """Create a local folder; object stores have none.
 
-    NotADirectoryError if a file is in the way, PermissionError if the system refuses.
+    NotADirectoryError if a file is in the way, PermissionError if refused.
     """
     if is_local(path):
         try:
@@ -88,7 +83,7 @@ def make_folder(path: str) -> None:
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
-    """Open a file's stored bytes, not decompressed; FileNotFoundError if it is missing."""
+    """Open a file's stored bytes; FileNotFoundError if missing."""
     if is_local(path):
         return open(path, "rb", buffering=buffer_bytes)
     try:
@@ -101,7 +96,7 @@ def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:
 
 
 def open_to_write(path: str) -> BinaryIO:
-    """Open a new file to write from start to end; LinkError if a link is in its place."""
+    """Open a new file; LinkError if a link is in its place."""
     if is_local(path):
         return open(path, "wb", buffering=_BUFFER_BYTES, opener=open_unlinked)
     file: BinaryIO = _stores().create(path, compression_type=_AS_STORED)
@@ -109,11 +104,10 @@ def open_to_write(path: str) -> BinaryIO:
 
 
 def open_shard_to_write(path: str) -> BinaryIO:
-    """Open a new file, as `open_to_write`, that the page cache need not keep.
+    """Open a new file, as `open_to_write`, outside the page cache.
 
-    Shards are read much later, if on this machine at all. Dropping their pages keeps those that a
-    worker needs, and saves a fifth of its CPU time where fresh pages are costly (virtual machines
-    that give free memory back to their host).
+    Shards are read much later. Dropping their pages keeps those that a worker needs, and saves a
+    fifth of its CPU time on virtual machines that return free memory.
     """
     if is_local(path) and hasattr(os, "posix_fadvise"):
         return io.BufferedWriter(_UncachedFile(path, "wb", opener=open_unlinked), _BUFFER_BYTES)
@@ -121,7 +115,7 @@ def open_shard_to_write(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str) -> bytes:
-    """Read a whole file; FileNotFoundError if missing, PointerError if it is a Git LFS pointer."""
+    """Read a file; FileNotFoundError if missing, PointerError for a Git LFS pointer."""
     with open_to_read(path) as file:
         data = file.read()
     refuse_pointer(path, data)
@@ -129,9 +123,9 @@ def read_bytes(path: str) -> bytes:
 
 
 def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
-    """Replace a file so that readers see either the old or the new one, whole.
+    """Replace a file: readers see the old or the new one, whole.
 
-    `scratch` is a folder of the same file system, for the local file while it is incomplete.
+    `scratch`, a folder of the same file system, holds an incomplete local file.
     """
     target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
     with naming(path), open_to_write(target) as file:
@@ -141,7 +135,7 @@ def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
 
 
 def num_bytes_of(path: str) -> int | None:
-    """Return a file's size in bytes, None if it doesn't exist."""
+    """A file's size in bytes, None if it doesn't exist."""
     if is_local(path):
         return os.path.getsize(path) if os.path.isfile(path) else None
     if not _stores().exists(path):
@@ -152,9 +146,8 @@ def num_bytes_of(path: str) -> int | None:
 def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None:
     """Give a finished temporary file its final name.
 
-    The temporary stays until the run's folder is removed, so this can be repeated, and two workers
-    can publish the same file at once: `final` is never missing again or cut. FileNotFoundError if
-    neither exists.
+    This can be repeated, also by two workers at once: `final` is never missing again or cut.
+    FileNotFoundError if neither file has `num_bytes`.
     """
     if num_bytes_of(temporary) != num_bytes:
         if num_bytes_of(final) != num_bytes:
@@ -169,7 +162,7 @@ def publish(temporary: str, final: str, num_bytes: int, *, scratch: str) -> None
 
 
 def list_folder(folder: str) -> Mapping[str, int]:
-    """Return the size in bytes of every file directly in a folder, by name."""
+    """Bytes of the files directly in a folder, by name."""
     if not is_local(folder):
         pattern = join(glob.escape(folder), "*")
         found = _stores().match([pattern])[0].metadata_list
@@ -180,7 +173,7 @@ def list_folder(folder: str) -> Mapping[str, int]:
 
 
 def delete_files(folder: str, names: Iterable[str]) -> None:
-    """Delete files of a folder; OSError if one stays, but not if it is gone already."""
+    """Delete a folder's files, if they exist; OSError if one stays."""
     paths = [join(folder, name) for name in names]
     if is_local(folder):
         for path in paths:
@@ -192,7 +185,7 @@ def delete_files(folder: str, names: Iterable[str]) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder and the files directly in it."""
+    """Remove a folder and its files."""
     if is_local(folder):
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -236,10 +229,9 @@ def _copy_object(source: str, destination: str) -> None:
 
 
 class _S3Writer(io.BufferedWriter):
-    """A new object of S3, written whole or not at all, even if empty.
+    """A new S3 object, written whole or not at all, even if empty.
 
-    Beam's client (2.77) completes an upload whose writer has failed, and an empty one, which S3
-    refuses as malformed: it has no part.
+    Beam's client (2.77) completes a failed upload, and an empty one, which S3 refuses.
     """
 
     def __init__(self, file: Any) -> None:
@@ -259,8 +251,6 @@ class _S3Writer(io.BufferedWriter):
 
 
 class _UncachedFile(io.FileIO):
-    """A file whose pages are flushed once written, and then leave the cache."""
-
     # typeshed takes FileIO for an IO[bytes] as well, whose `write` never returns None
     def write(self, data: Buffer, /) -> int | None:  # type: ignore[override]
         written = super().write(data)

@@ -1,4 +1,4 @@
-"""The dataset's copies of both tokenizers, and their loading by workers."""
+"""A dataset's copies of both tokenizers."""
 
 import os
 import tempfile
@@ -15,9 +15,9 @@ from schemas.errors import ForeignTokenizerError
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """Where workers find a tokenizer, and whether the launcher found its fast path exact.
+    """A tokenizer's copy; `fast` holds for these `versions` of libraries.
 
-    That holds for some versions of the libraries; a worker with others checks again.
+    A worker with others checks again.
     """
 
     path: str
@@ -36,7 +36,7 @@ _loaded: dict[StoredTokenizer, Tokenizer] = {}
 
 
 def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredTokenizer:
-    """Copy a tokenizer's file into the dataset; this process keeps it loaded."""
+    """Copy a tokenizer's file into the dataset; keep it loaded here."""
     folder = os.path.dirname(path)
     storage.make_folder(folder)
     if storage.num_bytes_of(path) != len(tokenizer.file_bytes):
@@ -50,7 +50,7 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
 
 
 def load_stored(stored: StoredTokenizer) -> Tokenizer:
-    """Return a stored tokenizer, loaded once; ForeignTokenizerError if its file was replaced."""
+    """Return a tokenizer, loaded once; ForeignTokenizerError if its file was replaced."""
     with _lock:
         tokenizer = _loaded.get(stored)
         if tokenizer is None:
@@ -60,7 +60,6 @@ def load_stored(stored: StoredTokenizer) -> Tokenizer:
 
 
 def _keep(stored: StoredTokenizer, tokenizer: Tokenizer) -> None:
-    """Remember a tokenizer, and forget those of old jobs."""
     _loaded.pop(stored, None)
     _loaded[stored] = tokenizer
     while len(_loaded) > _KEPT:

@@ -1,1 +1,1 @@
-"""`vocag align`: documents in, verified aligned shards out. Workers import only `steps`."""
+"""`vocag align`: documents in, aligned shards out. Workers import only `steps`."""

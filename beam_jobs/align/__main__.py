@@ -1,4 +1,4 @@
-"""`vocag align`, or `python -m beam_jobs.align`. Help needs neither Beam nor the job."""
+"""`python -m beam_jobs.align`; help imports neither Beam nor the job."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from pipeline.command_line import commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status, see `exit_status`."""
+    """Return the exit status, see `exit_status`."""
     started = time.monotonic()
 
     def work() -> None:

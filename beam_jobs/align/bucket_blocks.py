@@ -1,8 +1,8 @@
-"""The shuffle: documents packed into blocks of bytes, one key per bucket.
+"""The shuffle: documents packed into blocks of bytes, keyed by bucket.
 
-Beam's cost is per element, so an element is a block of many documents. If workers share a file
-system, blocks wait in files of the run's folder and only references pass through the runner, whose
-in-memory shuffle would otherwise hold the corpus in RAM.
+Beam's cost is per element, so one holds many documents. If workers share a file system, blocks wait
+in the run's folder and only references pass through the runner, whose in-memory shuffle would hold
+the corpus in RAM.
 """
 
 import json
@@ -41,7 +41,7 @@ _records = msgspec.msgpack.Decoder(list[Record])
 
 @dataclass(frozen=True)
 class BlockStore:
-    """Where blocks wait to be aligned: in files of the run's folder, or in the runner."""
+    """Where blocks wait: the run's folder, or the runner."""
 
     shuffle: Shuffle
     folder: str
@@ -62,7 +62,7 @@ class BlockStore:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
 
     def fetch(self, elements: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the elements' blocks in any order; FileNotFoundError if a file is gone or cut."""
+        """Yield elements' blocks in any order; FileNotFoundError if a file is gone or cut."""
         references: dict[str, list[tuple[int, int]]] = {}
         for element in elements:
             if element[:1] == _INLINE:
@@ -85,7 +85,7 @@ class BlockStore:
 
 
 def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket, block of the records that hash to it). Taken ids get blocks of their own."""
+    """Yield (bucket, block of its records); taken ids get their own blocks."""
     buckets: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     buffered = 0
@@ -106,14 +106,14 @@ def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[i
 
 
 def key_of(record: Record) -> str:
-    """Return a record's sort key: its id's key, or for a dead letter that of its place."""
+    """Sort key: the id's key, or a dead letter's place's."""
     if isinstance(record, DeadLetter):
         return document_key(f"{record.source}#{record.position}")
     return document_key(record.document_id)
 
 
 def estimate_bytes(record: Record) -> int:
-    """Estimate how many bytes of a block a record takes."""
+    """Estimate a record's bytes in a block."""
     text = record.text if isinstance(record, PlacedDocument) else b""
     return _RECORD_BYTES + len(record.document_id or "") + len(text)
 
@@ -124,7 +124,7 @@ def holds_taken_ids(block: bytes) -> bool:
 
 
 def unpack_block(block: bytes) -> list[Record]:
-    """Return a block's records in the order they were packed."""
+    """Return a block's records in packed order."""
     return _records.decode(memoryview(block)[1:])
 
 

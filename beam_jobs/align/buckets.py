@@ -1,4 +1,4 @@
-"""One bucket: its documents in, finished temporary tars out."""
+"""One bucket: documents in, temporary tars out."""
 
 import threading
 import uuid
@@ -36,8 +36,8 @@ _align_lock = threading.Lock()
 def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketRecord:
     """Align a bucket's documents into temporary tars, unless an earlier attempt did.
 
-    Elements are its blocks, or references to them, in any order. The commit record is returned, and
-    written to the run's folder.
+    `elements` are its blocks, or references to them, in any order. The returned commit record is
+    also in the run's folder.
     """
     store = BlockStore(job.shuffle, job.run_folder)
     records = unpack(store.fetch(elements))
@@ -54,7 +54,7 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
 
 
 def find_commit(bucket: int, digest: str, job: Job) -> BucketRecord | None:
-    """Return an earlier attempt's record for the same documents, if its files are whole."""
+    """An earlier attempt's record for the same documents, if its files are whole."""
     path = storage.join(job.run_folder, _commit_name(bucket))
     record = read_commit(path, BucketRecord)
     if record is None:
@@ -69,7 +69,7 @@ def encode_dead_letter(letter: DeadLetter) -> bytes:
 
 
 def unpack(blocks: Iterable[bytes]) -> list[Record]:
-    """Return a bucket's records, and those taken ids that one of its documents has.
+    """Return a bucket's records, with taken ids only if a document repeats them.
 
     A dataset may have a million taken ids for each new document.
     """
@@ -86,9 +86,9 @@ def unpack(blocks: Iterable[bytes]) -> list[Record]:
 
 
 class _Tars:
-    """The temporary tars of one bucket.
+    """A bucket's temporary tars.
 
-    A new one starts once the last is large enough, unless it would be less than a quarter full.
+    Another follows a full one, unless it would be less than a quarter full.
     """
 
     def __init__(self, bucket: int, job: Job) -> None:
@@ -137,7 +137,7 @@ class _Tars:
         self._file = self._writer = None
 
     def _is_full(self) -> bool:
-        """Whether the rest goes into another shard; slow, since it waits for the writer."""
+        """Whether the rest goes into another shard; slow: it waits for the writer."""
         if self._writer is None or self._rest < self._job.shard_bytes // 4:
             return False
         return self._writer.num_bytes >= self._job.shard_bytes
@@ -148,7 +148,7 @@ class _Tars:
 
 
 def _order(record: Record) -> tuple[str, bool, str, int]:
-    """Sort key in a shard: equal ids together, a taken one first, then input order."""
+    """Sort key in a shard: equal ids together, taken ones first, then input order."""
     return key_of(record), not isinstance(record, TakenId), record.source, record.position
 
 
@@ -182,7 +182,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
 
 
 def _separate(records: Iterable[Record]) -> tuple[list[PlacedDocument], list[DeadLetter]]:
-    """Return the usable documents, and dead letters for the others; the first of an id stays."""
+    """Split usable documents from dead letters; an id's first document is usable."""
     documents: list[PlacedDocument] = []
     letters: list[DeadLetter] = []
     first: PlacedDocument | TakenId | None = None  # that has the id
@@ -226,7 +226,7 @@ def _align(batch: Sequence[PlacedDocument], job: Job) -> AlignedBatch:
 
 
 def count_control_strings(documents: Iterable[PlacedDocument], job: Job) -> dict[str, int]:
-    """Count texts that spell control tokens, by the first such string in each, in order."""
+    """Count texts that spell control tokens, by their first such string."""
     tokenizers = dict.fromkeys((load_stored(job.student), load_stored(job.teacher)))
     patterns = [each.control_strings for each in tokenizers if each.control_strings]
     counts: Counter[str] = Counter()

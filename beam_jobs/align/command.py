@@ -1,4 +1,4 @@
-"""`align`: make a dataset, unless it exists already."""
+"""The work of `vocag align`."""
 
 import time
 from contextlib import suppress
@@ -72,7 +72,7 @@ def _align(options: AlignOptions, started: float) -> Manifest:
 
 
 def describe(options: AlignOptions) -> tuple[str, str]:
-    """Return what `align` would do, and any loss that is too large, see `describe_job`."""
+    """What `align` would do, and any excessive loss, see `describe_job`."""
     if STANDARD_INPUT in options.input:
         raise InputError(
             "--dry-run reads a sample, and standard input can't be read again: save it"
@@ -85,7 +85,7 @@ def describe(options: AlignOptions) -> tuple[str, str]:
 
 
 def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
-    """Return the options with an absolute output path, and Beam's options; check both."""
+    """Check options and Beam's; make the output path absolute."""
     options = replace(options, input=tuple(map(input_here, options.input)))
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, own=option_names(AlignOptions)

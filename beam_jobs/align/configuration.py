@@ -1,4 +1,4 @@
-"""One start of the command, and the configuration that identifies its dataset."""
+"""The configuration that identifies a dataset."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -30,11 +30,7 @@ _OF_THE_INPUT = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the command.
-
-    `configuration` holds exactly what determines the dataset. `started` is `time.monotonic()`, in
-    seconds.
-    """
+    """One start of the command, at `started` by `time.monotonic()`."""
 
     opened: OpenedInput
     configuration: Mapping[str, Any]
@@ -43,7 +39,7 @@ class Attempt:
 
     @property
     def options(self) -> AlignOptions:
-        """The options, all filled in."""
+        """All filled in."""
         return self.opened.options
 
     @property
@@ -53,11 +49,11 @@ class Attempt:
 
     @property
     def run_folder(self) -> str:
-        """Folder of temporary files and commit records, earlier attempts' included."""
+        """Temporary files and commit records, earlier attempts' included."""
         return run_folder_of(self.output, self.configuration)
 
     def find_made(self) -> Manifest | None:
-        """Return the dataset, or its newest generation, if the same input and options made it."""
+        """Return the dataset, or its newest generation, if this configuration made it."""
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)
@@ -65,7 +61,7 @@ class Attempt:
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:
-    """Return everything that determines the dataset; OptionsError if --append can't add to it."""
+    """Exactly what determines the dataset; OptionsError if --append can't add to it."""
     options, dataset = opened.options, opened.dataset
     configuration = {
         "schema_version": SCHEMA_VERSION,
@@ -90,7 +86,7 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
 
 
 def _rules_of(opened: OpenedInput) -> dict[str, Any]:
-    """Return the reading rules; those of texts name no field of chats."""
+    """The reading rules; those of texts name no field of chats."""
     rules = asdict(opened.rules)
     return {n: v for n, v in rules.items() if v or n not in ("messages_field", "tools_field")}
 
@@ -98,10 +94,9 @@ def _rules_of(opened: OpenedInput) -> dict[str, Any]:
 def tokenizer_records(
     options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> tuple[TokenizerRecord, TokenizerRecord]:
-    """Describe both tokenizers for the manifest.
+    """Describe both tokenizers for the manifest; TokenizerError if one lacks a token.
 
-    TokenizerError if one lacks a token. A chat template renders its own tokens around a chat; a
-    piece that continues a chat begins like a text.
+    Templates render the tokens around chats; a piece that continues one begins like a text.
     """
     student, teacher = tokenizers
     if options.chats.messages:
@@ -129,9 +124,9 @@ def tokenizer_records(
 def _append_configuration(
     output: str, configuration: Mapping[str, Any], describe: Describe
 ) -> dict[str, Any]:
-    """Return the configuration of a run that adds to a dataset: its own, and the shards there.
+    """Add the existing shards to a configuration.
 
-    A run that made the newest generation, or was interrupted, keeps its configuration.
+    A finished or interrupted run of the newest generation keeps its own.
     """
     manifest = read_newest(output)
     require_all_files(output, manifest)
@@ -158,7 +153,7 @@ def _require_alike(
 
 
 def _describe(opened: OpenedInput) -> Describe:
-    """Return a function that names the options in which another configuration differs."""
+    """A function that names differing options."""
     sides = zip(("student", "teacher"), opened.tokenizers, strict=True)
     sources = {side: tokenizer.source for side, tokenizer in sides}
     return partial(describe_configurations, output=opened.options.output, sources=sources)
@@ -167,7 +162,7 @@ def _describe(opened: OpenedInput) -> Describe:
 def _chosen_conventions(
     options: AlignOptions, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> dict[str, Any]:
-    """Return conventions that differ from the tokenizers' own; a dataset keeps those it has."""
+    """Conventions that differ from the tokenizers' own."""
     plain = replace(options, student_bos=None, student_eos=None, teacher_context=None)
     own, chosen = (tokenizer_records(o, tokenizers) for o in (plain, options))
     pairs = zip(("student", "teacher"), own, chosen, strict=True)

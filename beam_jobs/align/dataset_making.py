@@ -1,4 +1,4 @@
-"""Make a dataset: run the job, or finish what an earlier attempt left."""
+"""Make a dataset, or finish what an earlier attempt left."""
 
 import time
 import uuid
@@ -49,10 +49,9 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 
 
 def make_dataset(attempt: Attempt) -> Manifest:
-    """Make the dataset, or finish an interrupted attempt; return its manifest.
+    """Make or finish a dataset; errors as in `align`.
 
-    Errors as in `align`. If too much is left out, the dataset is still written, unless nothing is
-    left.
+    If too much is left out, the rest is still written.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest, began = attempt.find_made(), attempt.started
@@ -78,7 +77,7 @@ def run_job(attempt: Attempt, build: Callable[[beam.Pipeline], None], *, disk_by
 
 
 def _run(attempt: Attempt) -> tuple[Manifest, float]:
-    """Run the whole job; return the manifest, and when work on documents began."""
+    """Return the manifest, and when work on documents began."""
     opened, options, output = attempt.opened, attempt.options, attempt.output
     run_folder = attempt.run_folder
     before = read_newest(output) if options.append else None
@@ -117,7 +116,7 @@ def _run(attempt: Attempt) -> tuple[Manifest, float]:
 def _count_lost_texts(
     attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, *, disk_bytes: int
 ) -> None:
-    """Count documents whose texts can't be recovered; refuse too many before aligning."""
+    """Count unrecoverable texts; refuse too many before aligning."""
     options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
     if dataset is None or dataset.keeps_text:
         return
@@ -135,7 +134,7 @@ def _count_lost_texts(
 
 
 def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
-    """Put both tokenizers into the dataset and return the workers' job."""
+    """Store both tokenizers in the dataset; return the workers' job."""
     options, tokenizers, output = attempt.options, attempt.opened.tokenizers, attempt.output
     stored = []
     for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
@@ -166,7 +165,7 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
 
 
 def _read_result(attempt: Attempt, job: Job) -> Manifest:
-    """Return the new manifest, or the old one if every document was known already."""
+    """Return the new manifest, or the old one if every id was known."""
     manifest = None
     if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
         manifest = read_manifest(job.output)
@@ -186,7 +185,7 @@ def _read_result(attempt: Attempt, job: Job) -> Manifest:
 
 
 def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
-    """Check that an input without new documents had only known ids, and say so."""
+    """Check that an input without new documents had only known ids."""
     by_reason = count_reasons(letters)
     require_all_read(letters, max_share=attempt.options.max_dead_letters)
     lost, num_documents = count_lost(by_reason), by_reason.total()
@@ -224,7 +223,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
 
 
 def _describe_pair(dataset: Dataset) -> str:
-    """Describe how the pair would distil distributions, "" if the tokenizers are equal."""
+    """How the pair would distil distributions, "" for equal tokenizers."""
     if dataset.manifest.student.sha256 == dataset.manifest.teacher.sha256:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""How two configurations of a dataset differ, in the words of the command line."""
+"""How two configurations differ, by command-line options."""
 
 import json
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ _FOLLOWS = {"num_buckets", "input_files", "input_bytes", "input_generation"}
 def describe_configurations(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, output: str, sources: Mapping[str, str]
 ) -> str:
-    """Return the options in which two configurations differ, with both values; "" if in none.
+    """Name differing options with both values; "" if none.
 
-    `theirs` made the dataset in `output`, which holds copies of the tokenizers. `ours` is
-    requested, with tokenizers that the user calls `sources`.
+    `theirs` made the dataset in `output`, with its copies of tokenizers; `sources` are the user's
+    names for ours.
     """
     names = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)} - _FOLLOWS
     copies = {side: storage.join(output, "tokenizers", side) for side in sources}

@@ -65,10 +65,10 @@ class Volume:
 
 
 def describe_job(opened: OpenedInput) -> tuple[str, str]:
-    """Return the job's inputs, outputs, costs and losses in lines, and any loss that is too large.
+    """Describe a job's input, output and costs, and any excessive loss.
 
     The second text says why the job would end with status 3, "" if it wouldn't. InputError if no
-    document has the required fields, TooManyDeadLettersError if no sampled one is usable.
+    sampled document has the required fields, TooManyDeadLettersError if none is usable.
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)
@@ -134,7 +134,7 @@ def estimate_volume(
 
 
 def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tuple[Volume, int]:
-    """Return a sample's volume, with long documents cut, and the bytes of its whole text."""
+    """A sample's volume with long documents cut, and the bytes of its whole text."""
     documents = _starts(part.documents, opened)
     started, cores, before = time.perf_counter(), time.process_time(), writer.num_bytes
     batch = _align(documents, opened)
@@ -229,7 +229,7 @@ def _letters_of(sample: Sequence[SampledPart]) -> list[DeadLetter]:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Which files' heads were looked at besides the sample, and what they showed."""
+    """Findings in files outside the sample."""
 
     lines: list[str]
     unreadable: list[str]
@@ -239,9 +239,9 @@ class _Heads:
 def _look_at_others(
     files: Sequence[InputFile], sample: Sequence[SampledPart], rules: ReadingRules
 ) -> _Heads:
-    """Look at the head of each file without a document in the sample.
+    """Look at heads of files without a sampled document.
 
-    Text files are skipped: each is one document, so losing it counts as a share.
+    Not text files: each is one document, so its loss counts as a share.
     """
     usable = {part.part.file.source for part in sample if part.documents}
     others = [f for f in files if f.source not in usable and may_be_unusable(f)]
@@ -266,7 +266,7 @@ def _look_at_others(
 
 
 def _describe_loss(sample: Sequence[SampledPart], heads: _Heads, opened: OpenedInput) -> str:
-    """Return why the job would end with status 3, judging by the sample; "" if it wouldn't."""
+    """Why the job would end with status 3, "" if it wouldn't."""
     num_outcomes = sum(len(part.outcomes) for part in sample)
     letters, most = _letters_of(sample), opened.options.max_dead_letters
     unread = {each.source for each in letters if each.reason == Reason.UNREADABLE_INPUT}

@@ -1,4 +1,4 @@
-"""A job: its workers' knowledge and reports, as JSON, and its memory and disk."""
+"""A job as workers know it, their reports, and its memory and disk."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,11 +25,10 @@ documents of 1 and 16 MB."""
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a worker needs to know; pickled with Beam's code, so plain values only.
+    """Everything a worker needs; pickled with Beam's code, so plain values only.
 
     `run_folder`, inside `output`, holds temporary files and commit records. `attempt` names this
-    start of the command, apart from earlier ones. `configuration` determines the shards' bytes. A
-    `generation` above 0 adds to the one before, whose manifest is kept.
+    start of the command. A `generation` above 0 adds to the one before.
     """
 
     output: str
@@ -50,12 +49,12 @@ class Job:
 
     @property
     def prefix(self) -> str:
-        """How its shards' names begin."""
+        """Of its shards' names."""
         return f"{self.name}-g{self.generation:03d}" if self.generation else self.name
 
     @property
     def dead_letters_file(self) -> str:
-        """The name of its dead letters."""
+        """File name of its dead letters."""
         stem, suffix = DEAD_LETTERS_FILE.split(".")
         part = f"-g{self.generation:03d}" if self.generation else ""
         return f"{stem}{part}.{suffix}"
@@ -65,7 +64,7 @@ class Job:
 class BucketTar:
     """One finished tar of a bucket, by its temporary names in the run's folder.
 
-    `shard`, the manifest's future entry, has the same names until shards are numbered.
+    `shard` has the same names until shards are numbered.
     """
 
     tar: str
@@ -76,10 +75,10 @@ class BucketTar:
 
 @dataclass(frozen=True)
 class BucketRecord:
-    """A bucket's commit record, written last: a bucket that has one is finished.
+    """A bucket's commit record, written last.
 
-    `control_strings` counts the texts in which each string comes first. `digest` covers all the
-    bucket's input. `dead_letters` is a file in the run's folder, "" if there are none.
+    `control_strings` counts texts by the string that comes first. `digest` covers all input.
+    `dead_letters` is a file in the run's folder, or "".
     """
 
     bucket: Count
@@ -101,7 +100,7 @@ class BucketRecord:
 
 
 def number_shards(records: Iterable[BucketRecord], prefix: str) -> list[BucketRecord]:
-    """Return the records in bucket order, with final shard names PREFIX-i-of-n."""
+    """Sort records by bucket; name their shards PREFIX-i-of-n."""
     ordered = sorted(records, key=lambda record: record.bucket)
     total = sum(len(record.tars) for record in ordered)
     number = count()
@@ -125,18 +124,14 @@ def choose_shuffle(options: AlignOptions) -> Shuffle:
 
 
 def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int = 0) -> int:
-    """Estimate the peak bytes of memory of one process, mapped files included.
-
-    The longest document is aligned and encoded in one piece.
-    """
+    """Estimate one process's peak bytes of memory, mapped files included."""
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return BASE_MEMORY + 3 * bucket + MEMORY_PER_DOCUMENT_BYTE * longest_document
 
 
 def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
-    """Estimate the peak bytes of a job on its output's disk, reached in its last minutes.
+    """Estimate a job's peak bytes on its output's disk.
 
-    Shards are written once and then renamed; with `shuffle="files"`, blocks of text exist next to
-    them until the end.
+    With `shuffle="files"`, blocks of text stay next to the shards until the end.
     """
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))

@@ -1,6 +1,6 @@
-"""Chats as an input: both sides' templates, and documents aligned by them.
+"""Chats as input: both sides' templates, and documents aligned by them.
 
-What renders chats is imported where there are some: jobs on texts start as fast as without.
+Rendering is imported only for chats: jobs on texts start faster.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SIDES = ("student", "teacher")
 class JobChats:
     """What determines a dataset of chats besides texts and tokenizers; plain values.
 
-    `templates` are (student's, teacher's). With `refuse_controls`, chats whose texts hold control
-    strings are left out.
+    Pairs are (student's, teacher's). `refuse_controls` leaves out chats whose texts hold control
+    strings.
     """
 
     templates: tuple[ChatTemplate, ChatTemplate]
@@ -48,7 +48,7 @@ class JobChats:
 
     @cached_property
     def speakers(self) -> tuple[Speaker, Speaker]:
-        """Both sides' templates, with their tokenizers' control tokens."""
+        """Templates with their tokenizers' control tokens."""
         from pipeline.chats.turns import Speaker
 
         student, teacher = map(Speaker, self.templates, self.controls)
@@ -67,7 +67,7 @@ class JobChats:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """This part of the job's configuration, which names a dataset."""
+        """Chats' part of the configuration."""
         record = self.record
         sides = {side: vars(getattr(record, side)) for side in SIDES}
         plain = {"refuse_controls": True} if self.refuse_controls else {}
@@ -81,7 +81,7 @@ def open_chats(
     *,
     refuse_controls: bool,
 ) -> JobChats:
-    """Return both sides' templates; OptionsError names the side without a usable one."""
+    """Read both sides' templates; OptionsError if one has none that is usable."""
     from pipeline.chats.rendering import LearnRule
     from pipeline.chats.templates import ChatTemplate
     from pipeline.chats.turns import settle_speaker
@@ -112,7 +112,7 @@ def align_documents(
     tokenizers: tuple[Tokenizer, Tokenizer],
     chats: JobChats | None,
 ) -> AlignedBatch:
-    """Align documents: texts, or chats as JSON."""
+    """Align texts, or chats as JSON."""
     if chats is None:
         return align_batch(documents, *tokenizers)
     from pipeline.chats.chat_alignment import ChatSide, align_chats
@@ -124,7 +124,7 @@ def align_documents(
 
 
 def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[bytes]:
-    """Return both renderings of an input's first chats; InputError if none can be rendered."""
+    """Render an input's first chats; InputError if none can be rendered."""
     from pipeline.chats.rendering import render_chat
 
     renderings, refused = list[bytes](), list[str]()
@@ -142,7 +142,7 @@ def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[b
 
 
 def _by_side(values: Sequence[str]) -> dict[str, str]:
-    """Map sides to the files of `--chat-template SIDE=FILE`."""
+    """Parse `--chat-template SIDE=FILE`."""
     found: dict[str, str] = {}
     for value in values:
         side, equals, file = value.partition("=")
@@ -153,7 +153,7 @@ def _by_side(values: Sequence[str]) -> dict[str, str]:
 
 
 def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return each side's options from `--template-options [SIDE.]NAME=VALUE`."""
+    """Parse `--template-options [SIDE.]NAME=VALUE`."""
     found: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
     for given in values:
         name, equals, text = given.partition("=")
@@ -175,7 +175,7 @@ def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _defaults_of(source: str) -> GenerationDefaults:
-    """Read the generation defaults next to a tokenizer, in its folder or repository."""
+    """Generation defaults next to a tokenizer."""
     from pipeline.models.generation_defaults import read_generation_defaults
 
     path = Path(source).expanduser()
@@ -202,6 +202,6 @@ def _read_template(side: str, source: str, file: str | None, defaults: Generatio
 
 
 def _names_of(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """Name BOS and EOS for templates, of a tokenizer without a configuration."""
+    """BOS and EOS, for a tokenizer without a configuration."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     return {role: tokenizer.token_name(i) for role, i in ids.items() if i is not None}

@@ -1,4 +1,4 @@
-"""A job's start: its input, both tokenizers, and options completed from a dataset."""
+"""A job's input, tokenizers, and options completed from a dataset."""
 
 import logging
 import os
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedInput:
-    """Everything that a job is made of; the options are all filled in.
+    """What a job is made of; the options are all filled in.
 
-    `metadata` is written as in the dataset's configuration. `dataset` is None for files.
+    `metadata` is as in the dataset's configuration. `dataset` is None for files.
     """
 
     options: AlignOptions
@@ -56,12 +56,12 @@ class OpenedInput:
 
     @property
     def text_bytes(self) -> int:
-        """Rough number of bytes of text in the input."""
+        """Rough bytes of text in the input."""
         return round(sum(file.estimated_text_bytes for file in self.files))
 
     @property
     def num_buckets(self) -> int:
-        """Number of buckets for documents, so that each fills about one shard."""
+        """Number of buckets, each of about one shard."""
         options, dataset = self.options, self.dataset
         of_files = sum(file.estimated_text_bytes for file in self.files)
         text_bytes = of_files if dataset is None else dataset.assumed_text_bytes
@@ -100,7 +100,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
 
 
 def reading_rules(options: AlignOptions) -> ReadingRules:
-    """Return the reading rules; OptionsError for a template or metadata that names no field."""
+    """Return the reading rules; OptionsError for an invalid template or metadata."""
     try:
         metadata = parse_metadata(options.metadata)
     except ValueError as error:
@@ -176,9 +176,9 @@ def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Toke
 
 
 def _look_at_conventions(options: AlignOptions, student: Tokenizer, teacher: Tokenizer) -> None:
-    """Refuse a tokenizer whose template is cut, and warn of unknown control tokens.
+    """Refuse a tokenizer whose template is cut; warn of unknown control tokens.
 
-    A user's choice isn't checked, nor is a dataset's tokenizer that isn't named again.
+    A user's choice and a dataset's own tokenizer aren't checked.
     """
     sides = (
         (student, options.student, options.student_bos, "--student-bos"),
@@ -217,7 +217,7 @@ def _cut_template(tokenizer: Tokenizer, names: Sequence[str], option: str) -> Op
 def _take_conventions(
     options: AlignOptions, made: Manifest, student: Tokenizer, teacher: Tokenizer
 ) -> AlignOptions:
-    """Fill in a dataset's tokens around texts, for the tokenizers taken from it."""
+    """Take a dataset's tokens around texts along with its tokenizers."""
     taken: dict[str, Any] = {}
     own, chosen = student.around_text, made.student.around_text
     if not options.student:
@@ -232,7 +232,7 @@ def _take_conventions(
 
 
 def _name(chosen: int | None, own: int | None) -> str | None:
-    """Return a token as a user writes it; None if it is the tokenizer's own."""
+    """A token as a user writes it; None if the tokenizer's own."""
     if chosen == own:
         return None
     return NOTHING if chosen is None else str(chosen)

@@ -1,4 +1,4 @@
-"""The options of `align`: one frozen dataclass for its command line and the job."""
+"""The options of `align`, for its command line and the job."""
 
 import argparse
 import re

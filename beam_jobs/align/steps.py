@@ -1,9 +1,8 @@
-"""The job that makes a dataset, and the one before it that counts lost texts.
+"""The job that makes a dataset, and one that first counts lost texts.
 
-Each step can run twice, or on two workers at once: temporary files have random names, a bucket's
-commit record is replaced whole by an equal one, final names are given by atomic renames, and
-nothing is removed. A runner that restarts the job, even in its last step, reuses all finished work.
-The launcher cleans up afterwards.
+Each step can run twice, or on two workers at once: temporary names are random, a commit record is
+replaced by an equal one, renames are atomic, and nothing is removed. A restarted job reuses all
+finished work; the launcher cleans up.
 """
 
 import json
@@ -51,7 +50,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class LostTexts:
-    """The number of documents whose texts are lost, and their first ids, in order."""
+    """The number of documents without texts, and their first ids."""
 
     count: Count
     first: tuple[str, ...]
@@ -60,8 +59,8 @@ class LostTexts:
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
     """Describe the job: one chain, no tagged outputs and no side inputs.
 
-    The shuffle carries text, not tensors. A document's id determines its bucket, so a shard's
-    contents don't depend on the runner or the number of workers.
+    The shuffle carries text, not tensors. An id determines its bucket, so shards' contents don't
+    depend on the runner or the number of workers.
     """
     folder = job.run_folder
     _ = (
@@ -83,10 +82,10 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
 def count_lost_texts(
     pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
 ) -> None:
-    """Describe the job that reads all documents once and counts those whose texts are lost.
+    """Describe the job that counts documents whose texts are lost.
 
-    A dataset need not keep texts, and some tokenizers' tokens don't spell them (WordPiece, or one
-    whose normaliser changed the text). Losses must be known before hours of work.
+    A dataset may lack texts, and some tokenizers' tokens don't spell them (WordPiece, or a
+    normaliser that changed the text). Losses must be known before hours of work.
     """
     count = partial(_count, rules=rules, run_folder=run_folder)
     _ = (
@@ -100,12 +99,12 @@ def count_lost_texts(
 
 
 def read_lost_texts(run_folder: str) -> LostTexts | None:
-    """Return the job's counts, None before it has run."""
+    """The job's counts, None before it has run."""
     return read_commit(storage.join(run_folder, _LOST_TEXTS_FILE), LostTexts)
 
 
 def describe_lost_texts(lost: LostTexts, dataset: InputDataset) -> str:
-    """Return the number of lost texts, the first of them, and the remedy."""
+    """Describe lost texts, with first ids and a remedy."""
     named = ", ".join(f'"{name}"' for name in lost.first)
     more = ", …" if lost.count > len(lost.first) else ""
     share = format_share(lost.count, dataset.num_documents)
@@ -145,7 +144,7 @@ def _number(all_records: tuple[int, Iterable[str]], job: Job) -> Iterator[str]:
 
 
 def _publish(record: str, job: Job) -> str:
-    """Publish a bucket's tars and indices under their final names; return the same record."""
+    """Give a bucket's files their final names; return its record."""
     for tar in read_record(record, BucketRecord).tars:
         shard = tar.shard
         for temporary, final, num_bytes in (
@@ -168,7 +167,7 @@ def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
 
 
 def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
-    """Write the total of tasks' lost texts, for the launcher; return its path."""
+    """Write the total for the launcher; return its path."""
     parts = [read_record(part, LostTexts) for part in counts[1]]
     first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
     whole = LostTexts(sum(part.count for part in parts), tuple(first))
@@ -178,9 +177,9 @@ def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
 
 
 def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
-    """Write dead letters, the run's summary and, last, the manifest; return its path.
+    """Write dead letters, summary and, last, the manifest; return its path.
 
-    Without a usable document, no dataset or generation is made.
+    Without a usable document, no manifest is written.
     """
     records = [read_record(record, BucketRecord) for record in all_records[1]]
     records.sort(key=lambda record: record.bucket)
@@ -226,8 +225,7 @@ def make_manifest(
 ) -> Manifest:
     """Make the manifest from numbered records in bucket order.
 
-    It holds nothing that differs between runners, workers or attempts: no times, hosts or numbers
-    of retries.
+    Nothing in it differs between runners, workers or attempts.
     """
     tars = [tar for record in records for tar in record.tars]
     shards = tuple(tar.shard for tar in tars)

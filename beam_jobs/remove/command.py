@@ -1,4 +1,4 @@
-"""`vocag remove`: the command."""
+"""The `vocag remove` command."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from pipeline.command_line.option_parsing import parse_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Return the exit status, see `exit_status`."""
 
     def work() -> None:
         options = parse_options(RemoveOptions, arguments, prog="vocag remove", epilog=EXAMPLES)

@@ -1,4 +1,4 @@
-"""The job of `vocag remove`: a new generation without some documents; shards stay unchanged."""
+"""Remove documents by a new generation; shards stay unchanged."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -60,9 +60,8 @@ def remove(options: RemoveOptions) -> Manifest:
 def read_ids(path: str) -> list[str]:
     """Return the ids in a file, each once, in its order.
 
-    It has one id a line; if its name ends in .jsonl or .ndjson, one JSON object a line with
-    `document_id` or `id`, as dead letters have, or one JSON string. Windows's byte-order mark is
-    skipped. OptionsError if the file is missing, empty or not UTF-8, or a line has no id.
+    One id a line; in .jsonl or .ndjson, a JSON string or an object with `document_id` or `id`.
+    OptionsError if the file is missing, empty or not UTF-8, or a line has no id.
     """
     try:
         data = storage.read_bytes(path)
@@ -130,7 +129,7 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
 
 
 def _write(location: str, manifest: Manifest, removed: RemovedDocuments) -> Manifest:
-    """Write the list, keep the manifest, then publish the next one, in this order."""
+    """Write the list, keep the manifest, then publish the next."""
     data = encode_removed(removed)
     digest = sha256(data).hexdigest()
     file = f"removed-g{manifest.generation + 1:03d}.parquet"
@@ -144,7 +143,7 @@ def _write(location: str, manifest: Manifest, removed: RemovedDocuments) -> Mani
 
 
 def _tidy(location: str, manifest: Manifest) -> None:
-    """Write the card, and remove temporary files, including those of a killed command."""
+    """Write the card; remove temporary files, a killed command's included."""
     scratch = storage.join(location, _SCRATCH)
     storage.make_folder(scratch)
     write_card(manifest, output=location, scratch=scratch)

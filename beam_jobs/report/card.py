@@ -1,4 +1,4 @@
-"""`README.md` next to the manifest: a dataset card for people and for the Hugging Face Hub."""
+"""`README.md`: a dataset card for people and the Hugging Face Hub."""
 
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -20,7 +20,7 @@ _LARGEST = "n>1B"
 
 
 def render_card(manifest: Manifest) -> str:
-    """Return the card: front matter for the Hub, then the main facts for people."""
+    """Return front matter for the Hub, then main facts."""
     totals, letters = manifest.totals, manifest.dead_letters
     documents, student = totals["num_documents"], totals["num_student_tokens"]
     names = [_code(public_name(side.source)) for side in (manifest.student, manifest.teacher)]
@@ -42,7 +42,6 @@ def render_card(manifest: Manifest) -> str:
 
 
 def _growth(manifest: Manifest) -> dict[str, str]:
-    """Facts about a dataset that has grown, or lost documents."""
     if not manifest.generation:
         return {}
     told = {"generation": format_count(manifest.generation)}

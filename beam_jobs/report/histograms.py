@@ -1,4 +1,4 @@
-"""The report's histograms: a picture of the shares, and under it a table of the exact values."""
+"""The report's histograms, each with its exact values."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
@@ -18,10 +18,7 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 
 
 def draw_histograms(statistics: AlignmentStatistics, *more: Element) -> list[Element]:
-    """Return a figure for each histogram, and `more` next to them.
-
-    Without matplotlib, figures are tables, and a remark says so.
-    """
+    """Return a figure for each histogram, and `more`; without matplotlib, tables."""
     spans = list(map(int, statistics.span_width_counts))
     lengths = list(map(format_count, LENGTH_EDGES))
     figures = [
@@ -93,7 +90,7 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
 def _trim(
     labels: Sequence[str], series: Mapping[str, Sequence[int]]
 ) -> tuple[Sequence[str], dict[str, Sequence[int]]]:
-    """Drop empty bars at both ends; keep the bars from 0 if the first used one is near."""
+    """Drop empty bars at both ends; keep those from 0 if few."""
     used = [bar for bar, counts in enumerate(zip(*series.values(), strict=True)) if any(counts)]
     first, last = (used[0], used[-1] + 1) if used else (0, 1)
     shown = slice(first if first > 2 else 0, last)
@@ -105,5 +102,5 @@ def _both(student: Iterable[int], teacher: Iterable[int]) -> dict[str, list[int]
 
 
 def _up_to(num_bars: int) -> list[str]:
-    """Labels of the bars; the last includes everything larger."""
+    """Labels; the last bar includes everything larger."""
     return [*map(str, range(num_bars - 1)), f"{num_bars - 1}+"]

@@ -1,4 +1,4 @@
-"""`report.html`: the result of an alignment job, on one self-contained page for people."""
+"""`report.html`: an alignment's result on one self-contained page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); fo
 
 @dataclass(frozen=True)
 class SideSummary:
-    """A side's tokens around a text, in words, and why it has no fast path, if it hasn't."""
+    """A side's tokens around a text, and why it has no fast path, if so."""
 
     convention: str
     slow_reason: str | None = None
@@ -62,9 +62,8 @@ class SideSummary:
 class RunSummary:
     """Facts known only to the run that made the dataset.
 
-    The seconds are wall time: start to manifest, and start to first document. `input_bytes` are
-    those of the files as stored. `control_strings` counts the texts in which each string comes
-    first. `pair` describes how the tokenizers relate, "" for nothing.
+    Seconds are wall time: start to manifest, and start to first document. `input_bytes` are as
+    stored. `control_strings` counts texts by the string that comes first. `pair` may be "".
     """
 
     runner: str
@@ -81,14 +80,14 @@ class RunSummary:
 
     @property
     def aligning_seconds(self) -> float:
-        """Seconds of reading, tokenizing, aligning and writing; never 0."""
+        """Seconds after start-up; never 0."""
         return max(self.elapsed_seconds - self.start_up_seconds, 1e-9)
 
 
 def render_report(
     manifest: Manifest, run: RunSummary, documents: Sequence[PreviewDocument] = ()
 ) -> str:
-    """Return the page, with documents at its top: HTML without scripts or requests."""
+    """Return HTML without scripts or requests."""
     statistics = AlignmentStatistics.from_json(dict(manifest.statistics))
     return render_page(
         f"{manifest.name}: aligned dataset",
@@ -123,7 +122,7 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
 
 
 def _first_answers(manifest: Manifest) -> list[Element]:
-    """State the outcome, what was left out, and the next step."""
+    """The outcome, losses, and the next step."""
     letters = manifest.dead_letters
     seen = totals_of(manifest.newest_shards)["num_documents"] + letters.count
     whole = f"{format_plural(seen, 'document')} ({format_share(letters.count, seen)})"
@@ -145,7 +144,7 @@ def _first_answers(manifest: Manifest) -> list[Element]:
 
 
 def _opening(documents: Sequence[PreviewDocument], cards: Element) -> list[Element]:
-    """Return the aligned text with the numbers next to it; without a text, the numbers alone."""
+    """Aligned text with numbers next to it, if any."""
     if not any(document.blocks for document in documents):
         return [cards]
     legend, *texts = page_blocks.draw_documents(documents)

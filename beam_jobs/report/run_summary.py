@@ -1,4 +1,4 @@
-"""The end of a run: lines for the terminal, and the page for the browser."""
+"""A run's last lines, and its report."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,7 @@ _LIBRARIES = ("vocag", "apache-beam", "fastokens", "tokenizers", "sentencepiece"
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of Python and of each library that shapes the result."""
+    """Versions of Python and of libraries that shape the result."""
     versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
@@ -40,7 +40,7 @@ def library_versions() -> dict[str, str]:
 
 
 def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: str) -> str:
-    """Write `report.html` and the dataset card into the dataset; return the report's path."""
+    """Write `report.html` and the card; return the report's path."""
     path = storage.join(output, REPORT_FILE)
     dataset = Dataset(output, manifest)
     shown = load_previews(dataset, num_documents=1, document_id=None, max_tokens=_SHOWN_TOKENS)
@@ -51,7 +51,7 @@ def write_report(manifest: Manifest, run: RunSummary, *, output: str, scratch: s
 
 
 def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
-    """Write the dataset card, unless a person wrote a `README.md` of their own."""
+    """Write the card, unless a person wrote the `README.md`."""
     path = storage.join(output, CARD_FILE)
     if storage.num_bytes_of(path) is None or MARK.encode() in storage.read_bytes(path):
         card = render_card(count_read(Dataset(output, manifest)))
@@ -59,7 +59,7 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
 
 
 def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
-    """Return a run's last lines, without the report's place."""
+    """Return a run's last lines."""
     totals = totals_of(manifest.newest_shards)
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
     speed = student_tokens / run.aligning_seconds
@@ -97,7 +97,6 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
 
 
 def _control_strings(run: RunSummary) -> list[str]:
-    """Count texts that spell a control token, which the text's tokens don't show."""
     if not run.control_strings:
         return []
     name, _ = max(run.control_strings.items(), key=lambda item: item[1])
@@ -109,7 +108,6 @@ def _control_strings(run: RunSummary) -> list[str]:
 
 
 def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
-    """Describe the tokens around each side's texts; around chats, name the templates."""
     told = [run.student.convention, run.teacher.convention]
     if manifest.chats is not None:
         sides = manifest.chats.student, manifest.chats.teacher
@@ -118,7 +116,7 @@ def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
 
 
 def _of_chats(dataset: Dataset) -> list[str]:
-    """Count the learned tokens of chats, with remarks for their readers."""
+    """Count chats' learned tokens, with remarks."""
     indices = [dataset.read_index(number) for number in range(len(dataset.manifest.shards))]
     sums = {
         name: sum(int(index.chats[name].sum()) for index in indices)
@@ -144,7 +142,6 @@ def _of_chats(dataset: Dataset) -> list[str]:
 
 
 def _reference_paths(manifest: Manifest, run: RunSummary) -> list[str]:
-    """A line for each tokenizer without the fast path: name, cost and reason."""
     sides = ((manifest.student.source, run.student), (manifest.teacher.source, run.teacher))
     slow = dict.fromkeys((source, side.slow_reason) for source, side in sides if side.slow_reason)
     return [

@@ -1,7 +1,6 @@
 """Find the cause in a runner's report of a failure.
 
-A portable runner reports a worker's traceback within its own, in Java or in Go; its last line or
-two hold the error in the data or the options.
+A portable runner puts a worker's traceback into its own, in Java or Go.
 """
 
 import re
@@ -15,7 +14,7 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 def cause_of(report: str) -> str:
-    r"""Return the last error in a report as one line; "" if there is none.
+    r"""Return a report's last error as one line, "" if none.
 
     Example:
         >>> cause_of("failed: Traceback (most recent call last):\n  File 'a'\na.BadError: no\nb")

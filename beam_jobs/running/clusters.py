@@ -1,7 +1,6 @@
-"""Needs of a cluster's runner, checked before anything starts or is written.
+"""Check a cluster's needs before anything starts or is written.
 
-Each would fail anyway: after minutes, in a worker's log, or never (a job that waits for a server
-that isn't there).
+Each would fail anyway: after minutes, in a worker's log, or never.
 """
 
 import json
@@ -30,7 +29,7 @@ _IMAGE = "vocag's image (docs/guides/clusters.md says how to build it)"
 
 
 def require_tried_runner(name: str | None) -> None:
-    """Raise OptionsError, with the reason, for a runner that doesn't run this job."""
+    """Raise OptionsError for a runner that doesn't run this job."""
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
         raise OptionsError(
             f"--runner {name}: vocag has never been run on Spark (Beam 2.77's runner takes "
@@ -40,10 +39,10 @@ def require_tried_runner(name: str | None) -> None:
 
 
 def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]]) -> None:
-    """Check a cluster, as far as possible, before a job is sent there.
+    """Check a cluster before a job is sent there.
 
-    `places` are the inputs and outputs as given, by option name. OptionsError if a server, its
-    answer or the workers' environment is missing, or workers could not find a place.
+    `places` are inputs and outputs by option name. OptionsError if a server or the workers'
+    environment is missing, or workers could not find a place.
     """
     name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
     if name == "PortableRunner":
@@ -65,7 +64,7 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
 
 
 def _is_elsewhere(name: str, options: PipelineOptions) -> bool:
-    """Whether a runner's workers may be on other machines than the launcher."""
+    """Whether workers may be on other machines."""
     if name == "FlinkRunner":
         is_inside = options.view_as(FlinkRunnerOptions).flink_master in _INSIDE_THE_LAUNCHER
         return not is_inside or bool(options.view_as(PortableOptions).job_endpoint)
@@ -137,7 +136,7 @@ def _require_flink(options: PipelineOptions) -> None:
 
 
 def _require_version(master: str, version: str) -> None:
-    """Check that Flink's master answers, with the version that the job server needs."""
+    """Check that Flink's master answers, with the job server's version."""
     url = master if re.match("https?://", master) else f"http://{master}"
     try:
         with urlopen(f"{url.rstrip('/')}/overview", timeout=_ANSWER_SECONDS) as answer:

@@ -1,4 +1,4 @@
-"""How a command ends: its status, its message, and a quick exit."""
+"""How a command ends."""
 
 import atexit
 import gc
@@ -23,10 +23,10 @@ _AGAIN_SECONDS = 5.0
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived; like KeyboardInterrupt, only the command's end catches it."""
+    """SIGTERM or SIGHUP arrived; only the command's end catches it."""
 
     def __init__(self, number: int) -> None:
-        """Hold which it was."""
+        """Take the signal."""
         self.how = "the terminal is gone" if number == signal.SIGHUP else "terminated"
         self.status = 128 + number
 
@@ -34,9 +34,8 @@ class Terminated(BaseException):
 def exit_status(command: str, work: Callable[[], object]) -> int:
     """Run a command's work; return 0, 1 if the job failed, 2 for wrong usage.
 
-    3 means that a dataset was written, but more input was left out than allowed. Errors go to
-    stderr without a traceback. 129, 130 and 143 are what shells expect after SIGHUP, Ctrl-C and
-    SIGTERM.
+    3 means that more input was left out than allowed; 129, 130 and 143 are for SIGHUP, Ctrl-C and
+    SIGTERM. Errors go to stderr without a traceback.
     """
     skip_last_collection()
     try:
@@ -63,9 +62,8 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
 def skip_last_collection() -> None:
     """Skip Python's garbage collections at exit.
 
-    They would visit every object of Beam and of two vocabularies, 0.7 s in each process, while
-    launchers wait for their workers. A process with nanobind bindings still collects: otherwise
-    they print pages of leaks.
+    They visit every object of Beam and two vocabularies: 0.7 s in each process. With nanobind
+    bindings they still run: otherwise these print pages of leaks.
     """
     atexit.register(_freeze_unless_bindings_complain)
 
@@ -74,10 +72,9 @@ def skip_last_collection() -> None:
 def terminate_by_exception() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise `Terminated` in the main thread, even if Python loses it.
 
-    A handler may run where nothing can be raised, such as in a weak reference's callback, where
-    Python only prints the exception; and libraries have bare `except:`. So the signal is sent again
-    until the block ends by it. Signals from others meanwhile are ignored, because they would cut
-    the end short. SIGHUP stays ignored under nohup.
+    A handler may run where nothing can be raised, such as in a weak reference's callback, and
+    libraries have bare `except:`. So the signal is sent again until the block ends. Others' signals
+    meanwhile are ignored: they would cut the end short. SIGHUP stays ignored under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

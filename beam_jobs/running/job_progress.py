@@ -1,8 +1,7 @@
-"""The live bar of a local run, and the counters that workers leave for it.
+"""The live bar of a local run, and workers' counters for it.
 
-Each worker process keeps one small file of running totals in the run's folder; the launcher adds
-them up. They are only for display: bundles that run twice count twice. Final figures come from the
-committed records.
+Each worker keeps a small file of running totals in the run's folder, only for display: bundles that
+run twice count twice.
 """
 
 import io
@@ -30,10 +29,10 @@ HEARTBEAT_SECONDS = 60.0
 
 
 class WorkerProgress:
-    """One process's counts for one run, written to the run's folder now and then."""
+    """One process's counts for a run, written to its folder now and then."""
 
     def __init__(self, folder: str) -> None:
-        """Start counting for the run of a folder; only local folders get a file."""
+        """Count for a folder's run; only local folders get a file."""
         self._path = storage.join(folder, f"{PROGRESS_PREFIX}{uuid.uuid4().hex}.json")
         self._is_local = storage.is_local(folder)
         self._counts: Counter[str] = Counter()
@@ -41,7 +40,7 @@ class WorkerProgress:
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to this process's counts, which the stages below read."""
+        """Add to counts that the stages below read."""
         with self._lock:
             self._counts.update(counts)
             if time.monotonic() >= self._next_write:
@@ -49,7 +48,7 @@ class WorkerProgress:
                 self._next_write = time.monotonic() + _WRITE_SECONDS
 
     def flush(self) -> None:
-        """Write the counts at the end of a bundle."""
+        """Write the counts."""
         with self._lock:
             self._write()
 
@@ -76,7 +75,7 @@ def worker_progress(folder: str) -> WorkerProgress:
 
 
 def reset_progress(folder: str) -> None:
-    """Forget the counts of an earlier attempt at a run."""
+    """Forget an earlier attempt's counts."""
     with _workers_lock:
         _workers.pop(folder, None)
     storage.delete_files(
@@ -85,7 +84,7 @@ def reset_progress(folder: str) -> None:
 
 
 def total_counts(folder: str) -> Counter[str]:
-    """Add up the counts of all workers of a run."""
+    """Add up all workers' counts."""
     total: Counter[str] = Counter()
     for entry in os.scandir(folder):
         if entry.name.startswith(PROGRESS_PREFIX) and entry.name.endswith(".json"):
@@ -95,7 +94,7 @@ def total_counts(folder: str) -> Counter[str]:
 
 
 class JobStage(NamedTuple):
-    """A job's progress: `done` of `total`, and the student tokens made so far."""
+    """`done` of `total`, and student tokens so far."""
 
     verb: str
     done: int
@@ -105,7 +104,7 @@ class JobStage(NamedTuple):
 
 
 def aligning_stage(counts: Counter[str], *, text_bytes: int) -> JobStage:
-    """Progress of reading about `text_bytes` of text, then of aligning documents."""
+    """Reading about `text_bytes` of text, then aligning documents."""
     if done := counts["aligned_documents"]:
         total, tokens = counts["read_documents"], counts["student_tokens"]
         return JobStage("aligning", done, total, " documents", tokens)
@@ -114,7 +113,7 @@ def aligning_stage(counts: Counter[str], *, text_bytes: int) -> JobStage:
 
 
 def scoring_stage(counts: Counter[str], *, num_tokens: int) -> JobStage:
-    """Progress of scoring a dataset's `num_tokens` teacher tokens."""
+    """Scoring `num_tokens` teacher tokens."""
     total = num_tokens - min(num_tokens, counts["reused_tokens"])
     # Bundles that run twice count twice; the bar must not overflow.
     return JobStage("scoring", min(total, counts["scored_tokens"]), total, " teacher tokens")
@@ -127,7 +126,7 @@ def run_with_bar(
     stage: Callable[[Counter[str]], JobStage],
     quiet: bool = False,
 ) -> None:
-    """Run `work` while a thread shows progress: a bar, or a line a minute."""
+    """Run `work` with progress: a bar, or a line a minute."""
     if quiet:
         work()
         return
@@ -143,7 +142,7 @@ def run_with_bar(
 
 
 def _poll(folder: str, finished: threading.Event) -> Iterator[Counter[str]]:
-    """Yield the counts repeatedly, and once at the end; stop if the folder is gone."""
+    """Yield counts repeatedly, and once at the end; stop if the folder is gone."""
     yield Counter()
     is_last = False
     while not is_last:

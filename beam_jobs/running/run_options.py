@@ -1,4 +1,4 @@
-"""Options of every job: how it runs on this machine, and its messages."""
+"""Options of every job: how it runs here, and its messages."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ HERE = RunOptions()
 
 
 def configure_logging(command: str, options: RunOptions) -> None:
-    """Log our warnings as single lines on stderr; Beam's and gRPC's only if `verbose`."""
+    """Log our warnings as lines on stderr; Beam's and gRPC's only if `verbose`."""
     level = logging.ERROR if options.quiet else logging.INFO if options.verbose else logging.WARNING
     set_up_logging(f"vocag {command}", level)
     if not options.verbose:
@@ -49,9 +49,8 @@ def configure_logging(command: str, options: RunOptions) -> None:
 
 
 def _is_not_beams(record: logging.LogRecord) -> bool:
-    """Whether a record comes from outside Beam, whatever its logger's name.
+    """Whether a record comes from outside Beam.
 
-    A job service's reports, with stack traces, are logged by the root logger, and a job server's
-    output by a logger named after a class.
+    Loggers don't show it: a job service uses the root logger, a job server one named after a class.
     """
     return "apache_beam/" not in record.pathname

@@ -1,4 +1,4 @@
-"""Choose a Beam runner from Beam's own options, run the job, and report its end."""
+"""Choose a Beam runner, run the job, and report its end."""
 
 import logging
 import os
@@ -66,10 +66,10 @@ def make_beam_options(
     command: str = "align",
     own: Sequence[str] = (),
 ) -> PipelineOptions:
-    """Return Beam's options from the arguments that aren't the command's own.
+    """Return Beam's options from arguments that aren't the command's own.
 
-    OptionsError for arguments that Beam doesn't know or can't read, and for a runner that is
-    unknown, doesn't run these jobs, or doesn't take --workers.
+    OptionsError for unknown or unreadable arguments, and for a runner that is unknown, doesn't run
+    these jobs, or doesn't take --workers.
     """
     workers = [f"--direct_num_workers={run.workers}"] if run.workers > 1 else []
     with _one_refusal(command):
@@ -89,10 +89,9 @@ def make_beam_options(
 
 
 def make_runner(options: PipelineOptions) -> PipelineRunner:
-    """Return the runner that the options name, by default Beam's direct runner.
+    """Return the runner that the options name, by default `FnApiRunner`.
 
-    Since Beam 2.65, `DirectRunner` first tries Prism, a downloaded program that ignores
-    --direct_num_workers, and falls back to `FnApiRunner`. Ours is `FnApiRunner` at once.
+    Since Beam 2.65, `DirectRunner` first tries Prism, a download that ignores --direct_num_workers.
     OptionsError for an unknown runner.
     """
     name = options.view_as(StandardOptions).runner
@@ -136,7 +135,7 @@ def run_pipeline(
 
 
 def describe_runner(options: PipelineOptions) -> str:
-    """Return the runner's name, and the direct runner's number of processes or threads."""
+    """The runner's name, with the direct runner's processes or threads."""
     name = options.view_as(StandardOptions).runner
     if (name.lower() if name else None) not in _DIRECT_RUNNERS:
         return str(name).rsplit(".", 1)[-1]
@@ -160,7 +159,7 @@ def _direct_runner(
 
 
 def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> JobError:
-    """Summarise a failure in one sentence, and leave the details in the run's folder."""
+    """Summarise a failure; leave details in the run's folder."""
     has_died = isinstance(error, WorkerDiedError)
     details = error.log if isinstance(error, WorkerDiedError) else traceback.format_exc()
     cause = str(error) if has_died else f"the job failed: {cause_of(str(error)) or repr(error)}"
@@ -191,7 +190,7 @@ def _require_ours_to_start(
 
 @contextmanager
 def _one_refusal(command: str) -> Iterator[None]:
-    """Raise the error of Beam's parser alone, without the hundreds of options it prints."""
+    """Raise the error of Beam's parser without the options it prints."""
     printed = StringIO()
     try:
         with redirect_stderr(printed):
@@ -202,7 +201,7 @@ def _one_refusal(command: str) -> Iterator[None]:
 
 
 def _of_clusters() -> set[str]:
-    """Return Beam's options that have no effect if this machine runs the job."""
+    """Beam's options without effect on this machine."""
     parser = ArgumentParser(add_help=False)
     for options in _OF_CLUSTERS:
         options._add_argparse_args(parser)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ _Gathered = beam.PCollection[tuple[int, Iterable[str]]]
 
 
 class Gather(beam.PTransform[_Strings, _Gathered]):
-    """Bring all elements to one place; the input is settled and not computed again."""
+    """Bring all elements to one place; the input isn't computed again."""
 
     def expand(self, elements: _Strings) -> _Gathered:
         """Return one element, (0, all values)."""
@@ -27,9 +27,9 @@ class Gather(beam.PTransform[_Strings, _Gathered]):
 
 
 class Spread(beam.PTransform[_Strings, _Strings]):
-    """Hand each element to any free worker; the input is settled.
+    """Hand each element to any free worker; the input isn't computed again.
 
-    Beam's Reshuffle does the same, but 2.77 pickles a timestamp with each element.
+    Beam's Reshuffle (2.77) pickles a timestamp with each.
     """
 
     def expand(self, elements: _Strings) -> _Strings:
@@ -44,7 +44,7 @@ class Spread(beam.PTransform[_Strings, _Strings]):
 
 
 def worker_step(work: Callable[[Any], Iterator[Any]], run_folder: str, kind: Any) -> beam.ParDo:
-    """Make a step from a generator function, which shows its progress."""
+    """Make a step, with progress, from a generator function."""
     step: beam.ParDo = beam.ParDo(_WorkerStep(work, run_folder)).with_output_types(kind)
     return step
 

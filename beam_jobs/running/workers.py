@@ -1,8 +1,7 @@
 """Worker processes of this machine: start them, explain their deaths, end them.
 
-Beam's direct runner starts each worker by a shell command, in a thread that raises for a status
-other than 0, without the signal or the last output. So our command keeps the worker's output in a
-file named after the process.
+Beam's direct runner starts workers by a shell command and reports only their status. So our command
+keeps each one's output in a file named after the process.
 """
 
 import json
@@ -42,13 +41,13 @@ class WorkerDiedError(RuntimeError):
     """A worker process ended before the job did; `log` is the end of its output."""
 
     def __init__(self, message: str, log: str) -> None:
-        """Hold the sentence for the user and the worker's last output."""
+        """Take the user's message and the log."""
         super().__init__(message)
         self.log = log
 
 
 class Workers:
-    """The worker processes of one job; the runner starts them by `environment`.
+    """One job's worker processes; the runner starts them by `environment`.
 
     Verbose ones write to this process's stderr instead of files.
     """
@@ -60,7 +59,7 @@ class Workers:
 
     @property
     def environment(self) -> SubprocessSDKEnvironment:
-        """Beam's command for one: deaf to Ctrl-C, which is for the launcher; `$$` is its number."""
+        """Beam's command for one, deaf to Ctrl-C, the launcher's; `$$` is its number."""
         arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid())]
         log = f"{shlex.quote(self._folder.name)}/$$"
         output = "" if self.verbose else f">{log} 2>&1"
@@ -69,7 +68,7 @@ class Workers:
 
     @property
     def have_started(self) -> bool:
-        """Whether the runner has started any."""
+        """Whether any has started."""
         return bool(self._logs())
 
     def kill(self) -> None:
@@ -86,7 +85,7 @@ class Workers:
         self._folder.cleanup()
 
     def explain(self, failure: BaseException | None) -> WorkerDiedError | None:
-        """Name the dead worker and its cause, if that made a thread of Beam's fail."""
+        """Name the dead worker and its cause, if one failed a thread of Beam's."""
         ended = _ENDED.fullmatch(str(failure))
         if ended is None:
             return None
@@ -104,9 +103,8 @@ class Workers:
 def run_supervised(work: Callable[[], object], workers: Workers) -> None:
     """Run a local job's `work` in a thread until it ends, a worker dies, or a signal arrives.
 
-    Raise its error, WorkerDiedError, or the KeyboardInterrupt or Terminated that arrived. Beam
-    can't cancel a local job, so a thread that runs on for more than a moment is abandoned, and the
-    command's `leave` ends the process without waiting for it.
+    Raise its error, WorkerDiedError, KeyboardInterrupt or Terminated. Beam can't cancel a local
+    job: a thread that runs on is abandoned, and the command's `leave` doesn't wait for it.
     """
     outcomes: _Outcomes = SimpleQueue()
 
@@ -135,7 +133,7 @@ def run_supervised(work: Callable[[], object], workers: Workers) -> None:
 
 
 def main(launcher: int) -> None:
-    """In a worker process: serve the runner until it is done or gone."""
+    """In a worker process, serve the runner until it is done or gone."""
     from apache_beam.runners.worker import sdk_worker_main  # the launcher needs none of it
 
     skip_last_collection()
@@ -151,7 +149,7 @@ def _end_with(launcher: int) -> None:
 
 
 def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> BaseException:
-    """Return a worker's death if one is reported, possibly after Beam's resulting error."""
+    """A worker's death if reported, possibly after Beam's resulting error."""
     if isinstance(outcome, WorkerDiedError) or not workers.have_started:
         return outcome
     try:
@@ -162,7 +160,7 @@ def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> Bas
 
 @contextmanager
 def _listen_to_threads(workers: Workers, outcomes: _Outcomes) -> Iterator[None]:
-    """Notice a worker's death; afterwards silence the tracebacks of Beam's threads."""
+    """Report workers' deaths; silence gRPC's errors in Beam's threads."""
     before = threading.excepthook
 
     def report(failure: threading.ExceptHookArgs) -> None:

@@ -1,1 +1,1 @@
-"""`vocag score`: compute a teacher's losses once and store them next to the shards."""
+"""`vocag score`: a teacher's losses, stored next to the shards."""

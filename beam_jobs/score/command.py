@@ -1,4 +1,4 @@
-"""`python -m beam_jobs.score`: a teacher's losses of a dataset, stored next to its shards."""
+"""The `vocag score` command."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from beam_jobs.score.options import parse_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status, see `exit_status`."""
+    """Return the exit status, see `exit_status`."""
 
     def work() -> None:
         options = parse_options(arguments)

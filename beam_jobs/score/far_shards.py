@@ -1,7 +1,7 @@
 """Find shards whose losses are far from the others', because a server went wrong in between.
 
-A server is checked around every shard with one plain text. One that gets that text right and others
-wrong, as a cache of answers may, passes, but its shards differ.
+Servers are checked around every shard with one plain text. One that gets only that text right, as a
+cache of answers may, passes, but its shards differ.
 """
 
 import json
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 class FarShard(NamedTuple):
-    """An outlying sidecar, its mean loss and the median of the other shards' means, in nats."""
+    """An outlying sidecar, its mean loss and the others' median mean, in nats."""
 
     record: SidecarRecord
     mean: float
@@ -35,10 +35,9 @@ class FarShard(NamedTuple):
 
 
 def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
-    """Return the shards whose mean loss is far from the other shards'.
+    """Return the shards whose mean loss is far from the others'.
 
-    Far means more than 1 nat, plus five times the others' own spread, plus the chance effect of few
-    tokens.
+    Far means more than 1 nat, plus five times the others' spread, plus the noise of few tokens.
     """
     known = [record for record in records if record.num_losses]
     means = np.array([record.loss_sum / record.num_losses for record in known])
@@ -56,11 +55,10 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
 def refuse_far_shards(
     records: Sequence[SidecarRecord], *, dataset: str, run_folder: str, started: float
 ) -> None:
-    """Remove the sidecars of outlying shards, and end the job by an EngineError.
+    """Remove outlying shards' sidecars, and raise EngineError.
 
-    A shard that comes out the same in a later run is accepted: its text is unusual. The removed
-    shards are noted in the run's folder with the command's `started`, because a step that Beam runs
-    twice isn't a later run.
+    A shard that comes out the same in a later run is accepted: its text is unusual. The run's
+    folder notes them with `started`, because a step that Beam repeats isn't a later run.
     """
     path = storage.join(run_folder, FAR_SHARDS_FILE)
     noted: dict[str, dict[str, float]] = {}

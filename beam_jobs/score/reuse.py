@@ -1,7 +1,7 @@
-"""`--reuse`: losses of other datasets that a job can take over, listed once for its workers.
+"""`--reuse`: losses of other datasets that a job can take over.
 
-The launcher reads the named datasets' tokens and writes a table of digests to the run's folder; a
-worker maps it, and copies the losses of matching documents.
+The launcher writes digests of their documents to the run's folder; workers map them, and copy
+matching documents' losses.
 """
 
 import io
@@ -35,7 +35,7 @@ _CACHE_BYTES = 256 << 30
 def find_reusable(
     locations: Sequence[str], rule: TeacherRule, run: RunOptions
 ) -> list[ScoredShard]:
-    """Return the shards of other datasets that the same teacher scored, in any context."""
+    """Return other datasets' shards that the same teacher scored, in any context."""
     found = []
     for location in locations:
         dataset, own, reasons = open_dataset(location), [], []
@@ -58,7 +58,7 @@ def find_reusable(
 
 
 def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOptions) -> None:
-    """Write the digests of shards' documents to a run's folder, unless they are there."""
+    """Write digests of shards' documents to a run's folder, unless they are there."""
     files = [asdict(shard.sidecar) for shard in shards]
     body, path = json.dumps(files).encode(), storage.join(run_folder, _LIST)
     if storage.num_bytes_of(path) is not None and storage.read_bytes(path) == body:
@@ -74,7 +74,7 @@ def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOption
 
 
 def open_reusable(run_folder: str) -> ReusableLosses:
-    """On a worker, open the output of `save_reusable`; a local table is mapped."""
+    """Open `save_reusable`'s output on a worker; a local table is mapped."""
     listed = storage.read_bytes(storage.join(run_folder, _LIST))
     tables = (
         _read_table(storage.join(run_folder, f"known-{entry.name}.npy"))
@@ -88,10 +88,9 @@ def open_reusable(run_folder: str) -> ReusableLosses:
 
 
 def _teacher(rule: TeacherRule, *, with_top: bool) -> dict[str, Any]:
-    """Return the teacher's part of a rule; digests cover documents and contexts.
+    """The teacher's part of a rule; digests cover documents and contexts.
 
-    Entries are taken over only if all were stored by the same rule; losses alone, from scores with
-    any entries.
+    Entries are taken over only if stored by the same rule; losses alone, whatever the entries.
     """
     without = {"context", "where"} if with_top else {"context", "where", "distributions"}
     return {name: value for name, value in rule.to_json().items() if name not in without}

@@ -1,9 +1,8 @@
-"""The steps of the job that scores a dataset: one shard per element, one sidecar each.
+"""Steps of the job that scores a dataset: one shard, one sidecar per element.
 
-Apache Beam's RunInference loads the teacher once per process. It would batch elements as they come,
-but a teacher needs batches of equally long pieces, which take a whole shard's documents; so the
-engine batches. Each step can run twice, or on two workers at once: a sidecar is replaced whole by
-an equal one, and the score manifest comes last.
+RunInference loads the teacher once per process. The engine batches, since batches of equally long
+pieces take a whole shard's documents. Each step can run twice, or on two workers at once: a sidecar
+is replaced by an equal one, and the score manifest comes last.
 """
 
 import logging
@@ -56,10 +55,10 @@ class ChangedError(ValueError):
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """Everything a worker needs to know; plain values only.
+    """Everything a worker needs; plain values only.
 
-    Servers, which have the teacher's files out of sight, are checked against `handshake`. `started`
-    is in seconds since 1970. A job that `reuses` losses finds them in the run's folder.
+    Servers, whose files are out of sight, are checked against `handshake`. `started` is in seconds
+    since 1970. With `reuses`, known losses are in the run's folder.
     """
 
     dataset: str
@@ -79,7 +78,7 @@ class ScoreJob:
 class WorkDone:
     """Work done; values can be added.
 
-    Known documents have another dataset's losses; resumed shards were written by an earlier run.
+    Known documents have another dataset's losses; resumed shards are an earlier run's.
     """
 
     num_documents: int = 0
@@ -95,7 +94,7 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class ShardScored:
-    """One shard's result: its number, its sidecar's record, and the work done."""
+    """One shard's number, sidecar record and work."""
 
     shard: int
     record: SidecarRecord
@@ -103,7 +102,7 @@ class ShardScored:
 
 
 class ReadyTeacher:
-    """A worker's dataset, and the teacher, loaded for the first shard that needs it.
+    """A worker's dataset, and its teacher, loaded on demand.
 
     Losses in `known` are not computed again.
     """
@@ -125,7 +124,7 @@ class ReadyTeacher:
 
     @property
     def engine(self) -> Engine:
-        """The teacher; ChangedError if its weights aren't those of the job's start."""
+        """The teacher; ChangedError if its weights aren't the job's."""
         with self._lock:
             if self._engine is None:
                 self._engine = self._load()
@@ -168,12 +167,12 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
     """Shard number -> `ShardScored` as JSON, once the sidecar is in place."""
 
     def __init__(self, job: ScoreJob) -> None:
-        """Hold the job; one element makes a batch."""
+        """Make each element a batch."""
         super().__init__(min_batch_size=1, max_batch_size=1)
         self._job = job
 
     def load_model(self) -> ReadyTeacher:
-        """Open the dataset once per process; ChangedError if it differs from the job's start."""
+        """Open the dataset once per process; ChangedError if it isn't the job's."""
         job = self._job
         dataset = open_dataset(job.dataset)
         _require_same("dataset", job.dataset, dataset.manifest.fingerprint, job.fingerprint)
@@ -186,17 +185,17 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         model: ReadyTeacher,
         inference_args: dict[str, Any] | None = None,
     ) -> Iterator[str]:
-        """Yield the result of each shard."""
+        """Yield each shard's result."""
         for shard in batch:
             yield write_record(score_shard(int(shard), model))
 
     def get_metrics_namespace(self) -> str:
-        """Namespace of Beam's own metrics."""
+        """Of Beam's own metrics."""
         return "vocag"
 
 
 def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
-    """Write the run's summary and, last, the score manifest of all shards; return its path."""
+    """Write the summary and, last, the score manifest; return its path."""
     shards = {one.shard: one for one in (read_record(text, ShardScored) for text in scored[1])}
     records = tuple(shards[number].record for number in sorted(shards))
     if isinstance(job.settings, ServedSettings):
@@ -212,7 +211,7 @@ def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
     """Score a shard and write its sidecar, unless an earlier run has.
 
-    DatasetError if the shard is damaged, NonFiniteLossError if the teacher gave NaN or infinity.
+    DatasetError if the shard is damaged, NonFiniteLossError for a loss of NaN or infinity.
     """
     job, shard = teacher.job, teacher.shard(number)
     fingerprint, progress = job.rule.fingerprint, worker_progress(job.run_folder)
@@ -263,7 +262,7 @@ def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
 def write_document_scores(
     job: ScoreJob, shard: ShardToScore, sidecar: bytes, record: SidecarRecord
 ) -> SidecarRecord:
-    """Write the table of a sidecar's document scores; return a record that names it."""
+    """Write a sidecar's table of document scores; return a record that names it."""
     name = sidecar_name(shard.record.file, job.rule.fingerprint)
     losses = decode_sidecar(sidecar, at=name)
     table = make_document_scores(losses, shard.index, sha256(sidecar).hexdigest())
@@ -274,7 +273,7 @@ def write_document_scores(
 def complete_document_scores(
     job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> int:
-    """Write the tables that finished scores lack, without a teacher; return how many."""
+    """Write tables that finished scores lack, without a teacher; return how many."""
     there = storage.list_folder(job.dataset)
     context, number = ContextRule.from_json(job.rule.context), 0
     records = list(scores.sidecars)

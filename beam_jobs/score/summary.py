@@ -1,4 +1,4 @@
-"""Messages of `vocag score`: estimates before a job, results after it."""
+"""Messages of `vocag score`: estimates and results."""
 
 import math
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def estimate_disk(
 ) -> int:
     """Estimate the bytes a job adds to a dataset's disk, to a percent, without existing sidecars.
 
-    `shards` have the scored numbers of documents and tokens. Without a sampled
-    `bytes_per_position`, next tokens take as much as the rule allows.
+    `shards` have the scored numbers of documents and tokens. `bytes_per_position` None means as
+    much as the rule allows.
     """
     there = storage.list_folder(dataset)
     of_token, of_document, of_shard = _sizes(rule.distributions, bytes_per_position)
@@ -94,7 +94,7 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
 
 
 def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
-    """Return the first documents' work, losses, entries per position, and number."""
+    """The first documents' work, losses, entries per position, and number."""
     work, parts, num_documents = Work(), [np.empty(0, np.float32)], 0
     counts = [np.empty(0, np.int64)]
     for number in range(len(teacher.documents.dataset.manifest.shards)):
@@ -139,7 +139,7 @@ def summarise(
     reuse: Sequence[str],
     elapsed_seconds: float,
 ) -> str:
-    """Return the last lines of a run."""
+    """Return a run's last lines."""
     sidecars = scores.sidecars
     num_tokens = sum(record.num_tokens for record in sidecars)
     num_losses = sum(record.num_losses for record in sidecars)

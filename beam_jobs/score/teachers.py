@@ -1,4 +1,4 @@
-"""The teacher of a job: its files or its name, its dtype, and its engine."""
+"""A job's teacher: files or name, dtype, and engine."""
 
 import os
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ API_KEY = "VOCAG_API_KEY"
 class JobTeacher:
     """A teacher, as named by the user, and its engine; None means transformers.
 
-    The digest is over its files, or over its name if they are out of sight. Workers check its
+    `weights_sha256` is of its files, or of its name if they are out of sight. Workers check its
     servers against `handshake`.
     """
 
@@ -40,7 +40,7 @@ class JobTeacher:
 
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
-    """Return a job's teacher, checked as far as possible before it runs."""
+    """Return a job's teacher, checked as far as possible."""
     digest = ""
     if options.teacher:
         digest = find_fitting(options.teacher, dataset, side="teacher").sha256
@@ -50,17 +50,17 @@ def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRu
 
 
 def api_key() -> str:
-    """Return the servers' key from the environment, "" if unset."""
+    """Servers' key from the environment, "" if unset."""
     return os.environ.get(API_KEY, "")
 
 
 def run_configuration(rule: TeacherRule, dataset: str) -> dict[str, str]:
-    """Return the identity of a run on a dataset with this fingerprint."""
+    """Identity of a run on a dataset with this fingerprint."""
     return {"scores": rule.fingerprint, "dataset": dataset}
 
 
 def find_finished(folder: str, manifest: Manifest, rule: TeacherRule) -> ScoreManifest | None:
-    """Return the scores of a dataset by a teacher, None if they are not complete."""
+    """A teacher's scores of a dataset, None if incomplete."""
     path = storage.join(folder, score_manifest_name(rule.fingerprint))
     if storage.num_bytes_of(path) is None:
         return None
@@ -83,7 +83,7 @@ def _default_dtype(device: str) -> str:
 def _served(
     options: ScoreOptions, dataset: Dataset, context: ContextRule, digest: str
 ) -> JobTeacher:
-    """Return a teacher behind servers, after each of them has answered."""
+    """Return a teacher behind servers, once each has answered."""
     from pipeline.scoring.engines.openai import connect
 
     settings = options.served

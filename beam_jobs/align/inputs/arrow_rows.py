@@ -1,4 +1,4 @@
-"""Rows out of Arrow's batches, as dictionaries of values that JSON could hold."""
+"""Arrow's batches as rows of values that JSON could hold."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from beam_jobs.align.inputs.table_format import Row
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yield a batch's rows; a row whose text isn't UTF-8 costs itself."""
+    """Yield rows; one whose text isn't UTF-8 is an error."""
     batch = pa.RecordBatch.from_arrays(list(map(as_text, batch.columns)), batch.schema.names)
     try:
         yield from batch.to_pylist()
@@ -23,10 +23,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Convert times, decimals and UUIDs, which serve only as ids, to text as in JSON.
-
-    Bytes of a fixed length, such as a hash, become hexadecimal.
-    """
+    """Convert times, decimals and UUIDs to text as in JSON, fixed-length bytes to hexadecimal."""
     kind, types = column.type, pa.types
     if isinstance(kind, pa.UuidType):
         texts = [None if value is None else str(value) for value in column.to_pylist()]

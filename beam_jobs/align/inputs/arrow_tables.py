@@ -1,4 +1,4 @@
-"""Arrow files and streams, Feather 2 among them."""
+"""Arrow files and streams, Feather 2 included."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -56,7 +56,7 @@ def _arrow_batches(table: Any) -> Iterable[pa.RecordBatch]:
 
 
 def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
-    """Return a file or stream, and whether a stream ends with its end mark."""
+    """Return a file or stream, and whether it is whole."""
     start = opened.read(len(_ARROW_FILE))
     if start.startswith(_FEATHER_1):
         raise DamageError(
@@ -72,7 +72,7 @@ def _open_arrow(opened: BinaryIO) -> tuple[Any, bool]:
 
 
 def _require_sound(batch: pa.RecordBatch) -> None:
-    """Check that offsets stay within their buffers, which pyarrow doesn't; bad UTF-8 may pass."""
+    """Check that offsets stay in their buffers, which pyarrow doesn't; bad UTF-8 passes."""
     for column in batch.columns:
         if pa.types.is_string(column.type):
             column = column.cast(pa.binary())

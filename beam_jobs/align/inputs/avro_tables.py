@@ -1,8 +1,7 @@
 """Avro object container files, block by block.
 
-A block whose records can't be decoded costs itself. One that can't be decompressed, or that doesn't
-end where it says, ends the reading: nothing but its own length says where the next one is. A file
-whose whole last blocks are gone looks like a shorter one: Avro has no end mark.
+An undecodable block costs itself. One that can't be decompressed, or has a wrong length, ends the
+reading: only its length locates the next. Lost last blocks go unnoticed: Avro has no end mark.
 """
 
 import io
@@ -102,7 +101,7 @@ def _fields(schema: Any) -> list[Mapping[str, Any]]:
 
 
 def _fixed_fields(schema: Any) -> set[str]:
-    """Name the fields of bytes of a fixed length, such as a hash; their numbers aren't meant."""
+    """Fields of fixed-length bytes without a logical type, such as hashes."""
     named: dict[str, Any] = {}
     parse_schema(schema, named_schemas=named)
 
@@ -118,7 +117,7 @@ def _fixed_fields(schema: Any) -> set[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return times, decimals and UUIDs as the text that other tables give, all else as it is."""
+    """Times, decimals and UUIDs as text, as in other tables."""
     if isinstance(value, datetime | date | time | Decimal):
         return as_text(pa.array([value])).to_pylist()[0]
     return str(value) if isinstance(value, UUID) else value

@@ -1,14 +1,12 @@
-r"""Rows of CSV and TSV files. A malformed row costs itself, and reading continues behind it.
+r"""Rows of CSV and TSV files. A malformed row costs itself; reading continues after it.
 
-Python's reader is strict here: a lenient one drops stray quotes from a text, and reads the rows
-that an unclosed cell swallows as one. Two things say where a malformed row ends. If what it took
-besides its first line begins and ends with rows, a cell was not closed. Else it is read once more,
-with quotes amid text taken as text.
+Python's reader is strict here: a lenient one drops stray quotes, and reads the rows that an
+unclosed cell swallows as one. If a malformed row's lines after the first begin and end with rows, a
+cell was not closed. Else it is read again, with quotes amid text as text.
 
-Three dialects aren't malformed. Spark writes `\"` for a quote: once a row can be read that way
-only, all are. Spreadsheets leave out a row's last cells if they are empty, and others put a comma
-behind the last one. A row that lacks cells is torn if an earlier one has kept an empty last cell,
-or if it ends before a column that is needed.
+Three dialects are well-formed. Spark writes `\"` for a quote: once a row reads only that way, all
+do. Spreadsheets omit empty last cells; others end rows with a comma. A row that lacks cells is torn
+if an earlier one kept an empty last cell, or if a needed column is missing.
 """
 
 import csv
@@ -37,12 +35,11 @@ _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 def read_csv(
     data: BinaryIO, *, max_cell: int, head: bytes | None = None, needed: Collection[str] = ()
 ) -> Iterator[CsvRow]:
-    """Yield a file's header and rows; for a bad row, why it can't be used.
+    """Yield a file's header and rows; for a bad row, its error.
 
     Cells and lines have at most `max_cell` characters. Cells after the `needed` columns may be
-    missing; without `needed`, none may. `head` is the start of a TSV file, None for CSV. If more
-    than half of its cells that begin with a quote are not closed, quotes are text. DamageError if
-    reading can't continue.
+    missing; without `needed`, none may. `head` is the start of a TSV file, None for CSV: if it
+    leaves most quoted cells open, quotes are text. DamageError if reading can't continue.
     """
     require_utf8(data)
     csv.field_size_limit(max_cell)
@@ -60,11 +57,11 @@ def read_csv(
 
 
 class _CutLine(str):
-    """The start of a line that is too long."""
+    """The start of an overlong line."""
 
 
 class _Lines:
-    """The lines of a file; lines can be given back."""
+    """A file's lines, which can be given back."""
 
     def __init__(self, text: TextIO, max_characters: int) -> None:
         self.taken: list[str] = []
@@ -134,7 +131,7 @@ class _Rows:
         return _unescape(line) if self._escapes else line
 
     def _settle(self, lines: list[str], row: list[str] | None, why: str) -> CsvRow:
-        """Return the row that the lines hold, and give back lines that aren't its own."""
+        """Return the row that lines hold; give back others' lines."""
         if any(type(line) is _CutLine for line in lines):
             self._lines.give_back(lines[1:])
             return UnusableError(Reason.TOO_LARGE, f"a line exceeds {len(lines[-1])} characters")
@@ -161,7 +158,7 @@ class _Rows:
         return UnusableError(Reason.BAD_ROW, why)
 
     def _read_otherwise(self, lines: list[str]) -> list[str] | None:
-        """Return the row under the other meaning of a backslash before a quote, if it is one."""
+        """Read a row with the other meaning of a backslash before a quote."""
         if not any('\\"' in line for line in lines):
             return None
         row, taken = self._try(lines, str if self._escapes else _unescape)
@@ -178,14 +175,14 @@ class _Rows:
             next(self._lines)
 
     def _begins_row(self, line: str) -> bool:
-        """Whether a line begins a row and has no quote amid its text."""
+        """Whether a line begins a row without quotes amid text."""
         row, taken = self._try([line])
         return bool(row) and '"' not in self._quoted.sub("", "".join(taken))
 
     def _try(
         self, lines: list[str], mend: Callable[[str], str] | None = None
     ) -> tuple[list[str] | None, list[str]]:
-        """Return the row, if any, at the start of these and the following lines, and its lines."""
+        """The row, if any, that begins with these lines, and its lines."""
         self._lines.give_back(lines)
         taken: list[str] = []
         self._lines.taken = taken
@@ -200,7 +197,7 @@ class _Rows:
         return row if row and len(row) == self._width else None, taken
 
     def _pass_open_cell(self, lines: list[str], why: str) -> UnusableError:
-        """Skip the row of an unclosed or too long cell; refuse a file that ends within it."""
+        """Skip an unclosed or too long cell; DamageError if the file ends in it."""
         refused, line = UnusableError(Reason.TOO_LARGE, why), lines[-1]
         while why.startswith(_LONG):
             self._lines.give_back(['"' + line])  # within the cell, as before
@@ -217,5 +214,5 @@ class _Rows:
 
 
 def _unescape(line: str) -> str:
-    """Turn a line of Spark's dialect into the usual one; both take other backslashes as text."""
+    """Turn Spark's dialect into the usual one."""
     return line.replace('\\"', '""')

@@ -1,4 +1,4 @@
-"""CSV and TSV files as tables: their header names the columns."""
+"""CSV and TSV files as tables."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,6 @@
-"""A finished dataset as input: the chosen documents and their texts.
+"""A finished dataset as input.
 
-Its files are read like any input, so a worker needs only their storage. The launcher chooses the
-documents once: conditions need DuckDB, which workers lack.
+The launcher chooses documents once: conditions need DuckDB, which workers lack.
 """
 
 import os
@@ -39,32 +38,31 @@ _OPENED = 4
 
 @dataclass(frozen=True)
 class StoredDataset(Dataset):
-    """A dataset whose files are read like a job's input."""
+    """A dataset read through `storage`."""
 
     def open_file(self, name: str) -> BinaryIO:
-        """Open a file as it is stored."""
+        """Open a file as stored."""
         return storage.open_to_read(self.path_of(name))
 
     def read_file(self, name: str) -> bytes:
-        """Return the bytes of a small file."""
+        """Read a small file."""
         return storage.read_bytes(self.path_of(name))
 
     def path_of(self, name: str) -> str:
-        """Return the path of one of its files."""
+        """Path of one of its files."""
         return storage.join(self.location, *name.split("/"))
 
     def stored_tokenizer(self, record: TokenizerRecord) -> StoredTokenizer:
-        """Locate one of its tokenizers, for spelling texts only; it encodes nothing."""
+        """Locate one of its tokenizers, for spelling only."""
         path, versions = self.path_of(record.file), library_versions()
         return StoredTokenizer(path, record.sha256, record.special_strings, False, versions)
 
 
 @dataclass(frozen=True)
 class InputDataset:
-    """A dataset that is read as input: its newest generation, and the shards to read.
+    """A dataset's newest generation, and the shards to read.
 
-    Without a condition, all documents but the removed are read. `scores` is the digest of the
-    losses used by the condition.
+    `scores` is the digest of losses that the condition uses.
     """
 
     dataset: StoredDataset
@@ -75,12 +73,12 @@ class InputDataset:
 
     @property
     def keeps_text(self) -> bool:
-        """Whether each sample holds its text."""
+        """Whether samples hold their texts."""
         return bool(self.dataset.manifest.configuration.get("keep_text"))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Configuration entries for the dataset as it is now, and the choice from it."""
+        """Configuration entries for the dataset and the choice from it."""
         manifest = self.dataset.manifest
         return {
             "input_dataset": manifest.fingerprint,
@@ -91,10 +89,10 @@ class InputDataset:
 
     @property
     def assumed_text_bytes(self) -> int:
-        """Bytes of text assumed when counting buckets.
+        """Bytes of text from which buckets are counted.
 
-        Chosen so that the documents' own files would give as many buckets, if the dataset records
-        their size; for one that has grown, only texts are counted.
+        They give as many buckets as the documents' own files, if the dataset records their size; if
+        it has grown, only texts count.
         """
         manifest = self.dataset.manifest
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
@@ -112,7 +110,7 @@ class InputDataset:
 
 
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
-    """Return the folder of the dataset that the input names, None if it names files.
+    """Return the folder of the dataset that the input names, None for files.
 
     InputError for a mixture, a dataset among other input, or a missing dataset.
     """
@@ -138,9 +136,9 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 
 
 def open_dataset_as_input(location: str, where: str) -> InputDataset:
-    """Return the newest generation of a dataset, and which of its documents are read.
+    """Open a dataset's newest generation; choose its documents.
 
-    WhereError if the condition is invalid or matches nothing; OptionsError if files are missing.
+    WhereError for a condition that is invalid or matches nothing; OptionsError for missing files.
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -172,7 +170,7 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
 
 
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
-    """Yield a part's documents in the order of their shard.
+    """Yield a part's documents in shard order.
 
     InputChangedError if the dataset was made anew since the job was planned, DatasetError if the
     shard or its index differs from the manifest.
@@ -221,7 +219,7 @@ def _dataset_folder(pattern: str) -> str | None:
 
 
 def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
-    """Return the documents read from a shard: their number, bytes of text and encoded choice."""
+    """A shard's chosen documents: number, bytes of text, encoded choice."""
     if kept is None:
         return len(index), int(index.num_text_bytes.sum()), ""
     chosen = b85encode(zlib.compress(np.packbits(kept).tobytes())).decode()
@@ -239,7 +237,7 @@ def _chosen_places(part: InputPart, num_documents: int) -> Sequence[int]:
 
 @lru_cache(_OPENED)
 def _open(location: str, fingerprint: str) -> StoredDataset:
-    """Open the dataset generation that a job was planned with; the dataset may have grown since."""
+    """Open the generation that the job was planned with; it need not be the newest."""
     manifest = read_newest(location)
     number = find_generation(manifest, fingerprint)
     if number is not None and number != manifest.generation:

@@ -1,8 +1,7 @@
-"""Compressed streams that notice when they are cut.
+"""Compressed streams that notice cuts.
 
-Beam's own decompression takes the end of the file for the end of the data, so half a file reads
-like a whole one; `bz2.open` and `lzma.open` take a damaged second stream for padding. Here both
-raise an error, after the data before the damage was delivered.
+Beam takes the end of a cut file for the end of the data; `bz2.open` and `lzma.open` take a damaged
+second stream for padding. Here both raise DamageError after the data before the damage.
 """
 
 import bz2
@@ -34,16 +33,15 @@ class DamageError(ValueError):
     """
 
     def __init__(self, message: str, *, num_read: int | None = None) -> None:
-        """Hold the detail of a dead letter."""
+        """Take a dead letter's detail."""
         super().__init__(message)
         self.num_read = num_read
 
 
 def decompress(file: BinaryIO, compression: str) -> BinaryIO:
-    """Return a buffered stream of a file's uncompressed bytes.
+    """Return a buffered stream of uncompressed bytes.
 
-    Consecutive members or frames are one stream, and so are zeros after them, with which xz and
-    tapes pad.
+    Consecutive frames are one stream; zeros after them, padding of xz and tapes, are skipped.
     """
     if compression == "none":
         return file
@@ -52,7 +50,7 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 
 
 def require_utf8(data: BinaryIO) -> None:
-    """Raise DamageError if text is marked at its start as UTF-16 or UTF-32."""
+    """Raise DamageError for text marked as UTF-16 or UTF-32."""
     if isinstance(data, io.BufferedReader):
         start = data.peek(4)
     else:  # a store's own buffer, which can go back
@@ -63,7 +61,7 @@ def require_utf8(data: BinaryIO) -> None:
 
 
 class _Frames(io.RawIOBase):
-    """The frames of a file, decompressed no further than asked: a few bytes can hold gigabytes."""
+    """A file's frames, decompressed on demand: a few bytes can hold gigabytes."""
 
     def __init__(self, file: BinaryIO, new_decompressor: Callable[[], Any]) -> None:
         self._file, self._new_decompressor = file, new_decompressor
@@ -105,7 +103,7 @@ class _Frames(io.RawIOBase):
         return data
 
     def _find_frame(self) -> bytes:
-        """Return stored bytes from the start of the next frame, b"" at the end of the file."""
+        """Stored bytes from the next frame's start, or none."""
         stored: bytes = self._decompressor.unused_data
         while not (found := stored.lstrip(b"\0")):
             stored = self._file.read(_CHUNK_BYTES)
@@ -115,7 +113,7 @@ class _Frames(io.RawIOBase):
 
 
 class _GzipMember:
-    """One member of a gzip file, with the interface of the other decompressors."""
+    """A gzip member, with the other decompressors' interface."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)

@@ -45,11 +45,9 @@ def read_part(
 ) -> Iterator[Outcome]:
     """Yield the documents of a part in order.
 
-    Damage to the file becomes a dead letter where reading stopped, with the bytes lost; earlier
-    documents are kept, and so are a table's later row groups. Failures of the storage itself (a
-    lost connection, a missing file) are raised, so that the runner tries again. InputChangedError
-    comes at the end and voids what was read. `count_lines` then gets the number of lines that begin
-    in a part of JSON lines.
+    Damage becomes a dead letter with the bytes lost; earlier documents and a table's later row
+    groups are kept. The storage's failures are raised, for a retry. InputChangedError at the end
+    voids what was read. `count_lines` gets the number of lines that begin in a part of JSON lines.
     """
     file = part.file
     if file.format == DATASET:
@@ -70,7 +68,7 @@ def read_part(
 
 
 def show_progress[Each](records: Iterable[Each], run_folder: str) -> Iterator[Each]:
-    """Pass records on, and report now and then the number of documents and bytes of text."""
+    """Pass records on; report documents and bytes of text now and then."""
     progress = worker_progress(run_folder)
     num_documents = num_bytes = 0
     for record in records:
@@ -100,7 +98,7 @@ def _read_text(data: BinaryIO, file: InputFile, rules: ReadingRules) -> Outcome:
 def _read_json_lines(
     data: BinaryIO, part: InputPart, rules: ReadingRules
 ) -> Generator[Outcome, None, int]:
-    """Yield the outcomes of lines; return how many lines begin in the part."""
+    """Yield outcomes; return how many lines begin in the part."""
     source, position, number = part.file.source, part.start, 0
     try:
         if not position:

@@ -1,8 +1,8 @@
-"""Documents of the input, and dead letters for those that can't be used.
+"""Documents of the input, and dead letters for unusable ones.
 
-Every document has a place: its source and a position (byte offset of its line or value in the
-uncompressed file, row number of a table, number in a dataset's shard, 0 of a text file). It doesn't
-depend on where the job runs or how files are cut, so documents without an id are named by it.
+A document's place is its source and position: byte offset of its line or value in the uncompressed
+file, row of a table, number in a dataset's shard, 0 of a text file. It doesn't depend on where the
+job runs or how files are cut, and names documents without an id.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Value = str | int | float | bool | None
 
 
 class Reason(StrEnum):
-    """Why a document isn't a sample: the codes in `dead_letters.jsonl`."""
+    """Why a document isn't a sample: codes in `dead_letters.jsonl`."""
 
     BAD_JSON = "bad_json"
     BAD_ROW = "bad_row"
@@ -46,8 +46,8 @@ class Reason(StrEnum):
 class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     """A document, or an unread part of a damaged file, that can't be used.
 
-    Never holds text. `line` counts lines of JSON from 1 at the start of the part; None for other
-    files. `first_line` is the line of the document whose id this one repeats.
+    Never holds text. `line` counts from 1 in a part of JSON lines, else None. `first_line` is that
+    of the document whose id this one repeats.
     """
 
     source: str
@@ -60,7 +60,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
 
 
 class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document"):
-    """A usable document and its place, with one value per field of `ReadingRules.metadata`."""
+    """A usable document, with a value per field of `ReadingRules.metadata`."""
 
     source: str
     position: int
@@ -83,7 +83,7 @@ class UnusableError(ValueError):
     """Why a document can't be used: a code, and a detail for people."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
-        """Hold a dead letter's reason and detail."""
+        """Take a dead letter's reason and detail."""
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
@@ -97,10 +97,9 @@ def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> Un
 
 @dataclass(frozen=True)
 class MetadataField:
-    """A field stored with each document, named as in a JSON object or row.
+    """A field stored with each document; dots lead into nested ones.
 
-    Dots lead into nested ones. Until its column's type is known (None), values are passed on
-    unchanged.
+    Until its column's type is known (None), values pass unchanged.
     """
 
     name: str
@@ -111,10 +110,10 @@ class MetadataField:
 class ReadingRules:
     """What counts as a document.
 
-    Fields are those of a JSON object or a table's row; dots lead into nested ones. Without an id
-    field, documents are named by their places; without a template (see `parse_template`), the text
-    is the text field. `max_document_bytes` are of UTF-8. With a field of messages, every document
-    is a chat, and its text JSON (`pipeline.chats.messages.Chat.encode`).
+    Fields are a JSON object's or a row's; dots lead into nested ones. Without an id field,
+    documents are named by place. A template (`parse_template`) replaces the text field.
+    `max_document_bytes` are of UTF-8. With a messages field, documents are chats, and texts JSON
+    (`pipeline.chats.messages.Chat.encode`).
     """
 
     text_field: str = "text"
@@ -127,7 +126,7 @@ class ReadingRules:
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The fields of which a text, or a chat, is made."""
+        """Fields that make a text or chat."""
         if self.messages_field:
             return (self.messages_field, *filter(None, [self.tools_field]))
         if not self.text_template:
@@ -136,5 +135,5 @@ class ReadingRules:
 
     @property
     def max_line_bytes(self) -> int:
-        """Longest line of JSON that is parsed."""
+        """Longest JSON line that is parsed."""
         return LINE_BYTES_PER_TEXT_BYTE * self.max_document_bytes

@@ -1,4 +1,4 @@
-"""Suggestions for a field that a record or table lacks."""
+"""Suggestions for a missing field."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ _OF_SHAREGPT = (
 def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: bool = True) -> str:
     """Name the fields a record has instead, with a remedy; "" if the field is there but empty.
 
-    The remedy is the field with the longest string, a command that splits nested objects into
-    lines, or the option for a conversation.
+    The remedy is the field with the longest string, a command that splits nested objects, or the
+    option for conversations.
 
     Example:
         >>> describe_others({"id": 7, "content": "one two"}, "text")
@@ -38,12 +38,7 @@ def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: boo
 
 
 def name_fields(names: Sequence[str]) -> str:
-    """List names in a sentence.
-
-    Example:
-        >>> name_fields(["id", "title", "content"])
-        '"id", "title" and "content"'
-    """
+    """List names in a sentence."""
     named = [f'"{_shorten(name)}"' for name in names[:_MAX_NAMED]]
     if len(names) > _MAX_NAMED:
         named.append(f"{format_count(len(names) - _MAX_NAMED)} more")
@@ -51,7 +46,7 @@ def name_fields(names: Sequence[str]) -> str:
 
 
 def longest_string(record: Mapping[str, Any]) -> str | None:
-    """Return the dotted field with the longest string, None if there is no string.
+    """Return the dotted field with the longest string, if any.
 
     Example:
         >>> longest_string({"id": "a7", "meta": {"body": "one two"}})
@@ -70,7 +65,7 @@ def _strings(record: Mapping[str, Any], before: str, depth: int) -> Iterator[tup
 
 
 def _objects_within(record: Mapping[str, Any]) -> str:
-    """Say how the objects nested in a record become documents."""
+    """Remedy for nested objects."""
     for name, value in record.items():
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             path = (

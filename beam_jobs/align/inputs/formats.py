@@ -1,6 +1,6 @@
-"""The formats of input files: one line each, and for a table one file with its readers.
+"""The formats of input files, a line each; a table's readers have a module.
 
-Nothing is loaded here that reads a format: options and help need the names alone.
+None is loaded here: options and help need only names.
 """
 
 import re
@@ -14,14 +14,14 @@ class FileFormat:
     """A kind of input file.
 
     Attributes:
-        name: what `--format` calls it.
-        suffixes: the endings of its files' names.
-        what: what such a file holds, for the help; "" to say nothing.
-        table: the module next to this one whose `TABLE` reads it; "": no table.
-        first_bytes: pattern of its first bytes, which then decide; "": it has none of its own.
-        expansion: rough bytes of text per byte of a format with a compression of its own, which
-            can't be read if it is compressed as a whole; None of others.
-        is_untyped: whether all its cells are text.
+        name: its name for `--format`.
+        suffixes: endings of file names.
+        what: content, for the help; "": unsaid.
+        table: module next to this one whose `TABLE` reads it; "": no table.
+        first_bytes: pattern of its first bytes, which then decide; "": none of its own.
+        expansion: rough bytes of text per byte of a format with its own compression, which can't be
+            compressed as a whole; else None.
+        is_untyped: whether all cells are text.
     """
 
     name: str
@@ -34,7 +34,7 @@ class FileFormat:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it has a compression of its own."""
+        """Whether it has its own compression."""
         return self.expansion is not None
 
 
@@ -58,29 +58,24 @@ else:
 
 
 def format_of_suffix(suffix: str) -> str | None:
-    """Return the format that a file name's ending names, or None.
-
-    Example:
-        >>> format_of_suffix(".Feather")
-        'arrow'
-    """
+    """Format of a file name's ending, in either case, or None."""
     return next((each.name for each in _ALL if suffix.lower() in each.suffixes), None)
 
 
 def format_of_bytes(head: bytes) -> str | None:
-    """Return the format that a file's first bytes show, or None."""
+    """Format that first bytes show, or None."""
     found = (each for each in _ALL if each.first_bytes and re.match(each.first_bytes, head))
     return next((each.name for each in found), None)
 
 
 def name_suffixes() -> str:
-    """Name the endings that are known, for a message."""
+    """Known endings, for a message."""
     plain, own = (", ".join(_suffixes(is_packed=each)) for each in (False, True))
     return f"{plain} (each also .gz, .zst, .bz2 or .xz), {own}"
 
 
 def describe_formats() -> str:
-    """Describe the files that are read, for the help."""
+    """Readable files, for the help."""
     named = [
         " and ".join(each.suffixes) + (f" ({each.what})" if each.what else "")
         for each in _ALL

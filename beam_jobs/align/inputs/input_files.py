@@ -1,4 +1,4 @@
-"""Find the input files, their names and formats."""
+"""Find the input files and their formats."""
 
 import json
 import logging
@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 def find_inputs(
     patterns: Sequence[str], *, fields: Sequence[str] = ("text",), format: Format | None = None
 ) -> list[InputFile]:
-    """Return the files that the patterns name, in the order of their sources.
+    """Return the files that patterns name, in the order of their sources.
 
     Patterns are paths, globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system, or
-    folders of Hugging Face `datasets`. Tables must have `fields` as columns. `format` applies to
-    every file; None goes by names. InputError if a pattern matches nothing, a file can't be used,
-    or two would have the same source; PointerError for a Git LFS pointer.
+    folders of Hugging Face `datasets`. Tables must have `fields` as columns. `format` None goes by
+    names. InputError if a pattern matches nothing, a file can't be used, or two share a source;
+    PointerError for a Git LFS pointer.
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -77,7 +77,7 @@ def find_inputs(
 
 
 def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
-    """Return the count, bytes, and a digest of names and sizes: the input's identity."""
+    """The input's identity: count, bytes, and a digest of names and sizes."""
     listing = json.dumps([[file.source, file.num_bytes] for file in files])
     return {
         "input_files": len(files),
@@ -124,7 +124,7 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
 
 
 def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> InputFile:
-    """Return a file with its kind read from its first bytes; InputError if it isn't supported."""
+    """Correct a file's kind by its first bytes; InputError if unsupported."""
     head = opened.read(HEAD_BYTES)
     opened.seek(0)
     compression = compression_of(head)
@@ -181,7 +181,7 @@ def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
 
 
 def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
-    """Return a file's first bytes, decompressed; b"" if damaged, which reading reports later."""
+    """A file's first bytes, decompressed; b"" if damaged, which reading reports later."""
     try:
         return decompress(opened, file.compression).read(num_bytes)
     except DamageError:
@@ -200,7 +200,7 @@ def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[s
 
 
 def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputError:
-    """Return an error that suggests another separator, or the likeliest column."""
+    """Suggest another separator, or the likeliest column."""
     separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
     if file.format == "csv" and len(columns) == 1 and separator:
         error = InputError(

@@ -1,8 +1,7 @@
 """Check that the input is unchanged, while a job runs and when it is started again.
 
-A file's *content* is a digest of samples of its bytes, or an object store's checksum. It isn't part
-of the configuration: every bucket's digest covers the documents. `inputs.json`, next to the
-manifest, keeps it, so a command that is run again can check whether "finished" is still true.
+`inputs.json`, next to the manifest, keeps each file's *content*: a digest of samples, or an object
+store's checksum. The configuration leaves it out: buckets' digests cover the documents.
 """
 
 import json
@@ -36,8 +35,8 @@ class InputChangedError(JobError):
 def content_of(path: str, num_bytes: int) -> str:
     """Return a digest that cheaply distinguishes files of one size; "" if unavailable.
 
-    Locally eight samples of 32 KiB are read. An edit that keeps the size and misses them all is
-    seen only by the file's time. An object store gives its checksum or ETag.
+    Locally of eight samples of 32 KiB: an edit between them that keeps the size shows only in the
+    file's time. In an object store its checksum or ETag.
     """
     if not storage.is_local(path):
         try:
@@ -60,10 +59,10 @@ def content_of(path: str, num_bytes: int) -> str:
 
 
 def require_unchanged(file: InputFile) -> None:
-    """Raise InputChangedError if a file, at the end of reading, differs from the job's plan.
+    """Raise InputChangedError if a file differs from the job's plan.
 
-    Locally its size and time are compared; in an object store its checksum, if any: stores give
-    times to the millisecond or to the second, depending on the request.
+    Locally by size and time; in an object store by checksum, if any: the precision of its times
+    depends on the request.
     """
     change = _find_change(file)
     if change:
@@ -74,7 +73,7 @@ def require_unchanged(file: InputFile) -> None:
 
 
 def encode_inputs(files: Sequence[InputFile]) -> bytes:
-    """Encode `inputs.json`: the input's files by source."""
+    """Encode `inputs.json`."""
     listing = {
         file.source: {name: getattr(file, name) for name in ("num_bytes", "modified", "content")}
         for file in files
@@ -91,7 +90,7 @@ def publish_inputs(run_folder: str, output: str) -> None:
 
 
 def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
-    """Raise InputError if a dataset's input files changed; return a remark if only times did."""
+    """Raise InputError if a dataset's input changed; return a remark if only times did."""
     path = storage.join(output, INPUTS_FILE)
     if storage.num_bytes_of(path) is None:
         return ""  # made before this was kept
@@ -121,7 +120,7 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
 
 
 def _find_change(file: InputFile) -> str:
-    """Describe a file's change since the job was planned, "" if unchanged."""
+    """Describe a file's change since the plan, or ""."""
     if not storage.is_local(file.path):
         content = content_of(file.path, file.num_bytes)
         return "was replaced" if file.content and content not in ("", file.content) else ""

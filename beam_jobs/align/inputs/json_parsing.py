@@ -1,8 +1,8 @@
-"""One value of JSON, as strictly as the required fields need it.
+"""One JSON value, as strict as the required fields need.
 
-A line may hold values that no library takes: half a surrogate pair, bytes that aren't UTF-8, lists
-thousands deep, integers of thousands of digits. They stay in the record unchanged, and cost the
-document only if its text, id or metadata contains one.
+A line may hold values that no library takes: half a surrogate pair, invalid UTF-8, lists thousands
+deep, integers of thousands of digits. They stay in the record, and cost the document only if its
+text, id or metadata contains one.
 """
 
 import json
@@ -25,13 +25,13 @@ _SCALAR = re.compile(rb"[^\s,\]}]*")
 
 
 class TooDeep:
-    """Replaces a value that is nested too deeply to be read."""
+    """Replaces a value nested too deeply to read."""
 
 
 def parse_json(data: bytes) -> Any:
-    r"""Parse JSON, odd values (also NaN and 1e400) included; UnusableError if it is invalid.
+    r"""Parse JSON and odd values (also NaN and 1e400); UnusableError if invalid.
 
-    Halves of surrogate pairs stay, and bytes that aren't UTF-8 are `surrogateescape`d.
+    Half surrogate pairs stay; invalid UTF-8 is `surrogateescape`d.
 
     Example:
         >>> parse_json(b'{"text": "fine", "title": "cut \\ud83d"}')["text"]
@@ -61,7 +61,7 @@ def _parse_int(digits: str) -> int | float:
 
 
 def _parse_members(data: bytes, depth: int) -> Any:
-    """Parse an object member by member; `TooDeep` for anything else."""
+    """Parse an object by members; `TooDeep` for anything else."""
     if not data.startswith(b"{") or depth == _MAX_DEPTH:
         if _end_of_value(data, 0) != len(data):
             raise ValueError("its brackets don't match")
@@ -101,8 +101,7 @@ def _pass_space(data: bytes, at: int) -> int:
 def find_end(data: NDArray[np.uint8], start: int, state: NDArray[np.int64]) -> int:
     """Return the end of the value whose brackets and quotes `state` counts, or the data's end.
 
-    `state` is depth, whether within a string, whether after a backslash; all 0 before and after the
-    value.
+    `state` is depth, whether in a string, whether after a backslash; all 0 outside.
     """
     depth, in_string, escaped = state[0], state[1], state[2]
     i = start

@@ -1,9 +1,8 @@
-"""The values of a JSON file that isn't line by line: an array, or objects over several lines.
+"""Values of a JSON file that isn't lines: an array, or objects over several lines.
 
-Elements of a top-level array, and other top-level values, are passed on one by one with their
-place, so memory holds only the longest value. Counting brackets and quotes finds the ends of
-values. A missing quote or bracket breaks the count: an invalid value ends where the next one begins
-the way the file's first did.
+Elements of a top-level array, and other values, come one by one, so memory holds only the longest.
+Counting brackets and quotes finds their ends. A missing one breaks the count: an invalid value ends
+where the next begins like the file's first.
 """
 
 import io
@@ -38,7 +37,7 @@ _LAST_CHARACTERS = 12
 
 
 class JsonValue(NamedTuple):
-    """One value of a JSON file, from byte `position`, or why it can't be used."""
+    """A value from byte `position`, or why it can't be used."""
 
     position: int
     num_bytes: int
@@ -47,10 +46,10 @@ class JsonValue(NamedTuple):
 
 
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
-    """Whether to read a JSON file value by value instead of line by line.
+    """Whether to read a JSON file by values instead of lines.
 
-    `head` has up to `HEAD_BYTES`. In a `.json` file an object may go over several lines; in a
-    `.jsonl` file a first line that is cut is a bad line.
+    `head` has up to `HEAD_BYTES`. In a `.json` file an object may span lines; in a `.jsonl` file a
+    cut first line is a bad line.
 
     Example:
         >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)
@@ -73,7 +72,7 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
 
 
 def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
-    """Return the values of a bad line: objects without newlines between them, or torn ones."""
+    """A bad line's values: objects without newlines between them, or torn ones."""
     values: list[JsonValue] = []
     if line.startswith(b"{"):
         try:
@@ -87,7 +86,7 @@ def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
 
 
 def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
-    """Yield the values of a JSON file in order; DamageError if it is cut or stops being JSON.
+    """Yield a file's values in order; DamageError if it is cut or stops being JSON.
 
     Example:
         >>> [value.record for value in split_values(io.BytesIO(b'[{"a": 1}, {"a": 2}]'), 100)]
@@ -127,7 +126,7 @@ class _Window:
         return self._dropped + self.at
 
     def next_byte(self) -> bytes | None:
-        """Return the first byte of the next value or bracket, None at the end of the file."""
+        """First byte of the next value or bracket, None at the file's end."""
         while True:
             found = _BETWEEN.match(self._buffer, self.at)
             self.at = found.end() if found else self.at
@@ -135,7 +134,7 @@ class _Window:
                 return bytes(self._buffer[self.at : self.at + 1]) or None
 
     def take_value(self, first: bytes, max_bytes: int) -> JsonValue:
-        """Return the value that starts here; only its length if it is too long."""
+        """Take the value that starts here; only its length if too long."""
         position, is_scalar = self.position, first not in b'{["'
         state, next_check = np.zeros(3, np.int64), _CHUNK_BYTES
         while not (self._pass_scalar() if is_scalar else self._pass_nested(state)):
@@ -175,11 +174,11 @@ class _Window:
     def _skip_broken(
         self, position: int, *, ends_here: bool = False, may_go_on: bool = True
     ) -> JsonValue | None:
-        """Skip from an invalid value to the start of the next one; return the skipped part.
+        """Skip from an invalid value to the next one; return the skipped part.
 
-        None if the value may be valid as far as read, or is one value that isn't JSON. If it
-        `ends_here`, by its brackets and quotes, the next one must begin in it. With `may_go_on` it
-        may extend beyond the bytes read.
+        None if the value may be valid so far, or is one value that isn't JSON. If its brackets and
+        quotes end it (`ends_here`), the next must begin in it. With `may_go_on` it may extend
+        beyond the bytes read.
         """
         start = position - self._dropped
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
@@ -220,7 +219,7 @@ class _Window:
         return may_hold_more
 
     def _find_opening(self, start: int, stop: int | None = None) -> int:
-        """Return where a value, not part of another, begins as the first one did; -1 if nowhere."""
+        """Where a value outside another begins like the first; -1 if nowhere."""
         while self._opening and (start := self._buffer.find(self._opening, start, stop)) >= 0:
             before = self._buffer[max(0, start - _LONGEST_OPENING) : start].rstrip()
             if not before.endswith((b":", b"[")):
@@ -256,7 +255,7 @@ class _Window:
 
 
 def _find_error(data: bytes, may_go_on: bool) -> int | None:
-    """Return the byte at which data stops being JSON; None if it is, or may be, its start."""
+    """Byte at which data stops being JSON; None if it may be its start."""
     try:
         orjson.loads(data)
         return None
@@ -277,7 +276,7 @@ def _find_error(data: bytes, may_go_on: bool) -> int | None:
 
 
 def _find_mismatch(data: bytes) -> int | None:
-    """Return the place of a closing bracket of the wrong kind; None if all match."""
+    """Place of a closing bracket of the wrong kind, or None."""
     opened = bytearray()
     for part in _STRING_OR_BRACKET.finditer(data):
         if part[0] in (b"[", b"{"):

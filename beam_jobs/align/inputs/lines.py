@@ -1,7 +1,7 @@
-"""Line numbers for dead letters of large files that are read in parts.
+"""Line numbers for dead letters of files read in parts.
 
-A reader counts lines from the start of its part and leaves the number of lines in the run's folder.
-The last step adds up those before a letter's part: exact, and nothing is read twice.
+Each part leaves its number of lines in the run's folder; the last step adds up those before a
+letter's part.
 """
 
 import json
@@ -20,21 +20,21 @@ _PREFIX = "lines-"
 
 
 def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
-    """Leave a part's number of lines in the run's folder; a whole file needs none."""
+    """Leave a part's number of lines in the run's folder."""
     if part.start or part.end is not None:
         path = storage.join(run_folder, f"{_stem(part.file.source)}{part.start:015d}.json")
         storage.write_atomically(path, json.dumps(num_lines).encode(), scratch=run_folder)
 
 
 def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return dead letters with lines counted from the start of files, as the dataset lists them."""
+    """Return dead letters with lines counted from the start of files."""
     stems: dict[str, list[str]] = {}
     for name in sorted(storage.list_folder(run_folder)):
         stems.setdefault(name.rpartition("-")[0] + "-", []).append(name)
 
     @cache
     def parts(source: str) -> tuple[list[int], list[int]]:
-        """Return the starts of a file's parts, and the number of lines before each."""
+        """Starts of a file's parts, and lines before each."""
         names = stems.get(_stem(source), [])
         starts = [int(name.rpartition("-")[2].removesuffix(".json")) for name in names]
         counts = (storage.read_bytes(storage.join(run_folder, name)) for name in names)
@@ -60,7 +60,7 @@ def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[
 
 
 def hash_source(source: str) -> str:
-    """Hash a source, which may hold any character, for use in file names."""
+    """Hash a source, which may hold any character, for file names."""
     return sha256(source.encode(errors="surrogateescape")).hexdigest()[:32]
 
 

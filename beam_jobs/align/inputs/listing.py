@@ -1,4 +1,4 @@
-"""Files that a pattern names, local or in an object store. No named file is skipped silently."""
+"""Files that a pattern names; none is skipped silently."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ _COMPRESSIONS = {
 
 
 class FoundFile(NamedTuple):
-    """A file, its size in bytes, and its time of writing in nanoseconds (0 in a store)."""
+    """A file, its bytes, and time of writing in nanoseconds (0 in a store)."""
 
     path: str
     num_bytes: int
@@ -48,8 +48,8 @@ class FoundFile(NamedTuple):
 def list_files(pattern: str) -> Iterator[FoundFile]:
     """Yield the files that a path or glob names.
 
-    A folder written by `datasets` (`save_to_disk`) means its Arrow files. InputError if nothing
-    matches, or a match isn't a readable file.
+    A folder by `datasets.save_to_disk` means its Arrow files. InputError if nothing matches, or a
+    match isn't a readable file.
     """
     if not storage.is_local(pattern):
         yield from _match_remote(pattern)
@@ -80,7 +80,7 @@ def _no_file(pattern: str) -> InputError:
 
 
 def fixed_folder(pattern: str) -> str:
-    """Return the part of a pattern that sources are relative to, with its slash.
+    """Part of a pattern that sources are relative to, with its slash.
 
     Example:
         >>> fixed_folder("/data/web/**.jsonl")
@@ -111,7 +111,7 @@ def _match_remote(pattern: str) -> Iterator[FoundFile]:
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
-    """Return a matcher of Beam's patterns, except that `**/` may match no folder."""
+    """Matcher of Beam's patterns, except that `**/` may match no folder."""
     from apache_beam.io.filesystem import FileSystem
 
     return re.compile(FileSystem.translate_pattern(pattern).replace("/.*/", "/(?:.*/)?")).match
@@ -135,7 +135,7 @@ def _visible(paths: Sequence[str], pattern: str) -> Sequence[str]:
 def _walk(pattern: str) -> Iterator[str]:
     """Yield every match that isn't a folder; links are followed once.
 
-    Beam's own listing drops what has no size, such as a dangling link.
+    Beam's listing drops dangling links.
     """
     matches = _matcher(pattern)
     root = fixed_folder(pattern)
@@ -170,7 +170,7 @@ def _why_not_a_file(path: str) -> str | None:
 
 
 def _files_of_folder(folder: str) -> Iterator[FoundFile]:
-    """Yield the Arrow files of a dataset that `datasets.save_to_disk` wrote."""
+    """Yield the Arrow files of a folder by `datasets.save_to_disk`."""
     splits = os.path.join(folder, _DATASET_SPLITS)
     if os.path.isfile(splits):
         with open(splits, "rb") as file:
@@ -196,7 +196,7 @@ def _files_of_folder(folder: str) -> Iterator[FoundFile]:
 
 
 def _name_files(folder: str) -> str:
-    """Return the options that name a folder's files of the commonest format."""
+    """Options that name a folder's files of the commonest format."""
     pattern = os.path.join(folder, "**")
     paths = [] if WILDCARD.search(folder) else sorted(_walk(pattern))
     by_suffix: dict[str, list[str]] = {}
@@ -223,7 +223,7 @@ def _is_text(path: str) -> bool:
 
 
 def split_name(path: str) -> tuple[str, str]:
-    """Split a path into its stem and the compression that its ending names."""
+    """Split a path into its stem and its ending's compression."""
     stem, suffix = os.path.splitext(path)
     compression = _COMPRESSIONS.get(suffix.lower())
     return (path, "none") if compression is None else (stem, compression)

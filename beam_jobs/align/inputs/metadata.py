@@ -1,7 +1,7 @@
-"""`--metadata source,meta.score:float64`: fields of the input that travel with each document.
+"""`--metadata source,meta.score:float64`: fields that travel with each document.
 
-A column's type is given, or inferred from the first documents. A value of another type makes its
-document a dead letter, so a column holds only its type. Every value may be missing.
+A column's type is given, or inferred from the first documents. Values may be missing; one of
+another type makes its document a dead letter.
 """
 
 import math
@@ -28,9 +28,7 @@ _TYPE_OF: Mapping[frozenset[type], MetadataType] = {
 
 
 def parse_metadata(text: str) -> tuple[MetadataField, ...]:
-    """Parse the fields of an option.
-
-    ValueError for an empty name, an unknown type, or a repeated field.
+    """Parse the option; ValueError for an empty name, unknown type, or repeated field.
 
     Example:
         >>> parse_metadata("source,meta.score:float64")[1]
@@ -45,11 +43,10 @@ def parse_metadata(text: str) -> tuple[MetadataField, ...]:
 
 
 def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
-    """Return a value as its column holds it, or unchanged if the type is unknown.
+    """Return a value as its column holds it, unchanged if the type is unknown.
 
-    None is missing, and so is NaN, with which pandas writes a missing number. Text-only files, such
-    as CSV, are converted to the column's type, and an empty cell is missing. UnusableError if it
-    doesn't fit.
+    None and pandas' NaN are missing. With `is_text`, as in CSV, strings are converted and an empty
+    one is missing. UnusableError if it doesn't fit.
 
     Example:
         >>> fit_value(MetadataField("score", "float64"), 3, is_text=False)
@@ -72,7 +69,7 @@ def settle_columns(
 ) -> tuple[MetadataField, ...]:
     """Return the fields with types; missing types are inferred from the first documents.
 
-    InputError for a field without a value among them, or with values of several types.
+    InputError for a field without a value among them, or with incompatible ones.
 
     Example:
         >>> settle_columns([MetadataField("score")], [(1,), (0.5,), (None,)])
@@ -87,7 +84,7 @@ def settle_columns(
 
 
 def columns_of(fields: Sequence[MetadataField]) -> tuple[MetadataColumn, ...]:
-    """Convert settled fields to the manifest's columns."""
+    """Settled fields as the manifest's columns."""
     return tuple(MetadataColumn(field.name, field.type) for field in fields if field.type)
 
 
@@ -103,7 +100,7 @@ def _parse_field(text: str) -> MetadataField:
 
 
 def _fit(value: Any, kind: MetadataType, is_text: bool) -> Value:
-    """Return the value as its column holds it, None if it does not fit."""
+    """The value as its column holds it, None if it doesn't fit."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if is_text and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Parquet files: cut between row groups, each of which is lost alone if it is damaged."""
+"""Parquet files, cut between row groups; a damaged group costs itself."""
 
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
@@ -35,7 +35,7 @@ def _parquet_count(opened: BinaryIO, part: InputPart) -> tuple[int, None]:
 
 
 def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile, range, int]:
-    """Return the file, a part's row groups, and the number of their first row."""
+    """The file, a part's row groups, and their first row's number."""
     table = pq.ParquetFile(opened, page_checksum_verification=True)
     end = table.num_row_groups if part.end is None else part.end
     first = sum(table.metadata.row_group(i).num_rows for i in range(part.start))
@@ -43,7 +43,7 @@ def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile,
 
 
 def _parquet_rows(opened: BinaryIO, part: InputPart, wanted: Wanted) -> Iterator[Row | int]:
-    """Yield rows, and a row number before each row group; damage costs the rest of its group."""
+    """Yield rows, and a row number before each group; damage costs the group's rest."""
     with as_damage(_DAMAGE):
         table, groups, end = _open_row_groups(opened, part)
     columns = _parquet_columns(table, wanted.fields)
@@ -65,7 +65,7 @@ def _parquet_rows(opened: BinaryIO, part: InputPart, wanted: Wanted) -> Iterator
 
 
 def _parquet_columns(table: pq.ParquetFile, fields: Sequence[str]) -> list[str]:
-    """Return the columns of the fields; for a map, which has no columns by name, the whole map."""
+    """Columns of the fields; for a map's key, the whole map."""
     schema, present = table.schema, set(table.schema_arrow.names)
     paths = [f"{schema.column(place).path}." for place in range(len(schema))]
     own = [any(path.startswith(f"{name}.") for path in paths) for name in fields]

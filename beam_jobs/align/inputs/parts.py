@@ -1,9 +1,8 @@
 """Input files, and the parts in which they are read.
 
-A *part* is what one worker reads alone: a file, a range of bytes of a large JSON lines file, some
-row groups of a parquet file, or some documents of a dataset's shard. Small parts are grouped into a
-*task*. Results don't depend on where parts end: a document is named by its file and its place in
-it.
+A *part* is what one worker reads alone: a file, bytes of a large JSON lines file, row groups of a
+parquet file, or documents of a dataset's shard. Small parts share a *task*. Results don't depend on
+where parts end.
 """
 
 import json
@@ -35,20 +34,17 @@ class InputFile:
     """One file of the corpus.
 
     Attributes:
-        path: where it is on this machine or in the object store.
-        source: its name in ids and dead letters, relative to the fixed part of its glob, and so
-            the same on every machine.
-        num_bytes: its size; of a dataset's shard, the UTF-8 bytes of the texts that are read.
-        format: a name of `formats.FORMATS`; "json" means values, not lines, "dataset" one of a
-            dataset's shards.
+        path: on this machine or in the object store.
+        source: name in ids and dead letters, relative to its glob's fixed part: the same
+            everywhere.
+        num_bytes: its size; of a dataset's shard, the UTF-8 bytes of the chosen texts.
+        format: a name of `formats.FORMATS`.
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
-        modified: when it was last written, in nanoseconds since 1970; 0 in an object store.
-        content: digest of samples of its bytes, or an object store's checksum; "" if unknown. Of
-            a shard its dataset's fingerprint.
-        row_group_bytes: uncompressed bytes of a parquet file's row groups; empty if the file
-            isn't parquet or its footer is unreadable.
-        num_documents: in a dataset's shard, read or not; 0 of other files.
-        chosen: which of them are read, see `beam_jobs.align.inputs.datasets`; "": all.
+        modified: time of writing, in nanoseconds since 1970; 0 in an object store.
+        content: see `content_of`, "" if unknown; of a shard its dataset's fingerprint.
+        row_group_bytes: uncompressed, of a parquet file; empty if its footer is unreadable.
+        num_documents: in a dataset's shard, chosen or not; else 0.
+        chosen: encoded choice of them, "" for all.
     """
 
     path: str
@@ -64,7 +60,7 @@ class InputFile:
 
     @property
     def estimated_text_bytes(self) -> float:
-        """Rough size of its text; compressed files are taken to expand 3 to 5 times."""
+        """Rough size of its text, uncompressed."""
         known = FORMATS.get(self.format)  # ids of a dataset have no file's format
         own = known.expansion if known else None
         return self.num_bytes * (own or 1.0) * _EXPANSION[self.compression]
@@ -74,7 +70,7 @@ class InputFile:
 class InputPart:
     """[start, end) of a file, in bytes of JSON lines, row groups or a shard's documents.
 
-    A part of JSON lines owns the lines that begin in its range. An `end` of None is the file's end.
+    JSON lines belong to the part in which they begin. An `end` of None is the file's end.
     """
 
     file: InputFile
@@ -83,13 +79,13 @@ class InputPart:
 
 
 def count_buckets(text_bytes: float, *, shard_bytes: int, keep_text: bool) -> int:
-    """Number of buckets for texts to be hashed into, so that each fills about one shard."""
+    """Number of buckets, each of about one shard."""
     sample_bytes = text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return max(1, math.ceil(sample_bytes / shard_bytes))
 
 
 def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> list[str]:
-    """Return the reading tasks, each the JSON of a list of parts; see `decode_task`."""
+    """Group parts into tasks, JSON for `decode_task`."""
     tasks: list[list[InputPart]] = []
     room = 0.0
     for part, num_bytes in cut_files(files, task_bytes=task_bytes):
@@ -103,14 +99,14 @@ def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> l
 
 
 def decode_task(task: str) -> list[InputPart]:
-    """Return the parts of a task."""
+    """Return a task's parts."""
     return msgspec.convert(json.loads(task), list[InputPart])
 
 
 def cut_files(
     files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES
 ) -> Iterator[tuple[InputPart, float]]:
-    """Yield the parts in which files are read, and the approximate bytes of text in each."""
+    """Yield parts, with approximate bytes of text."""
     for file in files:
         if file.row_group_bytes:
             yield from _cut_row_groups(file, task_bytes)

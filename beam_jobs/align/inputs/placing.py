@@ -31,9 +31,9 @@ def place_record(
     line: int | None = None,
     is_text: bool = False,
 ) -> Outcome:
-    """Return the document in a line of JSON or a table's row.
+    """Place a JSON object or a table's row.
 
-    `is_text`: the file's values are all text, as in CSV.
+    `is_text`: all values are text, as in CSV.
 
     Example:
         >>> record = {"text": "Two: 2"}
@@ -63,7 +63,7 @@ def place_text(
     position: int,
     document_id: str,
 ) -> Outcome:
-    """Return a document from its text, id and metadata values."""
+    """Place a text with its id and metadata values."""
     try:
         data, metadata = _check_text(text, "text", rules), _fit_metadata(values, rules)
         return PlacedDocument(source, position, document_id, data, metadata)
@@ -175,7 +175,7 @@ def _fit_metadata(
 
 
 def _decode(value: bytes) -> str | bytes:
-    """Decode a string that a table holds as bytes, as some programs write; else return them."""
+    """Decode a string stored as bytes; other bytes stay."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -183,7 +183,7 @@ def _decode(value: bytes) -> str | bytes:
 
 
 def _encode(text: str, field: str) -> bytes:
-    """Encode a string as UTF-8; UnusableError for one that isn't valid Unicode."""
+    """Encode as UTF-8; UnusableError for invalid Unicode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

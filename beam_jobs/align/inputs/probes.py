@@ -17,7 +17,7 @@ LONGEST_PROBE = 64 << 10
 
 
 def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
-    """Raise InputError if none of the first documents has the text's field, or the id's."""
+    """Raise InputError if no sampled document has the text's field, or the id's, or is a chat."""
     outcomes = [outcome for sampled in sample for outcome in sampled.outcomes]
     missing = [o for o in outcomes if isinstance(o, DeadLetter) and o.reason == Reason.MISSING_TEXT]
     if missing and len(missing) == len(outcomes):
@@ -49,23 +49,18 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
 
 
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:
-    """Return the rules with a type for each column of metadata; errors as in `settle_columns`."""
+    """Give each metadata column a type, see `settle_columns`."""
     documents = [document.metadata for sampled in sample for document in sampled.documents]
     return replace(rules, metadata=settle_columns(rules.metadata, documents))
 
 
 def probe_texts(sample: Sequence[SampledPart]) -> list[bytes]:
-    """Return the starts of some documents, few enough for the reference path."""
+    """Starts of some documents, few enough for the reference path."""
     documents = [document for sampled in sample for document in sampled.documents]
     texts = [start_of(document.text, LONGEST_PROBE) for document in documents]
     return texts[:: 1 + sum(map(len, texts)) // PROBED_BYTES]
 
 
 def start_of(text: bytes, most: int) -> bytes:
-    """Cut a text to at most `most` bytes, at the end of a character.
-
-    Example:
-        >>> start_of("né".encode(), 2)
-        b'n'
-    """
+    """Cut a text to at most `most` bytes, between characters."""
     return text if len(text) <= most else text[:most].decode(errors="ignore").encode()

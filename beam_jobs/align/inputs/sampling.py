@@ -1,8 +1,7 @@
-"""A representative sample of a job's input, for a first look and for `--dry-run`.
+"""A representative sample of a job's input.
 
-Parts are chosen by size, so every byte has the same chance. The sampled share of a part follows
-from the documents' places, not from their lengths: records have other fields, and compressed files
-expand.
+Parts are chosen by size, so every byte has the same chance. Documents' positions, not their
+lengths, show a part's sampled share: records have other fields, and compressed files expand.
 """
 
 import io
@@ -63,11 +62,11 @@ class SampledPart:
 
     @property
     def documents(self) -> list[PlacedDocument]:
-        """Those that can be used."""
+        """The usable ones."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, PlacedDocument)]
 
     def measure_scale(self) -> float:
-        """Return the ratio of the whole input to these documents; reads the file again."""
+        """Return the ratio of the represented input to these documents; rereads the file."""
         if self.num_passed is None:
             return self.weight
         passed = max(1, self.num_passed)
@@ -86,7 +85,7 @@ def sample_input(
 
 
 def look_at_heads(files: Sequence[InputFile], rules: ReadingRules) -> dict[str, list[DeadLetter]]:
-    """Return the dead letters at files' starts, by source, if no document follows at once."""
+    """Dead letters, by source, of files that begin with no usable document."""
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
         heads = pool.map(partial(_read_head, rules=rules), files)
     return {file.source: head for file, head in zip(files, heads, strict=True) if head}
@@ -102,7 +101,7 @@ def _read_head(file: InputFile, rules: ReadingRules) -> list[DeadLetter]:
 
 
 def _choose(files: Sequence[InputFile], num_places: int) -> list[tuple[InputPart, float]]:
-    """Return parts, each with the multiple of its size that it represents."""
+    """Parts, each with the multiple of its size that it represents."""
     most_bytes = max(LEAST_PART_BYTES, sum(file.num_bytes for file in files) // num_places)
     cut = cut_files(files, task_bytes=min(most_bytes, TASK_BYTES))
     parts = [(part, size) for part, size in cut if size]
@@ -136,7 +135,7 @@ def _read_first(
 
 
 def _num_units(part: InputPart) -> float:
-    """Approximate the rows or uncompressed bytes in a part: the unit of its positions."""
+    """Approximate a part's rows or uncompressed bytes: the unit of its positions."""
     if part.file.format == DATASET and part.end is not None:
         return part.end - part.start
     if not FORMATS[part.file.format].table:
@@ -155,7 +154,7 @@ def _num_uncompressed_bytes(part: InputPart) -> float:
 
 
 def _num_decompressed(start: bytes, compression: str) -> int:
-    """Number of bytes that the start of a compressed file expands to."""
+    """Bytes to which a compressed file's start expands."""
     num_bytes = 0
     try:
         file = cast(io.BufferedReader, decompress(io.BytesIO(start), compression))

@@ -1,7 +1,6 @@
-"""`--input -`: standard input, kept in a file next to the dataset while the job runs.
+"""`--input -`: standard input, copied next to the dataset while the job runs.
 
-A job seeks in its input, reads it in several processes, and again to resume; a pipe allows none of
-that.
+A job seeks in its input and reads it several times; a pipe allows neither.
 """
 
 import glob
@@ -28,10 +27,10 @@ _SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "bzip2": ".bz2", "xz": ".xz"}
 def spool_standard_input(
     patterns: tuple[str, ...], output: str, *, format: str | None
 ) -> Iterator[tuple[str, ...]]:
-    """Replace `-` with the path of a copy in the dataset's folder, removed when the job ends.
+    """Replace `-` with the path of a copy, removed when the job ends.
 
-    Without `format`, the first bytes decide it. InputError if standard input is a terminal, empty,
-    or named twice.
+    Without `format`, the first bytes decide. InputError if standard input is a terminal, empty, or
+    named twice.
     """
     if STANDARD_INPUT not in patterns:
         yield patterns
@@ -53,7 +52,7 @@ def spool_standard_input(
 
 
 def remove_abandoned(output: str, patterns: tuple[str, ...]) -> None:
-    """Remove copies that killed jobs left; this job, which has the lock, keeps its own."""
+    """Remove copies that killed jobs left."""
     if storage.is_local(output):
         for folder in glob.glob(f"{glob.escape(output)}/{SPOOL_PREFIX}*"):
             if not any(pattern.startswith(folder) for pattern in patterns):

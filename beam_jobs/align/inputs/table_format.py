@@ -1,4 +1,4 @@
-"""How a table is read, whatever its format: what each format's own file gives."""
+"""What each table format's module provides."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ _COUNTED_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns to read; a row of CSV may lack cells after the needed ones."""
+    """Columns to read; a CSV row may lack cells after the `needed` ones."""
 
     fields: Sequence[str]
     needed: Sequence[str]
@@ -34,12 +34,12 @@ class TableFormat(NamedTuple):
     """How tables of a format are read; each function gets the open file first.
 
     Attributes:
-        shape: gives a file's columns. InputError if it is sound and still can't be read here.
-        rows: yields a part's rows, and a number before a row that doesn't follow the last.
-        num_rows: gives a part's rows, or those at the start of a file without a recorded count,
-            and the uncompressed bytes they take; None if they are all rows.
-        damage: the errors by which its library says that a file is damaged. What `as_damage` names
-            may be raised, too, and so may DamageError and failures of the storage; no others.
+        shape: gives columns and row groups. InputError if a sound file can't be read here.
+        rows: yields a part's rows, and a row number before one that doesn't follow the last.
+        num_rows: gives a part's number of rows and None; without a recorded count, the rows at the
+            file's start and their uncompressed bytes.
+        damage: its library's errors for damage. Functions also raise those of `as_damage`,
+            DamageError and the storage's failures; no others.
     """
 
     shape: Callable[[BinaryIO, InputFile], Shape]
@@ -52,7 +52,7 @@ class TableFormat(NamedTuple):
 def as_damage(
     damage: tuple[type[Exception], ...] = (), tell: Callable[[], int] = int
 ) -> Iterator[None]:
-    """Turn every error of a damaged table into DamageError; failures of the storage pass."""
+    """Turn errors of a damaged table into DamageError; the storage's failures pass."""
     # A column's name need not be UTF-8.
     errors: tuple[type[Exception], ...] = (UnicodeDecodeError, *damage)
     try:
@@ -71,7 +71,7 @@ def as_damage(
 
 
 def count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None]:
-    """Add counts up until enough of a file is read: the rows, and the bytes that they take."""
+    """Add up counts for a limited part of a file; return rows, and their bytes or None."""
     total = 0
     for count in counts:
         total += count

@@ -1,4 +1,4 @@
-"""Rows of tables of any format: the requested columns, as dictionaries."""
+"""Rows of tables of any format."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -13,7 +13,7 @@ from beam_jobs.align.inputs.table_format import Row, Shape, TableFormat, Wanted,
 
 
 def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
-    """Return a table's `Shape`; None if it is damaged, which reading reports later."""
+    """A table's `Shape`; None if damaged, which reading reports later."""
     try:
         table = _table_of(file)
         with as_damage(table.damage):
@@ -25,10 +25,10 @@ def read_shape(opened: BinaryIO, file: InputFile) -> Shape | None:
 def read_rows(
     part: InputPart, fields: Sequence[str], *, max_cell_bytes: int, needed: Sequence[str] = ()
 ) -> Iterator[tuple[int, Row]]:
-    """Yield (row number, row) for a part's rows, (row number, error) for damage.
+    """Yield (row number, row) for a part, (row number, error) for damage.
 
-    Missing columns are left out; a nested field brings its whole column. With `needed` columns, a
-    row of CSV may lack cells after them.
+    Missing columns are left out; a nested field brings its whole column. Rows of CSV may lack cells
+    after the `needed` columns.
     """
     position, wanted = 0, Wanted(fields, needed, max_cell_bytes)
     try:
@@ -46,10 +46,7 @@ def read_rows(
 
 
 def count_rows(part: InputPart) -> tuple[int, int | None]:
-    """Count a part's rows, or those at the start of a file without a recorded count.
-
-    Also return the uncompressed bytes they take; None if they are all rows, or unreadable.
-    """
+    """`TableFormat.num_rows` of a part; (0, None) if unreadable."""
     try:
         table = _table_of(part.file)
         with storage.open_to_read(part.file.path) as opened, as_damage(table.damage):
@@ -59,6 +56,6 @@ def count_rows(part: InputPart) -> tuple[int, int | None]:
 
 
 def _table_of(file: InputFile) -> TableFormat:
-    """Return the `TABLE` of a format's own file, which is loaded when it is needed."""
+    """A format's `TABLE`, loaded on demand."""
     module = import_module(f"beam_jobs.align.inputs.{FORMATS[file.format].table}")
     return cast(TableFormat, module.TABLE)

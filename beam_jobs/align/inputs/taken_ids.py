@@ -1,4 +1,4 @@
-"""Ids that a dataset has already: they pass through the shuffle, and win over new documents."""
+"""Ids that a dataset has already; they win over new documents."""
 
 from collections.abc import Iterator
 from hashlib import sha256
@@ -24,7 +24,7 @@ class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
-    """Return the tasks that read a dataset's ids, in the form of `plan_tasks`."""
+    """Return tasks that read a dataset's ids, see `plan_tasks`."""
     return plan_tasks(
         [
             InputFile(
@@ -41,7 +41,7 @@ def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
 
 
 def read_taken_ids(part: InputPart) -> Iterator[TakenId]:
-    """Yield the ids of a shard; DamagedShardError if its index differs from the manifest's."""
+    """Yield a shard's ids; DamagedShardError if its index isn't the manifest's."""
     path = part.file.path
     data = storage.read_bytes(path)
     if sha256(data).hexdigest() != part.file.content:

@@ -1,4 +1,4 @@
-r"""`--text-template '{question}\n{answer}'`: a document's text out of several fields."""
+r"""`--text-template '{question}\n{answer}'`: a text from several fields."""
 
 import re
 from functools import lru_cache
@@ -9,7 +9,7 @@ _TOKEN = re.compile(r"\\.|\{\{|\}\}|\{(?P<field>[^{}]*)\}|[{}]|\\\Z", re.DOTALL)
 
 
 class TemplatePart(NamedTuple):
-    """A piece of a template: literal text, then a field's name, "" at the end."""
+    """Literal text, then a field's name, "" at the end."""
 
     literal: str
     field: str
@@ -19,8 +19,8 @@ class TemplatePart(NamedTuple):
 def parse_template(template: str) -> tuple[TemplatePart, ...]:
     r"""Return the parts of a template.
 
-    `\n`, `\t` and `\\` are what they are in most languages, for a shell passes them on as typed;
-    `{{` and `}}` are braces. ValueError for a brace alone, another escape, or no field at all.
+    `\n`, `\t` and `\\` are escapes, which shells pass as typed; `{{` and `}}` are braces.
+    ValueError for another escape, a lone brace, or no field.
 
     Example:
         >>> parse_template(r"Q: {question}\n")

@@ -1,9 +1,8 @@
-"""Find files without any usable document, although they are read in separate parts.
+"""Find files without a usable document, although they are read in parts.
 
 Such a file may be an error page, lack the field, or hold all documents in one object. Its number of
-documents is unknown, so shares don't count. A part without a usable document leaves a note in the
-run's folder; if notes cover a file, the last step adds a dead letter for it. A text file is one
-document, which shares do count.
+documents is unknown, so shares don't count. Parts without a usable document leave notes in the
+run's folder; if they cover a file, the last step adds a dead letter for it.
 """
 
 import json
@@ -24,7 +23,7 @@ _PREFIX = "unusable-"
 
 
 def may_be_unusable(file: InputFile) -> bool:
-    """Whether a file holds documents, instead of being one, and isn't a dataset's."""
+    """Whether a file holds documents: neither a text, which is one, nor a dataset's."""
     return file.format not in (DATASET, "text")
 
 
@@ -43,7 +42,7 @@ def note_unusable(
 
 
 def letters_of_files(letters: Sequence[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return a dead letter for each file that notes cover; letters come in the files' order.
+    """Return a dead letter for each file that notes cover; `letters` are in files' order.
 
     Unreadable files, which have letters already, and empty files get none.
     """
@@ -59,7 +58,7 @@ def letters_of_files(letters: Sequence[dict[str, Any]], run_folder: str) -> list
 
 
 def describe_unusable(letters: Sequence[Mapping[str, Any]], *, of: str = "") -> str:
-    """Explain why all of a file's documents, or its first ones, are unusable.
+    """Explain why a file's documents are unusable.
 
     Example:
         >>> letter = {"position": 0, "line": 1, "reason": "bad_json", "detail": "it is cut"}
@@ -78,7 +77,7 @@ def describe_unusable(letters: Sequence[Mapping[str, Any]], *, of: str = "") -> 
 
 
 def _read_notes(run_folder: str) -> set[str]:
-    """Return the sources of files that notes cover from start to end."""
+    """Sources of files that notes cover."""
     notes: dict[str, list[tuple[int, int | None]]] = {}
     for name in sorted(storage.list_folder(run_folder)):
         if name.startswith(_PREFIX):
@@ -88,7 +87,7 @@ def _read_notes(run_folder: str) -> set[str]:
 
 
 def _covers(parts: Iterable[tuple[int, int | None]]) -> bool:
-    """Whether ranges follow each other from 0 to one without an end."""
+    """Whether ranges lead from 0 to an open end."""
     expected: int | None = 0
     for start, end in parts:
         if start != expected:
