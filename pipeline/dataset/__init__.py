@@ -1,4 +1,1 @@
-"""Write and read datasets of aligned documents, verified.
-
-Import single files: reading needs no tokenizer.
-"""
+"""Write and read datasets of aligned documents, verified."""

@@ -1,9 +1,7 @@
-"""Remote shards on local disk: fetched whole, verified, shared by the processes of a host.
+"""Remote shards on local disk, shared by a host's processes.
 
-A cached shard is named by its SHA-256, so it is either complete and right or missing. A file lock
-serialises downloads of one shard; a process that waited finds it done. The least recently opened
-shards are removed to stay under the limit; a process that still reads one keeps it, as POSIX keeps
-an unlinked file until it is closed.
+A file is named by its SHA-256; a lock serialises its downloads. The least recently opened are
+removed to stay under the limit; POSIX keeps unlinked files while they are open.
 """
 
 import contextlib
@@ -39,25 +37,20 @@ class ListedFile:
 
 
 class ShardCache:
-    """Whole files from anywhere that `fsspec` reads, in a folder of limited size."""
+    """A folder of limited size with copies of remote files."""
 
     def __init__(self, folder: str | Path, max_bytes: int) -> None:
-        """Use a local folder, shared with earlier runs and other processes.
-
-        `max_bytes` limits all files in it, including current downloads.
-        """
+        """Use a local folder; `max_bytes` includes running downloads."""
         self.folder = Path(folder)
         self.max_bytes = max_bytes
         self.folder.mkdir(parents=True, exist_ok=True)
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def open(self, file: ListedFile) -> BinaryIO:
-        """Open a file for reading, fetching it first if it is not cached.
+        """Open a file, fetching it first if it isn't cached.
 
-        Raises:
-            DamagedShardError: the file is missing, or differs from the manifest.
-            ValueError: the limit is smaller than the file.
-            OSError: the disk is full, or the remote side fails.
+        DamagedShardError if it is missing or altered; ValueError if it exceeds the limit; OSError
+        if the disk is full or the remote side fails.
         """
         path = self.folder / file.sha256
         while True:
@@ -70,7 +63,7 @@ class ShardCache:
             return opened
 
     def prefetch(self, files: Iterable[ListedFile]) -> list[Future[None]]:
-        """Fetch files in the background; a failure is logged and repeats on opening."""
+        """Fetch files in the background; failures are logged, and repeat on opening."""
         missing = [file for file in files if not (self.folder / file.sha256).exists()]
         return [self._executor().submit(self._fetch_quietly, file) for file in missing]
 
@@ -81,7 +74,6 @@ class ShardCache:
         return self._pool[1]
 
     def __getstate__(self) -> dict[str, object]:
-        """Drop threads from a worker's copy."""
         return self.__dict__ | {"_pool": None}
 
     def _fetch_quietly(self, file: ListedFile) -> None:
@@ -109,7 +101,7 @@ class ShardCache:
                 part.unlink(missing_ok=True)
 
     def _download(self, file: ListedFile, part: Path) -> None:
-        """Write the file, retrying once if its hash differs: the transfer may be at fault."""
+        """Retry once: the transfer may be at fault."""
         for _ in range(2):
             digest, num_bytes = hashlib.sha256(), 0
             try:
@@ -134,7 +126,7 @@ class ShardCache:
         )
 
     def _reserve(self, part: Path, num_bytes: int) -> bool:
-        """Claim room for a download; False while other downloads hold the space."""
+        """Claim room; False while other downloads hold it."""
         with FileLock(self.folder / "cache.lock"):
             part.unlink(missing_ok=True)
             self._remove_abandoned()
@@ -153,7 +145,7 @@ class ShardCache:
             return True
 
     def _remove_abandoned(self) -> None:
-        """Remove unlocked downloads, whose processes are gone."""
+        """Remove unlocked downloads: their processes are gone."""
         for part in self.folder.glob("*.part"):
             lock = FileLock(part.with_suffix(".lock"), timeout=0)
             try:

@@ -1,4 +1,4 @@
-"""A shard index's columns for chats: ends of turns, and how much is learned."""
+"""A shard index's columns for chats."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def index_chats(
 ) -> tuple[Cuts, dict[str, NDArray[Any]]]:
     """Return the cut points of chats, and the additional columns of their index.
 
-    A text may be cut between two of its tokens, but not between it and the end of its turn, so only
-    cuts inside a text remain. The end of an assistant's turn replaces the cut within its 16 tokens.
+    Only cuts inside a text remain. The end of an assistant's turn replaces the cut within its 16
+    tokens.
     """
     own = student.byte_offsets, student.cu_tokens
     table, starts = choose_cuts(cuts, *chats.turns, *own, CUT_STRIDE)
@@ -42,14 +42,13 @@ COUNTS = (
 
 
 def count_learned(chat: StoredChat) -> tuple[int, int, int]:
-    """Count learned bytes, student tokens and teacher tokens of a chat."""
+    """Count a chat's learned bytes, student tokens and teacher tokens."""
     learned = (chat.learned, chat.student.learned, chat.teacher.learned)
     num_bytes, student, teacher = (int((each[:, 1] - each[:, 0]).sum()) for each in learned)
     return num_bytes, student, teacher
 
 
 def _totals(ranges: PerDocument) -> NDArray[np.int64]:
-    """Return the size of all ranges of each document."""
     values, cu = ranges
     before = np.cumsum(np.append(0, values[:, 1] - values[:, 0]), dtype=np.int64)
     return np.diff(before[cu])

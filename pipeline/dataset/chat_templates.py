@@ -1,4 +1,4 @@
-"""The chat templates stored in a dataset of chats."""
+"""The chat templates in a dataset of chats."""
 
 from functools import lru_cache
 from hashlib import sha256
@@ -16,9 +16,9 @@ from schemas.manifest import ChatsRecord, TemplateRecord, TokenizerRecord
 
 
 def load_speakers(dataset: Dataset) -> tuple[tuple[Speaker, Speaker], LearnRule]:
-    """Load both sides' templates of a dataset of chats, and its rule of learning.
+    """Load both templates and the learn rule of a dataset of chats.
 
-    DatasetError if a copy differs from the manifest; ChatError if it isn't a template.
+    DatasetError for an altered copy; ChatError if it isn't a template.
     """
     manifest = dataset.manifest
     chats = manifest.chats

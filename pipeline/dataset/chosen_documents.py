@@ -1,9 +1,8 @@
 """Choose a run's documents: those not removed and, with `where`, those that match.
 
-`where` is a condition in DuckDB's SQL over the index's columns: a field of the metadata by its
-name, in double quotes if it contains dots, or by its last part if that is unambiguous; the counts;
-and, from teachers' stored losses, documents' scores, such as `qwen.bits_per_byte`, by the teacher's
-name. A null condition, such as a comparison with a missing value, doesn't match.
+`where` is a condition in DuckDB's SQL over metadata, counts and scores. A metadata field is named
+in full, quoted if it contains dots, or by its last part if unambiguous; a score by its teacher, as
+`qwen.bits_per_byte`. A null condition, as from a missing value, doesn't match.
 """
 
 from collections import deque
@@ -35,20 +34,17 @@ _COUNTS = {
     "num_teacher_tokens": pa.int64(),
 }
 _NAMED = {"document_id": pa.string(), "num_mapped": pa.int64(), "byte_iou_sum": pa.float32()}
-"""Columns that are read with names only."""
+"""Columns of an index with names."""
 
 _READ_AHEAD = 8
-"""Indices in memory at one time: 10,000 documents of usual length take about 8 MB."""
+"""Indices in memory: 10,000 documents of usual length take about 8 MB."""
 
 
 @dataclass(frozen=True)
 class ChosenDocuments:
     """The documents of a dataset that are read.
 
-    Attributes:
-        where: a checked condition, "" for none; it names scores by fingerprint.
-        columns: the columns that it names.
-        scores: the teachers' scores that it names.
+    `where` is a checked condition, with scores named by fingerprint; "" for none.
     """
 
     dataset: Dataset
@@ -58,25 +54,17 @@ class ChosenDocuments:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it includes every document in the shards."""
+        """Whether every document in the shards is read."""
         return not self.where and self.dataset.is_whole
 
     @property
     def scores_digest(self) -> str:
-        """64 hex digits over the losses behind the condition's scores; "" without scores."""
+        """64 hex digits over the losses used by the condition; "" without scores."""
         digests = "".join(named.digest for named in self.scores)
         return digests and sha256(digests.encode()).hexdigest()
 
     def each[Result](self, work: Callable[[ShardIndex, Kept], Result]) -> Iterator[Result]:
-        """Apply a function to each shard's index and choice of documents; yield the results.
-
-        Threads read indices a few ahead and call the function: most of the time goes into decoding
-        and splitting, which releases the interpreter, and remote ones arrive together. An index has
-        all documents.
-
-        Raises:
-            DamagedShardError: see `read`.
-        """
+        """Apply a function to each result of `read`, in threads; yield in order."""
         for named in self.scores:
             named.scores.read_ranks(named.columns)
         waiting: deque[Future[Result]] = deque()
@@ -102,14 +90,10 @@ class ChosenDocuments:
         with_removed: bool = False,
         with_names: bool = False,
     ) -> tuple[ShardIndex, Kept]:
-        """Return a shard's index of all its documents, and which of them are read.
+        """Return a shard's whole index, and which of its documents are read.
 
-        `with_removed` includes removed ones, so that files next to a shard don't depend on
-        removals; `with_names` reads ids and quality, for checking samples.
-
-        Raises:
-            DamagedShardError: the index, or the list of removed documents, is damaged.
-            WhereError: a document's value can't be converted for the condition.
+        `with_removed` includes removed ones; `with_names` reads ids and quality. DamagedShardError
+        for a damaged file, WhereError for a value that can't be converted.
         """
         fields, needs_names = self._needed
         index = self.dataset.read_index(
@@ -126,7 +110,7 @@ class ChosenDocuments:
 
     @property
     def _needed(self) -> tuple[list[str], bool]:
-        """The fields that the condition names, and whether it needs an index with names."""
+        """The condition's metadata fields, and whether it needs names."""
         full = {entry.name: entry.name for entry in self.dataset.manifest.metadata}
         full |= _short_names(self.dataset.manifest)
         fields = {full[name] for name in self.columns if name in full}
@@ -138,7 +122,7 @@ class ChosenDocuments:
         table = _table(self.dataset.manifest, index)
         for named in self.scores:
             table = named.add_to(table, named.read(shard_index, index))
-        # A condition may name no column, but a table without columns loses its number of rows.
+        # A table without columns loses its number of rows.
         named_only = table.select(self.columns or table.column_names[:1])
         matching, undecided = LimitedQuery(named_only).decide(self.where)
         for named in self.scores:
@@ -149,12 +133,10 @@ class ChosenDocuments:
 
 
 def select_documents(dataset: Dataset, where: str = "") -> ChosenDocuments:
-    """Choose a dataset's documents by a condition; "" takes all that are not removed.
+    """Choose a dataset's documents by a condition; "" takes all that aren't removed.
 
-    Raises:
-        WhereError: an invalid condition, an unknown column, types that can't be compared, or a
-            value that isn't the same each time; the message lists the columns. Or its scores are
-            missing, ambiguous, or of another generation.
+    WhereError for a condition that is invalid, ill-typed or not deterministic, or whose columns or
+    scores are missing or ambiguous.
     """
     where = where.strip()
     if not where:
@@ -191,10 +173,7 @@ def _columns_told(manifest: Manifest) -> Iterator[None]:
 
 
 def _table(manifest: Manifest, index: ShardIndex | None = None) -> pa.Table:
-    """Return the columns for conditions, without rows if there is no index.
-
-    Columns that weren't read, since the condition doesn't name them, are null.
-    """
+    """The columns for conditions; unread ones are null."""
     size = 0 if index is None else len(index)
     values: dict[str, Any] = {}
     for name, kind in (_COUNTS | _NAMED).items():
@@ -210,7 +189,7 @@ def _table(manifest: Manifest, index: ShardIndex | None = None) -> pa.Table:
 
 
 def _short_names(manifest: Manifest) -> dict[str, str]:
-    """Map the last parts of dotted fields to the fields, where unambiguous."""
+    """Map unambiguous last parts of dotted fields to the fields."""
     names = [entry.name for entry in manifest.metadata]
     taken = {name.lower() for name in (*names, *_COUNTS, *_NAMED)}
     lasts = [name.rpartition(".")[2].lower() for name in names]

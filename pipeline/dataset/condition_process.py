@@ -1,7 +1,6 @@
-"""Evaluate conditions in a separate process with limited memory and time.
+"""Evaluate conditions in a process with limited memory and time.
 
-A score manifest brings its author's condition, and DuckDB's own limits fail inside a function: it
-neither counts nor interrupts `list_sum(range(10000000000))`.
+DuckDB neither counts nor interrupts `list_sum(range(10000000000))`.
 """
 
 import json
@@ -21,44 +20,43 @@ from numpy.typing import NDArray
 from pipeline.dataset.conditions import ConditionQuery, WhereError, open_database
 
 LIMIT_SECONDS = 60.0
-"""For one question, such as which documents of a shard match a condition: usually 10 ms."""
+"""Limit of one question, such as a shard's matching documents: usually 10 ms."""
 LIMIT_BYTES = 4 << 30
-"""Of address space, beyond what the process has when it starts."""
+"""Address space that the process may add after its start."""
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from pipeline.dataset.condition_process import serve; serve(int(sys.argv[2]))"
 )
 _children: dict[int, "subprocess.Popen[bytes]"] = {}
-"""By the process that has started it: one that was forked starts its own."""
+"""By parent process: a forked one starts its own."""
 _lock = Lock()
 
 
 class LimitedQuery:
-    """A `ConditionQuery` in another process, with the same methods."""
+    """A `ConditionQuery` in another process."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Hold the table."""
+        """Serialise the table."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         self._table = sink.getvalue().to_pybytes()
 
     def require_condition(self, where: str) -> frozenset[str]:
-        """Check a condition; return the columns that it names."""
+        """Check a condition; return its columns."""
         return self._ask("require_condition", where, frozenset[str])
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
-        """Return the byte positions of a condition's two-part names, with both parts."""
+        """Find two-part names."""
         return self._ask("find_paths", where, list[tuple[int, str, str]])
 
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return for which rows a checked condition is true, and for which null, bool [N]."""
+        """Evaluate a checked condition."""
         true, null = self._ask("decide", where, tuple[bytes, bytes])
         return np.frombuffer(true, np.bool_), np.frombuffer(null, np.bool_)
 
     def _ask[Value](self, method: str, where: str, kind: type[Value]) -> Value:
-        """Return a method's value, or raise its WhereError, or one for exceeded limits."""
         try:
             question = msgspec.json.encode([method, where, self._table])
         except UnicodeEncodeError as error:
@@ -79,7 +77,7 @@ class LimitedQuery:
 
 
 def serve(limit_bytes: int) -> None:
-    """Answer questions from standard input until it ends, after a sign of readiness."""
+    """Print "ready", then answer questions from standard input."""
     with suppress(WhereError):  # without DuckDB, each answer is that error
         open_database()
     with suppress(OSError, ValueError):  # only Linux knows both
@@ -98,7 +96,7 @@ def serve(limit_bytes: int) -> None:
 
 
 def _exchange(question: bytes) -> bytes:
-    """Return the process's answer line, empty if a limit killed it."""
+    """Return the answer, empty if a limit killed the process."""
     child = _children.get(os.getpid())
     if child is None:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), str(LIMIT_BYTES)]

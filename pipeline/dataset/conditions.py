@@ -1,7 +1,4 @@
-"""Conditions in DuckDB's SQL over a table, checked to be deterministic.
-
-DuckDB and not pyarrow, because pyarrow reads no expression from text, and people know SQL.
-"""
+"""Conditions in DuckDB's SQL over a table, checked to be deterministic."""
 
 import json
 from collections.abc import Iterable, Iterator, Set
@@ -29,10 +26,10 @@ _PARTS = frozenset(
     {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT",
      "FUNCTION", "OPERATOR", "TYPE"}
 )  # fmt: skip
-"""Classes of expressions whose value follows from a row's: subqueries may sample, and a lambda's
-parameters, stars and positions hide which columns they read."""
+"""Expressions whose value follows from one row. Subqueries may sample; lambdas' parameters, stars
+and positions hide the columns they read."""
 _CALLED_CONSISTENT = frozenset({"age", "current_localtime", "current_localtimestamp", "version"})
-"""What DuckDB classes as consistent for some types, and reads the clock or the release."""
+"""Functions consistent for some types to DuckDB, though they read the clock or the release."""
 _STABILITIES = ("CONSISTENT", "CONSISTENT_WITHIN_QUERY")
 
 
@@ -41,13 +38,12 @@ class WhereError(ValueError):
 
 
 class ConditionQuery:
-    """One table for conditions, which can reach nothing else."""
+    """A table for conditions, which can reach nothing else."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Hold the table; a field in a column of structs is named "column".field.
+        """Register the table, or raise WhereError without DuckDB.
 
-        Raises:
-            WhereError: DuckDB isn't installed.
+        A field in a column of structs is named "column".field.
         """
         self._duckdb, database = open_database()
         self._connection = database.cursor()
@@ -61,11 +57,7 @@ class ConditionQuery:
         }
 
     def require_condition(self, where: str) -> frozenset[str]:
-        """Check a condition; return the columns that it names.
-
-        Raises:
-            WhereError: an invalid condition, an unknown column, types that can't be compared, or a
-                value that isn't the same each time.
+        """Return a condition's columns; WhereError if it is invalid or not deterministic.
 
         Example:
             >>> ConditionQuery(pa.table({"year": [2020]})).require_condition("year > 3")
@@ -84,10 +76,7 @@ class ConditionQuery:
         return columns
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
-        """Return the byte positions of a condition's two-part names, with both parts.
-
-        Raises:
-            WhereError: it can't be parsed.
+        """Return each two-part name of a condition, with its position in bytes.
 
         Example:
             >>> ConditionQuery(pa.table({"year": [2020]})).find_paths("year > 3 and qwen.rank < 1")
@@ -105,9 +94,9 @@ class ConditionQuery:
         )
 
     def decide(self, where: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return for which rows a checked condition is true, and for which null, bool [N] each.
+        """Return where a checked condition is true, and where null, bool [N] each.
 
-        WhereError if a row's value can't be converted, or is out of range.
+        WhereError if a value can't be converted.
         """
         try:
             found = self._connection.execute(f"{_BEFORE}{where}\n) AS {_VALUE} FROM {_TABLE}")
@@ -126,7 +115,7 @@ class ConditionQuery:
         return rows
 
     def _require_stable(self, where: str) -> frozenset[str]:
-        """Check every part of a condition, including macros; return the columns it names."""
+        """Check a condition and its macros; return its columns."""
         found: set[str] = set()
         waiting, seen = [(str(self._duckdb.SQLExpression(where)), self._names)], set[str]()
         while waiting:
@@ -146,7 +135,7 @@ class ConditionQuery:
         return frozenset(found)
 
     def _parse(self, expression: str) -> Iterator[dict[str, Any]]:
-        # On a line of its own, the parenthesis is in no comment.
+        # On its own line, the parenthesis can't be part of a comment.
         [(text,)] = self._ask("SELECT json_serialize_sql(?)", f"{_BEFORE}{expression}\n)")
         tree = json.loads(text)
         if tree["error"]:
@@ -162,7 +151,7 @@ class ConditionQuery:
                 waiting += node
 
     def _macros(self, name: str, where: str) -> Iterator[tuple[str, dict[str, str]]]:
-        """Check a function's stability; yield its definition if it is a macro."""
+        """Check a function's stability; yield a macro's definition."""
         rows = self._ask(
             "SELECT stability, macro_definition, parameters FROM duckdb_functions() "
             "WHERE lower(function_name) = ? AND function_type IN ('scalar', 'macro')",
@@ -174,9 +163,8 @@ class ConditionQuery:
             if definition is not None:
                 yield definition, {each.lower(): each for each in parameters}
         classes = {stability for stability, definition, _ in rows if definition is None}
-        # Since 2.0.1, what is consistent of other types is so of a time with a zone only within a
-        # query, since it reads the setting TimeZone, which is UTC here. The clock alone has no
-        # consistent form.
+        # Since 2.0.1, functions of times with a zone are consistent only within a query, since they
+        # read the setting TimeZone, which is UTC here. The clock has no consistent form.
         fixed = "CONSISTENT" in classes and classes <= set(_STABILITIES)
         if classes and (not fixed or name in _CALLED_CONSISTENT):
             raise WhereError(f"where {where}: {name} differs each time, and so would the rows")
@@ -190,17 +178,16 @@ def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereErro
 
 @cache
 def open_database() -> tuple[Any, Any]:
-    """Return DuckDB and a database without files or user settings, in 30 ms.
+    """Return DuckDB and a database without files or user settings.
 
-    Each query has its own cursor, since a connection serves one thread. WhereError without DuckDB.
+    A connection serves one thread: take a cursor for each query.
     """
     try:
         import duckdb
     except ModuleNotFoundError as error:
         raise hinted(WhereError("where needs DuckDB"), install("where")) from error
     connection = duckdb.connect(config=_ALONE)
-    # Otherwise a time with a zone is another on a machine elsewhere. Known with ICU only, without
-    # which nothing depends on it.
+    # Otherwise a time with a zone depends on the machine. Only ICU has this setting, and needs it.
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchall():
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
     return duckdb, connection
@@ -213,7 +200,7 @@ def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]
             f"where {where}: it holds a {kind.lower().replace('_', ' ')}; a condition is made of "
             "columns, constants, operators and functions"
         )
-    # `"column".upper()` is a call whose column is where a schema would be.
+    # `"column".upper()` parses as a call with the column as its schema.
     schema, last = part.get("schema") or "", part.get("function_name", "")
     path: list[str] = part["column_names"] if kind == "COLUMN_REF" else [last]
     path = [schema, *path] if schema else path

@@ -1,4 +1,4 @@
-"""The tokens around a text: the user's, or else those of the dataset's tokenizers."""
+"""The tokens around a text: the user's or the tokenizers'."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from pipeline.dataset.files import Dataset
 from schemas.manifest import ConventionRecord, Manifest, TokenizerRecord
 
-if TYPE_CHECKING:  # rows are read without tokenizers, but for a user's token that has a name
+if TYPE_CHECKING:  # only a user's token needs a tokenizer
     from pipeline.dataset.tokenizers import Side
     from pipeline.tokenization import Tokenizer
 
 NOTHING = "none"
-"""What a user writes for no token."""
+"""A user's word for no token."""
 
 
 def choose_conventions(
@@ -26,15 +26,8 @@ def choose_conventions(
 ) -> Manifest:
     """Return a dataset's manifest with other tokens around its texts.
 
-    Args:
-        dataset: the dataset; its tokenizers are read only for tokens that are named.
-        student_bos: comes before a student's text: a token, its id, or "none"; None keeps the
-            dataset's.
-        student_eos: the same, after a document's last student token.
-        teacher_context: the same, before a teacher's text.
-
-    Raises:
-        ValueError: no such token.
+    Each is a token, its id or "none"; None keeps the dataset's. `student_bos` and `teacher_context`
+    go before a text, `student_eos` after a document. ValueError for an unknown token.
     """
 
     def of_side(side: Side, before: str | None, after: str | None) -> TokenizerRecord:
@@ -58,7 +51,7 @@ def choose_conventions(
 def describe_tokenizer(
     tokenizer: Tokenizer, folder: str, *, before: str | None = None, after: str | None = None
 ) -> TokenizerRecord:
-    """Return the manifest's record of a tokenizer copied to a folder; see `name_tokens`."""
+    """Return the manifest's record of a tokenizer copied to a folder."""
     return TokenizerRecord(
         source=tokenizer.source,
         file=f"{folder}/{tokenizer.file_name}",
@@ -82,10 +75,7 @@ def name_tokens(
     before: str | None = None,
     after: str | None = None,
 ) -> ConventionRecord:
-    """Override a convention with a user's tokens: a token, its id, or "none".
-
-    `before` comes before a document and its pieces. ValueError if the tokenizer lacks it.
-    """
+    """Override a convention as `choose_conventions` does; `load` runs only to find a token."""
     first, continued, end = own.first_token_id, own.continued_token_id, own.end_token_id
     if before is not None:
         first = continued = _find(before, load)
@@ -95,12 +85,7 @@ def name_tokens(
 
 
 def describe_convention(record: TokenizerRecord, tokenizer: Tokenizer) -> str:
-    """Describe the tokens around a text.
-
-    Example:
-        >>> describe_convention(manifest.student, tokenizer)
-        '<s> (1) before a text, </s> (2) after it'
-    """
+    """Describe the tokens around a text."""
     own = record.around_text
     before, after = (_describe(i, tokenizer) for i in (own.first_token_id, own.end_token_id))
     return f"{before} before a text, {after} after it"

@@ -1,4 +1,4 @@
-"""Read a dataset: its manifest, and samples that are checked before use."""
+"""Read a dataset's manifest and samples, checked before use."""
 
 import os
 import zlib
@@ -18,18 +18,16 @@ from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
 
 def read_manifest(dataset: str) -> Manifest:
-    """Read a dataset's manifest, from anywhere that fsspec opens.
+    """Read a dataset's manifest, from anywhere that `fsspec` opens.
 
-    Raises:
-        DatasetError: the manifest is missing or incomplete.
-        NoAnswerError: the store doesn't answer.
+    DatasetError if it is missing or incomplete; NoAnswerError if the store is silent.
     """
     path, data = read_manifest_bytes(dataset)
     return decode_manifest(data, at=path)
 
 
 def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
-    """Return a manifest's path and bytes; arguments and errors as in `read_manifest`."""
+    """Return a manifest's path and bytes; see `read_manifest`."""
     path = f"{folder_of(dataset)}/{MANIFEST_FILE}"
     require_answer(path)
     try:
@@ -46,7 +44,7 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
 
 
 def folder_of(dataset: str) -> str:
-    """Return a dataset's folder, also from its manifest's path. A folder may have any name.
+    """Return the folder of a dataset, named by that or its manifest.
 
     Example:
         >>> folder_of("gs://bucket/aligned.json/manifest.json")
@@ -72,13 +70,9 @@ def nearest_dataset(missing: str) -> str:
 
 
 def read_whole(url: str) -> bytes:
-    """Read a small file in one request.
+    """Read a small file in one request: a store might replace it between two.
 
-    If asked for its size first, a store may replace the file in between.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        PointerError: it is a Git LFS pointer.
+    FileNotFoundError, or PointerError for a Git LFS pointer.
     """
     filesystem, path = fsspec.core.url_to_fs(url)
     data: bytes = filesystem.cat_file(path)
@@ -87,7 +81,7 @@ def read_whole(url: str) -> bytes:
 
 
 def num_bytes_of(url: str) -> int | None:
-    """Return a file's size in bytes, None if the server hides it; errors as in `read_whole`."""
+    """Return a file's size, None if the server hides it."""
     filesystem, path = fsspec.core.url_to_fs(url)
     num_bytes: int | None = filesystem.size(path)
     if num_bytes is not None and num_bytes < POINTER_BYTES:
@@ -96,7 +90,7 @@ def num_bytes_of(url: str) -> int | None:
 
 
 def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
-    """Read a generation's manifest; DatasetError if it is missing or has changed."""
+    """Read a generation's manifest; DatasetError if it is missing or altered."""
     if number == newest.generation:
         return newest
     record = next((entry for entry in newest.generations if entry.number == number), None)
@@ -118,16 +112,14 @@ def read_generation(location: str, newest: Manifest, number: int) -> Manifest:
 
 
 def find_generation(manifest: Manifest, fingerprint: str) -> int | None:
-    """Return the generation of a dataset with this fingerprint, or None."""
+    """Return the number of the generation with a fingerprint."""
     return {own: number for number, own in manifest.fingerprints.items()}.get(fingerprint)
 
 
 def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) -> memoryview:
-    """Read one of a shard's payloads, checked against its CRC-32.
+    """Read a sample's payload.
 
-    Raises:
-        DamagedShardError: the tar ends too early.
-        DamagedSampleError: the payload's CRC-32 differs.
+    DamagedShardError if the tar is cut, DamagedSampleError if the CRC-32 differs.
     """
     start, size = int(index.payload_offset[place]), int(index.payload_bytes[place])
     file.seek(start)

@@ -1,7 +1,6 @@
 """Scores of documents: summaries of a teacher's stored losses, and ranks.
 
-They are read from the tables next to the sidecars. If a table is missing or of another version, the
-same numbers are computed from the sidecar's losses.
+Missing tables, or those of another version, are recomputed from the losses.
 """
 
 import json
@@ -41,22 +40,19 @@ from schemas.sidecar import LARGEST_LOSS, ShardLosses
 logger = logging.getLogger(__name__)
 
 SCORE_COLUMNS = (*STORED_COLUMNS, "rank", "bits_per_byte_rank")
-"""Columns that conditions know of each of a dataset's scores; ranks are not stored."""
+"""Columns of scores in conditions; ranks are not stored."""
 
 _RANKS = frozenset({"rank", "bits_per_byte_rank"})
 _HALVES = 1 << 15
-"""Numbers in half precision that are not negative: documents that differ by less are equal."""
+"""Non-negative numbers in half precision; smaller differences count as equal."""
 _OCTAVES = 33
 
 
 class CostRanks:
-    """Documents' ranks by cost, among all scored documents of a dataset."""
+    """Documents' ranks by cost, among a dataset's scored ones."""
 
     def __init__(self, parts: Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> None:
-        """Count documents and bytes, by bits per byte, float32 [N], and bytes of text, int64 [N].
-
-        Documents without bits per byte are left out.
-        """
+        """Take parts: bits per byte, float32 [N], NaN for unknown, and text bytes, int64 [N]."""
         num_bytes = np.zeros(_HALVES, np.int64)
         num_documents = np.zeros((_OCTAVES, _HALVES), np.int64)
         for bits, lengths in parts:
@@ -69,17 +65,16 @@ class CostRanks:
         self._of_similar = (up_to - num_documents / 2) / np.maximum(1, up_to[:, -1:])
 
     def by_bytes(self, bits_per_byte: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return each of N documents' share of bytes in documents that are at most as costly."""
+        """Return, for each document, the share of bytes in documents that cost no more."""
         known = ~np.isnan(bits_per_byte)
         return np.where(known, self._of_bytes[_halves(bits_per_byte)], np.nan)
 
     def among_similar(
         self, bits_per_byte: NDArray[np.float32], num_text_bytes: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return each of N documents' share of cheaper documents among those of similar length.
+        """Return, for each document, the share of cheaper ones of similar length.
 
-        Lengths are similar if they have equally many binary digits. Documents with the same bits
-        per byte, itself included, count half.
+        Lengths are similar if they have equally many binary digits; equal costs count half.
         """
         known = ~np.isnan(bits_per_byte)
         places = _octaves(num_text_bytes), _halves(bits_per_byte)
@@ -88,20 +83,20 @@ class CostRanks:
 
 @dataclass(frozen=True)
 class ScoredDataset:
-    """A teacher's scores of all documents of a dataset, at a generation; see `scores_of`."""
+    """A teacher's scores of all documents of a dataset."""
 
     dataset: Dataset
     files: ScoreFiles
 
     @property
     def name(self) -> str:
-        """The first digits of the teacher's fingerprint: its permanent name in conditions."""
+        """The teacher's name in conditions: its fingerprint's first digits."""
         return self.files.manifest.rule.fingerprint[:16]
 
     def digest(self, columns: Iterable[str]) -> str:
-        """Return 64 hex digits; equal digests mean equal columns of every document.
+        """Return 64 hex digits; equal ones mean equal columns of every document.
 
-        Plans and checkpoints keep them, so other columns must not change them.
+        Plans and checkpoints keep them.
         """
         stored = {"bits_per_byte" if name in _RANKS else name for name in columns}
         changed = {name: COLUMN_VERSIONS[name] for name in stored if COLUMN_VERSIONS[name] > 1}
@@ -111,12 +106,9 @@ class ScoredDataset:
 
     @cached_property
     def ranks(self) -> CostRanks:
-        """Ranks among all documents in the shards, read once.
+        """Ranks among all documents in the shards, removed ones included.
 
-        Removed ones count, so a removal changes no other document's rank.
-
-        Raises:
-            DatasetError: a table or an index is damaged.
+        So a removal changes no other's rank.
         """
 
         def read(shard_index: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -128,12 +120,9 @@ class ScoredDataset:
     def read(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Return some of `SCORE_COLUMNS` and `num_text_bytes` of a shard's N documents, by name.
+        """Return columns of a shard's N documents by name: `SCORE_COLUMNS` and `num_text_bytes`.
 
-        Missing floats are NaN; bytes are int64. A given `index` needs no names.
-
-        Raises:
-            DatasetError: the table, or the sidecar it is made from, is damaged.
+        Missing floats are NaN. DatasetError for a damaged table or sidecar.
         """
         wanted = {name for name in names if name not in _RANKS}
         if len(wanted) < len(names):
@@ -148,14 +137,14 @@ class ScoredDataset:
         return {name: values[name] for name in names}
 
     def read_ranks(self, names: Iterable[str]) -> None:
-        """Read the ranks if columns need them, before threads ask for them at once."""
+        """Read the ranks, if needed, before threads do at once."""
         if not _RANKS.isdisjoint(names):
             _ = self.ranks
 
     def lacks(self, shard_index: int, index: ShardIndex) -> NDArray[np.bool_]:
-        """Return which documents of a shard were not scored, bool [N].
+        """Return which documents of a shard weren't scored, bool [N].
 
-        Documents without bits per byte, for want of text or context, count as scored.
+        Those without bits per byte for want of text or context count as scored.
         """
         bits = self.read(shard_index, ["bits_per_byte"], index)["bits_per_byte"]
         missing: NDArray[np.bool_] = np.isnan(bits)
@@ -167,7 +156,6 @@ class ScoredDataset:
     def _read_stored(
         self, shard_index: int, names: Sequence[str], index: ShardIndex | None
     ) -> Mapping[str, NDArray[Any]]:
-        """Return columns from the shard's table, or made from its losses and index."""
         record = self.files.manifest.sidecars[shard_index]
         name = document_scores_name(record.file)
         at = f"{self.dataset.location}/{name}"
@@ -189,17 +177,12 @@ class ScoredDataset:
 
 
 def open_scored_documents(name: str, dataset: Dataset) -> ScoredDataset:
-    """Return the scores of a dataset's documents by their name, see `find_scores`.
-
-    Raises:
-        DatasetError: none or several of that name, with those available; or scores of another
-            generation, or of some of the shards.
-    """
+    """Find scores of a dataset's documents, as `find_scores` and `scores_of` do."""
     return ScoredDataset(dataset, scores_of(find_scores(name, dataset.location), dataset))
 
 
 def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:
-    """Encode the table for a sidecar; the index has names."""
+    """Encode a sidecar's table; the index has names."""
     return encode_document_scores(
         summarise_losses(losses, index),
         document_id=index.document_id,
@@ -211,8 +194,7 @@ def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256:
 def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
     """Summarise a shard's losses by document.
 
-    Sums are exact: fp16 losses are multiples of 2**-24, and float64 holds any sum of them below
-    2**29 nats.
+    Sums are exact: fp16 losses are multiples of 2**-24, and float64 holds sums below 2**29 nats.
     """
     sums = np.zeros((len(index.num_text_bytes), 6))
     _sum_losses(losses.losses.astype(np.float32), losses.starts, sums)
@@ -235,7 +217,7 @@ def summarise_losses(losses: ShardLosses, index: ShardIndex) -> DocumentScores:
 def _scored(
     index: ShardIndex, *, learned_only: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes and teacher tokens of each document that have losses, int64 [N] each."""
+    """Bytes and teacher tokens with losses of each document."""
     if learned_only:
         return index.chats["num_learned_bytes"], index.chats["num_learned_teacher_tokens"]
     return index.num_text_bytes, index.num_teacher_tokens
@@ -245,7 +227,7 @@ def _scored(
 def _sum_losses(
     losses: NDArray[np.float32], starts: NDArray[np.int64], sums: NDArray[np.float64]
 ) -> None:
-    """Write number and sum of each document's losses: all, later ones, the costliest window's."""
+    """Write number and sum of losses: all, later ones, the costliest window's."""
     for document in range(len(sums)):
         row, oldest, window = sums[document], starts[document], 0.0
         for token in range(starts[document], starts[document + 1]):
@@ -264,16 +246,16 @@ def _sum_losses(
                 window -= losses[oldest]
                 oldest += 1
             row[4] = min(row[0], WINDOW_TOKENS)
-            # A window that is not full yet grows with each loss: the full ones are compared.
+            # A window grows until it is full; only full ones are compared.
             row[5] = window if row[0] <= WINDOW_TOKENS else max(row[5], window)
 
 
 def _halves(bits_per_byte: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return non-negative numbers' bits in half precision; NaN becomes 0."""
+    """Bits in half precision; NaN becomes 0."""
     halves = np.minimum(np.nan_to_num(bits_per_byte), LARGEST_LOSS).astype(np.float16)
     return halves.view(np.uint16).astype(np.int64)
 
 
 def _octaves(num_text_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return lengths' numbers of binary digits, which are equal within an octave."""
+    """Numbers of binary digits."""
     return np.frexp(num_text_bytes.astype(np.float64))[1].astype(np.int64)

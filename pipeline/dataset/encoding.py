@@ -1,7 +1,6 @@
-"""Encode batches of aligned documents as samples for `schemas.document.decode_document`.
+"""Encode aligned documents as samples for `schemas.document.decode_document`.
 
-Arrays are narrowed and written straight into one buffer with the tar's layout, so that only the
-JSON header, two hashes and the CRC run per document.
+Arrays go narrowed into one buffer with the tar's layout.
 """
 
 import tarfile
@@ -20,14 +19,14 @@ from pipeline.compiled import compiled
 from schemas.document import MEMBER_SUFFIX, Layout, document_key, sample_header
 
 TAR_BLOCK = 512
-"""Every tar header takes one block, every payload whole blocks."""
+"""A tar header takes one block, a payload whole blocks."""
 
 _DTYPE_NAMES = {1: "U8", 2: "U16", 4: "U32"}
 
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """One tensor for all documents of a batch, uint32: `values[starts[d]:starts[d + 1]]` for d."""
+    """A tensor of a batch, uint32: `values[starts[d]:starts[d + 1]]` for document d."""
 
     name: str
     values: NDArray[np.uint32]
@@ -38,13 +37,10 @@ class _Field:
 
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
-    """Tar members of a batch, ready to append to a shard.
+    """Tar members of D documents, ready to append to a shard.
 
-    Attributes:
-        members: uint8, headers, payloads and padding as in a tar.
-        payload_offset: int64 [D], position of each payload in `members`.
-        payload_bytes: int64 [D], size of each payload.
-        crc32: int64 [D], of each payload.
+    `members` are uint8 headers, payloads and padding; the other arrays int64 [D], positions in
+    bytes.
     """
 
     members: NDArray[np.uint8]
@@ -80,10 +76,6 @@ def encode_batch(batch: AlignedBatch, *, keep_text: bool = False) -> EncodedBatc
 
 
 def _fields(batch: AlignedBatch) -> list[_Field]:
-    """Return the batch's tensors.
-
-    token_bytes and byte_offsets each cover some documents only: the others' items have size 0.
-    """
     fields: list[_Field] = []
 
     def add(
@@ -126,10 +118,7 @@ def _chat_tensors(chats: ChatParts) -> Iterator[tuple[str, PerDocument]]:
 def _plan_samples(
     batch: AlignedBatch, fields: list[_Field], texts: list[bytes | None]
 ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each sample's header, its fields' positions in the payload, and the payload's size.
-
-    Positions are int64 [D, len(fields)], sizes int64 [D].
-    """
+    """Return headers, fields' positions in payloads, [D, fields], and payload sizes."""
     names, columns = zip(*((field.name, field.columns) for field in fields), strict=True)
     item_sizes = np.stack([field.item_sizes for field in fields], axis=1)
     counts = np.stack([np.diff(field.starts) for field in fields], axis=1)
@@ -162,10 +151,7 @@ def _plan_samples(
 
 @lru_cache(maxsize=4096)
 def _layout(names: tuple[str, ...], columns: tuple[int, ...], sizes: tuple[int, ...]) -> Layout:
-    """Lay out the fields present, widest first, then by name.
-
-    The text comes last: it is uint8, and its name sorts last.
-    """
+    """Lay out the fields present, widest first, then by name."""
     present = [entry for entry in zip(sizes, names, columns, strict=True) if entry[0]]
     present.sort(key=lambda entry: (-entry[0], entry[1]))
     return tuple((name, _DTYPE_NAMES[size], width) for size, name, width in present)
@@ -177,7 +163,6 @@ def _write_tar_headers(
     payload_bytes: NDArray[np.int64],
     keys: list[str],
 ) -> None:
-    """Write each member's ustar header: regular file, mode 0644, no owner, no time."""
     names = np.array([f"{key}{MEMBER_SUFFIX}" for key in keys], "S44")
     headers = np.tile(_tar_header_template(), (len(keys), 1))
     headers[:, :44] = names.view(np.uint8).reshape(-1, 44)
@@ -193,7 +178,7 @@ def _write_tar_headers(
 
 @lru_cache(maxsize=1)
 def _tar_header_template() -> NDArray[np.uint8]:
-    """Return a ustar header with blanks in the checksum field, as POSIX sums it."""
+    """A header with a blank checksum."""
     member = tarfile.TarInfo()
     member.mode = 0o644
     header = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
@@ -223,7 +208,7 @@ def _write_bytes_and_checksum(
 
 
 def _narrowest(values: NDArray[np.uint32], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes needed for each document's largest value: 1, 2 or 4."""
+    """Bytes for each document's largest value: 1, 2 or 4."""
     highs = np.zeros(len(starts) - 1, np.int64)
     filled = np.diff(starts) > 0
     highs[filled] = np.maximum.reduceat(values, starts[:-1][filled])
@@ -235,7 +220,7 @@ def _widths(ranges: Ranges) -> Ranges:
 
 
 def _advances(spans: Ranges, cu_tokens: NDArray[np.int64]) -> Ranges:
-    """Return the difference of each span's start from the previous one in its document."""
+    """Each span's start, relative to the previous one's."""
     starts = spans[:, 0]
     advances = np.empty_like(starts)
     np.subtract(starts[1:], starts[:-1], out=advances[1:])
@@ -254,10 +239,9 @@ def _write_field(
     values: NDArray[np.uint32],
     starts: NDArray[np.int64],
 ) -> None:
-    """Write one field of each document, narrowed, at its byte position.
+    """Write one field of each document, narrowed, to views of one buffer.
 
-    The outputs are views of one buffer; positions are aligned, because headers are padded to 8
-    bytes and wider fields come first.
+    Headers are padded and wider fields come first, so positions are aligned.
     """
     for d in range(len(positions)):
         own = values[starts[d] : starts[d + 1]]

@@ -1,4 +1,4 @@
-"""A dataset's files, local or remote, as its manifest names them."""
+"""A dataset's files, local or remote."""
 
 import hashlib
 import os
@@ -36,7 +36,7 @@ _SHARDS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset: its location, its manifest and its files, checked when they are read.
+    """A dataset's location, manifest and files, which are checked when read.
 
     Attributes:
         location: the folder: a path, or a URL that `fsspec` reads.
@@ -57,21 +57,18 @@ class Dataset:
         return fingerprint in {*self.manifest.fingerprints.values(), *self.fingerprints}
 
     def at_generation(self, number: int) -> "Dataset":
-        """Return the dataset at an earlier generation, or itself.
-
-        DatasetError if it doesn't exist, its manifest is gone, or it lists a shard twice.
-        """
+        """Return the dataset at an earlier generation; DatasetError if that is gone or invalid."""
         manifest = read_generation(self.location, self.manifest, number)
         _require_each_once(manifest, self.location)
         return replace(self, manifest=manifest)
 
     def shard(self, shard_index: int) -> ListedFile:
-        """Return a shard's tar, as in the manifest; a local url is a plain path."""
+        """Return a shard's tar as listed; a local url is a plain path."""
         record = self.manifest.shards[shard_index]
         return ListedFile(self._url(record.file), record.num_bytes, record.sha256)
 
     def open_shard(self, shard_index: int) -> BinaryIO:
-        """Open a shard's tar in place, unchecked, or raise DamagedShardError."""
+        """Open a shard's tar, unchecked, or raise DamagedShardError."""
         name = self.manifest.shards[shard_index].file
         try:
             return self.open_file(name)
@@ -79,7 +76,7 @@ class Dataset:
             raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
 
     def open_file(self, name: str) -> BinaryIO:
-        """Open a file as it is stored; jobs override this."""
+        """Open a file; jobs override this."""
         file = fsspec.open(self._url(name), "rb").open()
         if (getattr(file, "size", None) or POINTER_BYTES) < POINTER_BYTES:
             refuse_pointer(self._url(name), file.read())
@@ -87,7 +84,7 @@ class Dataset:
         return cast(BinaryIO, file)
 
     def read_file(self, name: str) -> bytes:
-        """Return the bytes of a small file."""
+        """Read a small file."""
         return read_whole(self._url(name))
 
     def samples(
@@ -98,16 +95,15 @@ class Dataset:
         documents: Iterable[int] | None = None,
         with_removed: bool = False,
     ) -> Iterator[tuple[int, memoryview]]:
-        """Read a shard's samples, each checked against its CRC-32, without removed ones.
+        """Read a shard's samples, each checked against its CRC-32.
 
-        For one pass. For random access without copies, `SampleReader` in `pipeline.streaming` maps
-        whole shards into memory.
+        For random access there is `SampleReader` in `pipeline.streaming`.
 
         Args:
-            shard_index: which.
+            shard_index: the shard's number.
             index: its index, with names.
-            documents: their places in the index; None reads all, in order.
-            with_removed: read removed ones too, to inspect the disk.
+            documents: places in the index; None reads all, in order.
+            with_removed: include removed documents.
 
         Yields:
             the sample's place in the index, and its payload.
@@ -135,13 +131,10 @@ class Dataset:
         with_names: bool = False,
         metadata: Sequence[str] | None = None,
     ) -> ShardIndex:
-        """Return a shard's index of all its documents, verified by its hash.
+        """Return a shard's index, removed documents included, verified by its hash.
 
         Keys, ids and quality are read only `with_names`. A `metadata` of None reads all fields with
-        names, and none without.
-
-        Raises:
-            DamagedShardError: the index is missing or differs from the manifest.
+        names, and none without. DamagedShardError if it is missing or altered.
         """
         record = self.manifest.shards[shard_index]
         data = self.index_bytes(shard_index)
@@ -154,7 +147,7 @@ class Dataset:
         return index
 
     def read_ids(self, shard_index: int) -> pa.ChunkedArray:
-        """Return the ids of a shard's documents, in order; errors as in `index_bytes`."""
+        """Return the ids of a shard's documents, in order."""
         return decode_ids(self.index_bytes(shard_index))
 
     def index_bytes(self, shard_index: int) -> bytes:
@@ -163,7 +156,7 @@ class Dataset:
         return self._read_named(record.index_file, record.index_sha256, "index")[1]
 
     def removed_of(self, shard_index: int) -> NDArray[np.int64]:
-        """Return removed documents' places in a shard's index, ascending, see `removed`."""
+        """Return removed documents' places in a shard's index, ascending."""
         return self.removed.of_shard(shard_index) if self.removed else np.empty(0, np.int64)
 
     @property
@@ -173,11 +166,7 @@ class Dataset:
 
     @cached_property
     def removed(self) -> RemovedDocuments | None:
-        """The removed documents; None if there are none.
-
-        Raises:
-            DamagedShardError: their list is missing or differs from the manifest.
-        """
+        """The removed documents, or None. DamagedShardError if their list is missing or altered."""
         record = self.manifest.removed
         if record is None:
             return None
@@ -192,9 +181,6 @@ class Dataset:
     def removed_keys(self) -> frozenset[str]:
         """Return the keys of removed documents, for readers of tars or tables.
 
-        Raises:
-            DamagedShardError: an index, or the list of removed documents, is missing or altered.
-
         Example:
             >>> open_dataset("aligned").removed_keys()  # doctest: +SKIP
             frozenset({'7d865e959b2466918c9863afca942d0f'})
@@ -207,7 +193,6 @@ class Dataset:
         return frozenset(keys)
 
     def _read_named(self, name: str, sha256: str, what: str) -> tuple[str, bytes]:
-        """Return a small file's place and its bytes, checked by hash."""
         url = self._url(name)
         try:
             data = self.read_file(name)
@@ -220,12 +205,12 @@ class Dataset:
         return url, data
 
     def find_damage(self) -> dict[int, DamagedShardError]:
-        """Compare every tar's size with the manifest; return errors by shard number."""
+        """Compare tars' sizes with the manifest; return errors by shard number."""
         errors = self.map_shards(self._compare)
         return {number: error for number, error in enumerate(errors) if error}
 
     def map_shards[Made](self, work: Callable[[int], Made]) -> Iterator[Made]:
-        """Apply a function to each shard's number, in threads; yield results in order."""
+        """Apply a function to shards' numbers, in threads; yield in order."""
         with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
             yield from pool.map(work, range(len(self.manifest.shards)))
 
@@ -235,7 +220,7 @@ class Dataset:
             num_bytes = num_bytes_of(claim.url)
         except FileNotFoundError:
             return DamagedShardError(f"{claim.url} is missing: {_REMEDY}")
-        # A server may not say how long a file is; the shard cache then measures it.
+        # A server may hide a file's size; the shard cache then measures it.
         if num_bytes is not None and num_bytes != claim.num_bytes:
             return DamagedShardError(
                 f"{claim.url} has {num_bytes} bytes, the manifest says {claim.num_bytes}: {_REMEDY}"

@@ -17,14 +17,10 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Group:
-    """The documents with one value of a field.
+    """The documents with one value of a field, None if missing.
 
-    Attributes:
-        value: None if the input had none. Fractions are grouped by their first digit: 0.2 means 0.2
-            … 0.3.
-        num_text_bytes: UTF-8 bytes of their texts.
-        num_mapped: student tokens with a teacher token.
-        byte_iou_sum: sum over the mapped tokens of intersection over union.
+    Fractions are grouped by their first digit: 0.2 means 0.2 … 0.3. `byte_iou_sum` adds up the
+    mapped tokens' intersections over union, in bytes.
     """
 
     value: Value
@@ -42,7 +38,7 @@ class Group:
 
     @property
     def byte_iou(self) -> float:
-        """Mean IoU of mapped tokens, in bytes."""
+        """Mean IoU of mapped tokens."""
         return self.byte_iou_sum / max(self.num_mapped, 1)
 
 
@@ -51,7 +47,7 @@ _SUMS = (*_SIZES, "num_mapped", "byte_iou_sum")
 
 
 def require_field(manifest: Manifest, name: str) -> None:
-    """Raise ValueError, with the known fields, if metadata lack a field."""
+    """Raise ValueError, listing the known fields, if metadata lack a field."""
     if name not in [entry.name for entry in manifest.metadata]:
         known = ", ".join(f"{entry.name} ({entry.type})" for entry in manifest.metadata)
         there = f"it has {known}" if known else "none was given to align --metadata"
@@ -59,12 +55,7 @@ def require_field(manifest: Manifest, name: str) -> None:
 
 
 def count_by(dataset: Dataset, name: str) -> list[Group]:
-    """Count a dataset's documents by a field's values, most tokens first.
-
-    Raises:
-        ValueError: no such field; the message lists the known ones.
-        DamagedShardError: an index is missing or differs from the manifest.
-    """
+    """Count documents by a field's values, most tokens first; ValueError if it is unknown."""
     require_field(dataset.manifest, name)
     sums: dict[Value, NDArray[np.float64]] = defaultdict(lambda: np.zeros(1 + len(_SUMS)))
     for part in dataset.map_shards(lambda shard: list(_count_shard(dataset, shard, name))):
@@ -78,12 +69,9 @@ def count_by(dataset: Dataset, name: str) -> list[Group]:
 
 
 def count_read(dataset: Dataset) -> Manifest:
-    """Return a dataset's manifest whose shards count only documents that are read.
+    """Return a manifest whose shards count only documents that are read.
 
-    Bytes on disk and statistics still cover all documents in the shards.
-
-    Raises:
-        DamagedShardError: an index, or the list of removed documents, is damaged.
+    Bytes on disk and statistics still cover removed ones.
     """
     if dataset.is_whole:
         return dataset.manifest
@@ -117,7 +105,7 @@ def _count_shard(
 
 
 def _round(value: Value) -> Value:
-    """Round a fraction down to its first digit; other values stay."""
+    """Round a fraction down to its first digit."""
     if not isinstance(value, float) or not value or isinf(value):
         return value
     step = 10.0 ** floor(log10(abs(value)))

@@ -1,4 +1,4 @@
-"""Scores of documents that a condition names: `qwen.bits_per_byte < 1.5`."""
+"""Scores of documents in a condition: `qwen.bits_per_byte < 1.5`."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _NAME = re.compile(rb'"(?:[^"]|"")*"|[^\W\d][\w$]*')
 
 @dataclass(frozen=True)
 class NamedScores:
-    """A teacher's scores, and the columns that a condition names."""
+    """A teacher's scores, and a condition's columns of them."""
 
     scores: ScoredDataset
     columns: tuple[str, ...]
@@ -36,13 +36,13 @@ class NamedScores:
         return bool(self.scores.files.manifest.rule.where)
 
     def read(self, shard_index: int, index: ShardIndex) -> pa.StructArray:
-        """Return the columns of a shard's documents, N structs of float64 with nulls."""
+        """Read a shard's N structs of float64 with nulls."""
         values = self.scores.read(shard_index, self.columns, index).values()
         columns = [pa.array(each.astype(np.float64), from_pandas=True) for each in values]
         return pa.StructArray.from_arrays(columns, self.columns)
 
     def add_to(self, table: pa.Table, values: pa.StructArray | None = None) -> pa.Table:
-        """Add these columns to a table; without values they have no rows."""
+        """Add these columns to a table, empty without values."""
         if values is None:
             values = pa.array([], pa.struct([(name, pa.float64()) for name in self.columns]))
         return table.append_column(self.scores.name, values)
@@ -66,13 +66,10 @@ class NamedScores:
 def name_scores(
     where: str, paths: Iterable[tuple[int, str, str]], dataset: Dataset
 ) -> tuple[str, tuple[NamedScores, ...]]:
-    """Replace the names of scores in a condition by fingerprints; return both.
+    """Return a condition with its scores named by fingerprint, and these scores.
 
-    So the condition keeps its meaning when other scores of that name are added. `paths` are from
-    `ConditionQuery.find_paths`.
-
-    Raises:
-        WhereError: the scores are missing, ambiguous, or of another generation.
+    So scores added later under that name don't change it. WhereError if scores are missing or
+    ambiguous.
     """
     taken = {entry.name.lower() for entry in dataset.manifest.metadata}
     columns: dict[str, set[str]] = {}

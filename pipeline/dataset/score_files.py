@@ -1,4 +1,4 @@
-"""Find teachers' losses next to a dataset, and their files."""
+"""Find teachers' losses next to a dataset."""
 
 import glob
 import mmap
@@ -39,7 +39,7 @@ class ScoreFiles:
     path: str
 
     def sidecar(self, record: SidecarRecord) -> ListedFile:
-        """Return a sidecar's file, as in the score manifest; a local url is a plain path."""
+        """Return a sidecar's file as listed; a local url is a plain path."""
         return ListedFile(f"{self.location}/{record.file}", record.num_bytes, record.sha256)
 
 
@@ -49,18 +49,17 @@ def find_scores(
     """Find scores by name.
 
     Args:
-        source: path of a score manifest; or, for scores next to a dataset's shards, the --teacher
-            given to `beam_jobs.score`, its last part, or the beginning of the fingerprint; "": the
-            only ones.
+        source: path of a score manifest; or, for scores next to a dataset's shards, the scored
+            --teacher, its last part, or the beginning of the fingerprint; "": the only ones.
         location: the dataset's folder.
-        where: of several that differ only in their condition, take those with this one, or else
-            those of all documents.
-        with_distributions: leave out scores without distributions. Otherwise, of several that
-            differ only in their distributions, take those with the least.
+        where: of several that differ only in their condition, prefer this one, else those of all
+            documents.
+        with_distributions: require distributions; otherwise, of several that differ only in these,
+            take the smallest.
 
     Raises:
         DatasetError: none, or several, of that name.
-        ForeignLossesError: the named score manifest has no distributions.
+        ForeignLossesError: the named manifest has no distributions.
     """
     if source.endswith(".json"):
         scores = _read_scores(source)
@@ -89,7 +88,7 @@ def find_scores(
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:
-    """Return one of several scores that differ only in condition or unneeded parts, else all."""
+    """Choose among scores that differ only in condition or unneeded parts."""
     if with_distributions:
         named = [scores for scores in named if scores.manifest.rule.distributions]
     ignored: dict[str, Any] = {"where": ""}
@@ -115,11 +114,7 @@ def list_scores(location: str) -> list[ScoreFiles]:
 
 
 def scores_to_paste(location: str) -> str:
-    """Return the option that reads a dataset's scores, or the command that makes some.
-
-    Raises:
-        DatasetError: there is no such dataset.
-    """
+    """Return the option that reads a dataset's scores, or the command that makes some."""
     read_manifest_bytes(location)
     found = list_scores(location)
     if not found:
@@ -137,20 +132,15 @@ def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:
 def _names(location: str, pattern: str) -> list[str]:
     filesystem, path = fsspec.core.url_to_fs(location)
     found = filesystem.glob(f"{glob.escape(path)}/{pattern}")
-    # A store's client would believe this list from now on, also of files that come or change.
+    # Else a store's client keeps this list when files are added or change.
     filesystem.invalidate_cache()
     return sorted(name.rsplit("/", 1)[-1] for name in found)
 
 
 def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
-    """Return the scores of a dataset's shards, all of which must be scored.
+    """Return the scores of a dataset's shards; ForeignLossesError unless all are scored.
 
-    Scores of a later generation contain an earlier one's, whose shards come first, and a generation
-    that removes documents keeps the shards. Each sidecar names its tar's SHA-256, which is compared
-    on reading.
-
-    Raises:
-        ForeignLossesError: another dataset's scores, or a shard is missing.
+    Scores of a later generation begin with an earlier one's.
     """
     manifest = dataset.manifest
     found, wanted = scores.manifest.dataset, manifest.fingerprint
@@ -162,7 +152,7 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
     shards = [shard.file for shard in manifest.shards]
     sidecars = scores.manifest.sidecars
     scored = [record.shard for record in sidecars]
-    # What was made for these very shards must list them and no others.
+    # Scores of this generation list exactly its shards.
     own = sidecars if found == wanted else sidecars[: len(shards)]
     if [record.shard for record in own] != shards:
         missing = sorted(set(shards) - set(scored))
@@ -182,16 +172,15 @@ def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:
 
 
 def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
-    """Return a dataset as it was when scored; DatasetError if that generation is gone."""
+    """Return a dataset as it was when scored, or raise DatasetError."""
     number = find_generation(dataset.manifest, scores.manifest.dataset)
     return dataset if number is None else dataset.at_generation(number)
 
 
 def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
-    """Return a sidecar's losses, mapped, or read if they are remote without a cache.
+    """Return a sidecar's losses, mapped, or read if remote without a cache.
 
-    Raises:
-        DamagedShardError: it is missing, or its bytes have changed.
+    DamagedShardError if it is missing or altered.
     """
     is_remote = "://" in claim.url
     try:
@@ -218,12 +207,7 @@ def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLos
 def read_sidecar(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardRecord, cache: ShardCache | None = None
 ) -> ShardLosses:
-    """Return the losses of a sidecar, checked against its score manifest.
-
-    Raises:
-        DamagedShardError: it is missing, or its bytes have changed.
-        ForeignLossesError: they are of another teacher or another tar.
-    """
+    """Open a sidecar of a score manifest; ForeignLossesError if its teacher or tar differs."""
     claim = scores.sidecar(record)
     losses = open_sidecar(claim, cache)
     if len(losses.starts) != shard.num_documents + 1:

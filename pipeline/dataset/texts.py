@@ -1,4 +1,4 @@
-"""Texts of a dataset or of plain files, for commands without alignment."""
+"""Texts of datasets and plain files."""
 
 import json
 import logging
@@ -15,15 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def read_texts(sources: Iterable[str], *, text_field: str = "text") -> Iterator[SourceDocument]:
-    """Yield the texts of datasets and files, in order.
+    """Yield the texts of .txt files, .jsonl files and aligned datasets, in order.
 
-    Args:
-        sources: a .jsonl file, a .txt file, which is one text, or an aligned dataset, whose texts
-            were kept or are spelled by its tokens.
-        text_field: the field of each line that holds the text.
-
-    Raises:
-        ValueError: a line without a text, or a dataset without any text.
+    A .txt file is one text, a .jsonl line has one in `text_field`, and a dataset's are kept or
+    spelled by tokens. ValueError for a line or a dataset without text.
     """
     for source in sources:
         if source.endswith(".txt"):

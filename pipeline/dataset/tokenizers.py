@@ -1,4 +1,4 @@
-"""A dataset's tokenizers, and the texts that their tokens spell."""
+"""A dataset's tokenizers, and the texts spelled by their tokens."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -20,13 +20,7 @@ Side = Literal["student", "teacher"]
 def load_dataset_tokenizer(dataset: Dataset, side: Side) -> Tokenizer:
     """Load a dataset's own copy of a tokenizer, on the reference path, once per process.
 
-    Raises:
-        ForeignTokenizerError: the copy differs from the manifest.
-        TokenizerError: it is not a tokenizer.
-
-    Example:
-        >>> load_dataset_tokenizer(open_dataset("aligned"), "student").token_bytes(278)
-        b' the'
+    ForeignTokenizerError if it was altered; TokenizerError if it isn't a tokenizer.
     """
     return _load(dataset.location, getattr(dataset.manifest, side))
 
@@ -50,10 +44,9 @@ def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
 def find_text(
     document: AlignedDocument, tokenizers: Mapping[str, Callable[[], Tokenizer]]
 ) -> bytes | None:
-    """Return a document's text: kept, or spelled by its tokens with the sample's SHA-256.
+    """Return a document's text in UTF-8: kept, or spelled by its tokens with the sample's SHA-256.
 
-    `tokenizers` load the tokenizers that may spell it, by side; a side is tried only if needed.
-    UTF-8 bytes; None if no side spells the text.
+    `tokenizers` load by side, if needed.
     """
     if document.text is not None:
         return document.text
@@ -66,7 +59,7 @@ def find_text(
 
 
 def text_in(dataset: Dataset, document: AlignedDocument) -> bytes | None:
-    """Return a document's text as in `find_text`, by the dataset's tokenizers."""
+    """Return a document's text as `find_text` does."""
     sides: tuple[Side, Side] = ("student", "teacher")
     load: dict[str, Callable[[], Tokenizer]] = {
         side: partial(load_dataset_tokenizer, dataset, side) for side in sides

@@ -1,7 +1,6 @@
-"""Decoded documents as a `webdataset` pipeline, for training code that uses it.
+"""Decoded documents as a `webdataset` pipeline.
 
-`webdataset` itself stops silently at a tar that is cut between two members or has a damaged header.
-This pipeline reads what the manifest lists, and raises if a shard lacks it.
+Unlike `webdataset` itself, it raises at a tar that is cut or has a damaged header.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,8 +15,8 @@ from schemas.document import decode_document
 def decoded_documents(path: str, *, seed: int | None = None) -> webdataset.DataPipeline:
     """Return a pipeline of all documents, split by node and DataLoader worker.
 
-    Whole shards are distributed, so nodes and workers get unequal numbers of documents, or none;
-    `pipeline.streaming` has neither limit.
+    Whole shards are distributed, so workers get unequal numbers of documents, or none;
+    `pipeline.streaming` avoids this.
 
     Args:
         path: the dataset's folder or manifest: a path, or a URL that `fsspec` reads.

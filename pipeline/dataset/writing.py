@@ -1,4 +1,4 @@
-"""Write aligned documents as WebDataset tar shards with an index, and verify them on reading."""
+"""Write aligned documents as WebDataset tar shards with an index."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,18 +32,15 @@ class WrittenShard:
 
 
 class ShardWriter:
-    """Writes one tar, batch by batch; the same batches always give the same bytes.
+    """Writes one tar, batch by batch, in the background.
 
-    Batches are encoded, hashed and written in the background, while the next is tokenized.
+    The same batches give the same bytes.
     """
 
     def __init__(
         self, file: BinaryIO, *, keep_text: bool = False, metadata: Sequence[MetadataColumn] = ()
     ) -> None:
-        """Write to a binary file, which stays open; only its `write` is called.
-
-        `metadata` are the columns of documents' values.
-        """
+        """Write to a binary file, which stays open; only its `write` is called."""
         self._num_bytes = 0
         self._file = file
         self._keep_text = keep_text
@@ -57,7 +54,7 @@ class ShardWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tar so far; waits until all of it is written."""
+        """Size of the tar so far; waits until it is written."""
         self._wait()
         return self._num_bytes
 
@@ -135,7 +132,7 @@ def _columns(
 
 
 def shard_record(written: WrittenShard, file: str, index_file: str, index: bytes) -> ShardRecord:
-    """Return the manifest's record of a shard with its final names."""
+    """Return the manifest's record of a shard."""
     return ShardRecord(
         file=file,
         num_bytes=written.num_bytes,

@@ -1,4 +1,4 @@
-"""Check the device that an option names, before anything is loaded."""
+"""Check the device of an option, before anything is loaded."""
 
 import torch
 
@@ -6,14 +6,7 @@ from pipeline.command_line.failures import hinted
 
 
 def find_device(name: str = "") -> torch.device:
-    """Return the device that `--device` names; "" is the GPU if there is one.
-
-    ValueError if torch doesn't know the name, or has no such GPU.
-
-    Example:
-        >>> find_device("cpu")
-        device(type='cpu')
-    """
+    """Return the device named by `--device`, or raise ValueError; "" is the GPU, if any."""
     if not name:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -21,7 +14,7 @@ def find_device(name: str = "") -> torch.device:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise hinted(ValueError(f"--device {name}: {reason}"), "--device cpu") from error
-    # Counted without a context of CUDA's, which processes that are forked later could not use.
+    # Counted without a CUDA context, which forked processes couldn't use.
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         refusal = ValueError(
             f"--device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs "

@@ -1,10 +1,7 @@
 """A dataset's tokenizer next to an exported model, checked to give the dataset's ids.
 
-Some loader classes of `transformers` silently change a tokenizer, which makes a student useless. So
-an export writes a complete `tokenizer.json` (converted from a SentencePiece model if necessary)
-with a class that changes nothing, loads it with `AutoTokenizer`, and compares ids on the dataset's
-texts. The model's chat template, ends and sampling are added, and its three configurations name the
-same tokens.
+Some loader classes of `transformers` silently change a tokenizer. So a `tokenizer.json` with a
+neutral class is loaded by `AutoTokenizer`, and ids are compared on the dataset's texts.
 """
 
 import json
@@ -49,10 +46,10 @@ class ExportedTokenizer:
     """Files to write next to a model, and the texts on which they were checked.
 
     Attributes:
-        files: content of each file, by its path in the model's folder.
-        num_documents: documents of the dataset whose ids came out equal.
+        files: contents by path in the model's folder.
+        num_documents: documents of the dataset with equal ids.
         differing_probes: hard texts whose ids differ, none of them in the dataset.
-        token_ids: the model configuration's token ids; None for missing ones.
+        token_ids: of the model's configuration; None for missing ones.
     """
 
     files: Mapping[str, bytes]
@@ -69,12 +66,11 @@ class ExportedTokenizer:
             config.write_bytes(_dump(json.loads(config.read_bytes()) | dict(self.token_ids)))
 
     def __str__(self) -> str:
-        """Return the proof in a line."""
         return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
 
 
 class KnownText(NamedTuple):
-    """A text, its place, and the ids from its own tokenizer."""
+    """A text, its place, and its own tokenizer's ids."""
 
     place: str
     text: str
@@ -90,12 +86,8 @@ def export_tokenizer(
 ) -> ExportedTokenizer:
     """Make the student's tokenizer for `transformers` and prove it on 200 of the dataset's texts.
 
-    `record` is the student's, with the rows' tokens around a text if these differ from the
-    manifest's, as `choose_conventions` gives it. Other arguments and errors are those of
-    `convert_tokenizer`.
-
-    Raises:
-        ForeignTokenizerError: the dataset's copy is not the file that its manifest names.
+    A `record` of `choose_conventions` has other tokens around a text. ForeignTokenizerError for an
+    altered copy; else as `convert_tokenizer`.
     """
     record = record or dataset.manifest.student
     if dataset.manifest.chats is not None:  # around a text, the tokenizer's own tokens
@@ -107,10 +99,7 @@ def export_tokenizer(
 
 
 def _as_in(dataset: Dataset, defaults: GenerationDefaults) -> GenerationDefaults:
-    """Return the defaults with the student's learned template and end of a turn.
-
-    A base model has none of them, and an instruct model may have been given new ones.
-    """
+    """Use the learned template and end of a turn."""
     (speaker, _), _ = load_speakers(dataset)
     template, ids = speaker.template, load_dataset_tokenizer(dataset, "student").named_tokens
     usual = habits_of(speaker).end
@@ -131,19 +120,15 @@ def convert_tokenizer(
     config: Mapping[str, Any],
     defaults: GenerationDefaults | None = None,
 ) -> ExportedTokenizer:
-    """Make a tokenizer for `transformers` and prove it on texts whose ids are known.
-
-    Raises:
-        TokenizerError: ids differ on a text, or there is no conversion.
-    """
+    """Make a tokenizer for `transformers`; TokenizerError if ids differ on a known text."""
     defaults = defaults or GenerationDefaults()
     definition, names = _definition(own, record)
     special = _special_ids(names, record)
     ends = _ends(special.get("eos"), defaults, names)
     special |= {"eos": ends[0]} if ends else {}
     before = _before(record)
-    # transformers reads these in a text as their tokens, as it should in a prompt; the dataset
-    # reads them as text, so that no document can forge one. Such texts can't be equal.
+    # In a text, transformers reads these as control tokens, as a prompt needs; the dataset reads
+    # them as plain text, so no document can forge one. Such texts can't be equal.
     plain = record.special_strings == "plain"
     control = tuple(control_tokens(definition)) if plain else ()
     documents = [text for text in known if not any(name in text.text for name in control)]
@@ -156,7 +141,7 @@ def convert_tokenizer(
     settings: dict[str, Any] = {
         f"{name}_token": names[token_id] for name, token_id in special.items()
     }
-    # This class takes the file as it is, in transformers 4 and 5.
+    # This class leaves the file unchanged, in transformers 4 and 5.
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     template = defaults.chat_template(settings)
     settings |= {"chat_template": template} if template else {}
@@ -196,9 +181,9 @@ def convert_tokenizer(
 def _sentencepiece_file(
     own: Tokenizer, definition: Definition, documents: Sequence[KnownText]
 ) -> bytes | None:
-    """Return the vocabulary as a SentencePiece model, if that gives the ids of every document.
+    """A SentencePiece model with every document's ids, or None.
 
-    transformers doesn't read it; llama.cpp's converter takes the order of merges from it.
+    llama.cpp's converter takes the order of merges from it.
     """
     is_one = own.file.kind == "sentencepiece"
     data = own.file_bytes if is_one else sentencepiece_file(definition)
@@ -208,7 +193,7 @@ def _sentencepiece_file(
 
 
 def _ends(own: int | None, defaults: GenerationDefaults, names: Mapping[int, str]) -> list[int]:
-    """Return the tokens that end a text: the rows' first, then the model's, each once."""
+    """The tokens that end a text, the rows' first."""
     called = defaults.names.get("eos_token")
     further = (*defaults.end_ids, *(token for token, name in names.items() if name == called))
     return [*dict.fromkeys(token for token in (own, *further) if token is not None)]
@@ -222,8 +207,7 @@ def _load_as_proven(
 ) -> tuple[str, Any]:
     """Return the subfolder in which the files load correctly, and the loaded tokenizer.
 
-    Next to a config.json the model's architecture chooses the class, in a subfolder the tokenizer's
-    configuration does.
+    Next to a config.json the model's architecture chooses the class.
     """
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
     beside = _load({**files, **settings})
@@ -251,10 +235,6 @@ def _load(files: Mapping[str, bytes]) -> Any:
 
 
 def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, dict[int, str]]:
-    """Return the `tokenizer.json` to write, and its tokens by id.
-
-    It is the dataset's, with the rows' BOS before a text.
-    """
     if own.file.kind == "sentencepiece":
         definition = convert_sentencepiece(own.file_bytes, source=record.source)
     else:
@@ -269,9 +249,9 @@ def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, di
 
 
 def _before(record: TokenizerRecord) -> list[int]:
-    """Return the ids that come before a text.
+    """The ids before a text.
 
-    Without BOS (Qwen), rows put the end token between documents; a prompt needs none.
+    Without BOS (Qwen), rows begin with the end token; a prompt needs none.
     """
     first, end = record.around_text.first_token_id, record.around_text.end_token_id
     return [] if first is None or first == end else [first]
@@ -281,7 +261,7 @@ def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str,
     first, end = record.around_text.first_token_id, record.around_text.end_token_id
     eos = record.eos_token_id if end is None else end
     bos = record.bos_token_id
-    # Evaluations begin a text with BOS, or with EOS: it must be what texts began with in training.
+    # Evaluations begin a text with BOS, or EOS: it must be the first token of texts in training.
     if first is not None and (bos is not None or first != eos):
         bos = first
     own = {name: token_id for token_id, name in names.items()}
@@ -306,7 +286,6 @@ def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence
 
 
 def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | None:
-    """Return the first token that differs, None if all are equal."""
     found = loaded(known.text, add_special_tokens=False)["input_ids"]
     if found == known.ids:
         around = loaded(known.text)["input_ids"]

@@ -1,6 +1,6 @@
-"""Check that a model belongs to a dataset, whatever runs the model.
+"""Check that a model belongs to a dataset, without torch.
 
-No torch here: the machine that starts a job may be unable to run the model.
+The machine that starts a job may be unable to run the model.
 """
 
 import json
@@ -21,18 +21,16 @@ from schemas.document import decode_document
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import TokenizerRecord
 
-# Parts of a tokenizer.json that decide nothing between a text and its own tokens.
+# Parts of a tokenizer.json that don't change a text's own tokens.
 _AROUND_TEXT = ("post_processor", "truncation", "padding", "version")
 
 
 def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
-    """Check that a dataset's tokens of one side are those of a model, a folder or .gguf file.
+    """Raise ForeignTokenizerError unless a folder's or .gguf file's tokens are a dataset's.
 
-    A folder's tokenizer must be the dataset's file, else ForeignTokenizerError. One of another
-    kind, such as the tokenizer.json of a SentencePiece model, must agree on nine of ten ids; a
-    folder without one isn't checked. A `tokenizer.json` may differ in the tokens around a text, as
-    an exported student's does. A GGUF file's vocabulary is compared token by token; a SentencePiece
-    model's must agree on nine of ten.
+    A folder's tokenizer must be the dataset's file, apart from the tokens around a text; one of
+    another kind must agree on nine of ten ids; a folder without one passes. GGUF vocabularies must
+    be equal, those of SentencePiece models to nine tenths.
     """
     record: TokenizerRecord = getattr(dataset.manifest, side)
     name = Path(record.file).name
@@ -63,10 +61,7 @@ def _digest(path: Path) -> str:
 
 
 def find_fitting(source: str, dataset: Dataset, *, side: Side) -> TeacherFiles:
-    """Return the files of the named model, whose tokens match the dataset's.
-
-    Errors are those of `find_teacher` and `require_tokenizer`.
-    """
+    """Return a model's files after `require_tokenizer`; see `find_teacher`."""
     files = find_teacher(source, role=side)
     require_tokenizer(files.path, dataset, side=side)
     return files
@@ -84,10 +79,8 @@ def require_room(
 ) -> None:
     """Raise ValueError if a model's vocabulary or length is too small for rows.
 
-    The largest token of the documents and around them counts: a tokenizer's file may name more
-    tokens than its model has rows (Gemma 3 1B, CodeLlama-Python). The model's output layer has
-    `vocab_size` rows, and its positions number `max_length`, None for any; `remedy` says how to
-    shorten a row.
+    The data's largest token counts: a tokenizer may name more tokens than its model has rows (Gemma
+    3 1B, CodeLlama-Python). `remedy` says how to shorten a row.
     """
     record: TokenizerRecord = getattr(opened.manifest, side)
     ends = vars(record.around_text).values()
@@ -109,9 +102,9 @@ def require_room(
 def _first_beyond(
     dataset: Dataset, record: TokenizerRecord, side: Side, vocab_size: int
 ) -> tuple[int, str] | None:
-    """Return a document's token for which a model has no row, and its place.
+    """Return a token for which a model has no row, and its place.
 
-    Documents are read only if texts can spell such a token; no text spells a plain control token.
+    Documents are read only if texts can spell such a token.
     """
     definition = load_dataset_tokenizer(dataset, side).file.definition
     if definition and record.special_strings == "plain":
@@ -129,7 +122,7 @@ def _first_beyond(
 
 
 def tokenize_alike(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether two tokenizers are equal, apart from the tokens around a text."""
+    """Whether tokenizers are equal, apart from tokens around a text."""
     if first.sha256 == second.sha256:
         return True
     if {first.file.kind, second.file.kind} != {"huggingface"}:

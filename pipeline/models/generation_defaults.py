@@ -1,8 +1,4 @@
-"""A model folder's generation defaults: chat template, ends, sampling.
-
-Training changes none of them, so a trained model gets them back; a model with a new vocabulary gets
-those whose tokens it has.
-"""
+"""A model folder's generation defaults, which a trained model gets back."""
 
 import json
 import logging
@@ -18,7 +14,7 @@ from pipeline.tokenization import Tokenizer
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _SOURCES, _FILES = (GENERATION_FILE, TOKENIZER_FILE), ("*.json", "*.jinja")
-# A .gguf file's keys of its tokenizer, and transformers' different names for them.
+# A .gguf file's tokenizer keys, and transformers' names for them.
 _GGUF = {
     "chat_template": "",
     "ggml.tokens": "",
@@ -43,7 +39,7 @@ class GenerationDefaults:
         templates: chat templates by name; most models have one, "default".
         names: special tokens, by their names in templates, such as `eos_token`.
         end_ids: tokens that end its output.
-        settings: its generation config, such as `temperature`, without tokens around a text.
+        settings: others, such as `temperature`.
     """
 
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -72,10 +68,7 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(source: str) -> GenerationDefaults:
-    """Read the defaults of a folder, a repository or a .gguf file.
-
-    They are empty for a bare or missing model.
-    """
+    """Read the defaults of a folder, a repository or a .gguf file, empty if missing."""
     if source.endswith(".gguf") and Path(source).is_file():
         return _read_gguf(Path(source))
     try:
@@ -114,12 +107,12 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
 def in_vocabulary(
     own: GenerationDefaults, old: Tokenizer, new: Tokenizer
 ) -> tuple[GenerationDefaults, list[str]]:
-    """Return the defaults that hold in a new vocabulary, by token names, and those dropped."""
+    """Return the defaults that hold in a new vocabulary, and those dropped."""
     here, left, templates = new.named_tokens, [], {}
     named: dict[int | None, str] = {token: name for name, token in old.named_tokens.items()}
     for title, text in own.templates.items():
         called = {name for role, name in own.names.items() if re.search(rf"\b{role}\b", text)}
-        # Where the new vocabulary has a begin and an end of its own, roles are taken over by them.
+        # The new vocabulary's own begin and end replace these.
         called -= {named.get(old.bos_token_id), named.get(old.eos_token_id)}
         used = [name for name in old.named_tokens if name in text or name in called]
         used = [name for name in used if not old.token_bytes(old.named_tokens[name])]
@@ -129,7 +122,7 @@ def in_vocabulary(
             templates[title] = text
     further = [token for token in own.end_ids if token != old.eos_token_id]  # has a new one
     left += [f"the end {named.get(i, i)}" for i in further if named.get(i) not in here]
-    # Lists, and whatever is called an id, speak of old tokens.
+    # Lists and ids refer to old tokens.
     settings = {
         name: value
         for name, value in own.settings.items()

@@ -1,8 +1,7 @@
 """Read the parts of a model's .gguf file that transformers ignores.
 
-transformers drops some keys and tensors, such as scaled positions and caps of logits, which gives a
-different model. Here each key and tensor that changes logits is read, known to be harmless, or
-refused by name. llama.cpp defines what a key means.
+Keys and tensors that change logits, such as scaled positions, are read, or refused by name.
+llama.cpp defines them.
 """
 
 import math
@@ -15,11 +14,11 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
-"""Architectures whose files were compared with the models that they were made of."""
+"""Architectures whose files were compared with their original models."""
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-# Keys that transformers reads, and keys that change no logits of a text.
+# Keys that transformers reads, or that don't change logits.
 _KNOWN = {
     *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
     *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon"),
@@ -29,12 +28,12 @@ _GEMMA_HEAD, _GEMMA_LOCAL_BASE = 256, 1e4
 
 
 class UnreadGgufError(ValueError):
-    """A .gguf file has a property that isn't read, so the model would be a different one."""
+    """A .gguf file has a property that isn't read."""
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A model's .gguf file: its keys, without the architecture's prefix, and its tensors."""
+    """A model's .gguf file."""
 
     path: Path
 
@@ -46,31 +45,31 @@ class GgufFile:
 
     @cached_property
     def family(self) -> str:
-        """The architecture that it names."""
+        """Its architecture."""
         field = self._reader.get_field("general.architecture")
         return "" if field is None else str(field.contents())
 
     @cached_property
     def keys(self) -> Mapping[str, Any]:
-        """Keys of its architecture."""
+        """Its architecture's keys, without that prefix."""
         start = f"{self.family}."
         fields = self._reader.fields.items()
         return {n.removeprefix(start): f.contents() for n, f in fields if n.startswith(start)}
 
     @cached_property
     def tensors(self) -> list[str]:
-        """The names of its tensors."""
+        """Its tensors' names."""
         return [tensor.name for tensor in self._reader.tensors]
 
     def refuse(self, what: str, value: Any, why: str) -> UnreadGgufError:
-        """Return the error for an unread property."""
+        """Make the error for an unread property."""
         return UnreadGgufError(
             f"{self.path}: {what} {value} {why}: name the model's folder or repository in the "
             "layout of Hugging Face"
         )
 
     def rope_factors(self) -> list[float]:
-        """Divisors of the positions' frequencies, if there are any."""
+        """Divisors of the positions' frequencies, if any."""
         from gguf import dequantize
 
         for tensor in self._reader.tensors:
@@ -81,11 +80,7 @@ class GgufFile:
 
 
 def read_gguf_config(file: GgufFile) -> Any:
-    """Return the configuration of a file's model, with all of the file's properties.
-
-    Raises:
-        UnreadGgufError: unread keys or values, or an architecture that was never compared.
-    """
+    """Return a file's model configuration; UnreadGgufError for unknown properties."""
     if file.family not in FAMILIES:
         raise file.refuse("architecture", file.family, f"isn't one of {', '.join(FAMILIES)}")
     config = AutoConfig.from_pretrained(
@@ -102,7 +97,7 @@ def read_gguf_config(file: GgufFile) -> Any:
 
 
 def require_tensors_read(file: GgufFile, model: PreTrainedModel) -> None:
-    """Raise UnreadGgufError if a file has a tensor that isn't one of its model's weights."""
+    """Raise UnreadGgufError unless all tensors are weights of the model."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.family)
@@ -151,7 +146,7 @@ def _set_rope(file: GgufFile, config: Any) -> set[str]:
 
 
 def _llama3_rope(file: GgufFile, rope: Mapping[str, Any], factors: list[float]) -> dict[str, Any]:
-    """Return the scaling of Llama 3.1 to 3.3 with these factors of frequencies.
+    """Scaling of Llama 3.1 to 3.3 with these factors of frequencies.
 
     Source: `_compute_llama3_parameters` of transformers, solved for the original length.
     """
@@ -162,7 +157,7 @@ def _llama3_rope(file: GgufFile, rope: Mapping[str, Any], factors: list[float]) 
         for wave, own in zip(waves, factors, strict=True)
         if 1 < own < largest
     ]
-    # Without any between, every length that parts the others gives the same.
+    # Without any between, every length that separates the others gives the same.
     unscaled = [4 * wave for wave, own in zip(waves, factors, strict=True) if own == 1]
     length = round(between[0]) if between else math.ceil(max(unscaled, default=1.0) + 1)
 

@@ -1,13 +1,10 @@
 """Causal language models of Hugging Face transformers, for packed rows.
 
-The library builds the logits of a whole sequence, in fp32 a gigabyte for 2,048 tokens of a large
-vocabulary. Here a model gives its last hidden states, and the loss walks the output layer in
-chunks.
+A whole sequence's logits take gigabytes, so the loss walks the output layer in chunks.
 
-Attention must not cross the documents of a packed row. A mask won't do: transformers *adds* a
-boolean one under "eager" attention, so tokens see the future, and sliding windows are lost. So it
-gets positions that restart with every document, no mask and no cache;
-`pipeline.models.packed_check` checks at load that this suffices.
+Masks wouldn't keep attention within documents: under "eager" attention transformers *adds* a
+boolean one, so tokens see the future, and sliding windows are lost. Instead positions restart with
+every document, see `pipeline.models.packed_check`.
 """
 
 from pathlib import Path
@@ -43,9 +40,8 @@ def load_language_model(
         packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
 
     Raises:
-        ValueError: weights that are missing, unexpected or of another shape; losses that are not
-            the model's own, or documents of a packed row that see each other; no folder or
-            repository of that name.
+        ValueError: no such source, weights that don't fit, losses that differ from the model's own,
+            or documents of a packed row that see each other.
         OSError: no model in the folder.
 
     Example:
@@ -56,7 +52,7 @@ def load_language_model(
     arguments: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     if path.suffix == ".gguf":
         model = load_weights(path.parent, dtype=dtype, gguf_file=path.name, **arguments)
-        # Its weights are plain now. Still taken for a quantised model, it couldn't be saved.
+        # Its weights are plain now; a model marked as quantised can't be saved.
         vars(model).pop("hf_quantizer", None)
         vars(model.config).pop("quantization_config", None)
         model.config.name_or_path = str(path)  # not its folder
@@ -71,11 +67,11 @@ def load_language_model(
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Let a model keep only each layer's input while it trains. ValueError if it can't."""
+    """Keep only each layer's input for the gradient; ValueError if the model can't."""
     if not model.supports_gradient_checkpointing:
         raise ValueError(f"{type(model).__name__} can't compute its layers again: leave out "
                          "gradient_checkpointing")  # fmt: skip
-    # Its name in transformers 5.24, where the older one warns.
+    # The name since transformers 5.24, where the older one warns.
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
@@ -92,7 +88,7 @@ def hidden_states(
     Args:
         model: loaded by `load_language_model`, or prepared by `keep_documents_apart`.
         input_ids: int [rows, T].
-        position_ids: int [rows, T], from 0 in every segment; only they mark where segments start.
+        position_ids: int [rows, T], from 0 in every segment.
         on_host: the same in host memory; None: the host waits for the device's.
 
     Returns:

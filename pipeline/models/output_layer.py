@@ -1,8 +1,7 @@
-"""A model's output layer, and proof that losses computed from it are the model's own.
+"""Output layers, and proof that losses computed from them are the models' own.
 
-Losses are computed from hidden states in chunks, so whatever a model does to its logits must be
-done here, too. Only its code defines what its configuration's fields mean. So 16 tokens' losses are
-compared with those of the model's own logits at every load.
+Only a model's code defines its configuration's fields, so 16 tokens' losses are compared at every
+load.
 """
 
 import logging
@@ -21,11 +20,11 @@ from pipeline.models.weights import foreign_code
 
 logger = logging.getLogger(__name__)
 
-# What models do to their logits, by the fields of their configurations.
+# Configuration fields that change logits.
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-# The one family that multiplies by the factor that Granite divides by (transformers 5.23).
+# The one family that multiplies by Granite's divisor (transformers 5.23).
 _MULTIPLY_BY_DIVISORS = ("hyperclovax",)
 _FIELDS = (*_CAPS, *_MULTIPLIERS, *_DIVISORS)
 _REMEDY = (
@@ -34,8 +33,8 @@ _REMEDY = (
 )
 
 _NUM_TOKENS = 16
-# Nats a token on average. The hidden states come from two runs in the model's dtype, which agree to
-# the last bit unless a kernel adds in no fixed order; from there on, both sides compute in fp32.
+# Mean nats a token. The hidden states come from two runs in the model's dtype, equal to the last
+# bit unless a kernel adds in varying order; from there on, both sides compute in fp32.
 _TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 0.01}
 _TOLERANCE = 1e-3
 
@@ -73,10 +72,9 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 
 @torch.no_grad()
 def require_own_losses(model: PreTrainedModel) -> None:
-    """Raise UnknownLogitsError unless losses computed here equal those of the model's own logits.
+    """Raise UnknownLogitsError unless losses computed here equal the model's own.
 
-    They differ if an unknown step comes before or after the output layer. ForeignCodeError if the
-    model's code fails. The model is on the device where it will run.
+    ForeignCodeError if the model's code fails.
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +109,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _wide_logits(model: PreTrainedModel) -> Iterator[None]:
-    """Make a model's output layer give fp32 temporarily: bf16 rounds logits to tenths."""
+    """Give fp32 logits temporarily: bf16 rounds them to tenths."""
 
     def widen(layer: torch.nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
         states = inputs[0]

@@ -1,14 +1,7 @@
 """Attention of packed rows: each document attends to itself, without a mask.
 
-Without a mask and cache, transformers (5) separates documents by positions that restart. It uses a
-T x T mask, so a row of many documents costs as much as one long document. `packed_attention`, an
-implementation for transformers (see `register`), gets the documents' bounds and attends document by
-document, while the rest of the model runs over whole rows. Two ways give the same result:
-
-- on GPUs in 16 bits, torch's kernel for sequences of varying length (one call, no copies);
-- elsewhere `scaled_dot_product_attention` on each document.
-
-Without bounds (evaluation, generation) it is transformers' own "sdpa".
+transformers (5) separates documents with a T x T mask, so a row costs as much as one long document.
+Here torch's kernel for varying lengths runs on GPUs in 16 bits; elsewhere each document runs alone.
 """
 
 from collections.abc import Sequence
@@ -28,7 +21,7 @@ from pipeline.models import varlen
 PACKED_ATTENTION = "vocag_packed"
 """The implementation's name in transformers."""
 
-# What some models add to attention's weights, and this implementation does not.
+# Features of some models that this implementation lacks.
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 
 
@@ -71,7 +64,7 @@ def packed_arguments(
     if position_ids.is_cuda and on_host is not None:
         bounds = bounds.pin_memory().to(position_ids.device, non_blocking=True)
     return {
-        # transformers hands on a mask of four dimensions as it is, so this one spares making one.
+        # transformers passes a mask of four dimensions on, so an empty one saves making one.
         "attention_mask": bounds.new_empty(0, 0, 0, 0) if kind == PACKED_ATTENTION else None,
         # By position alone, flash attention separates the documents of a single row only.
         "cu_seq_lens_q": bounds,
@@ -100,12 +93,11 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within documents bounded by `packed_arguments`; the signature is transformers'.
+    """Attend within documents bounded by `packed_arguments`; transformers calls it.
 
-    Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d]; the result is
-    [rows, T, heads, d], and None for the weights. A token sees itself and `sliding_window - 1`
-    tokens before it, None for all. With bounds, int32 [segments + 1], the mask is ignored.
-    ValueError for any further feature of attention.
+    Queries are float [rows, heads, T, d], keys and values [rows, key heads, T, d], the result
+    [rows, T, heads, d]. A token sees itself and `sliding_window - 1` before it. Without bounds it
+    is "sdpa".
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(
@@ -117,7 +109,7 @@ def packed_attention(
     shape_blhd = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     q_shd, k_shd, v_shd = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     if torch.is_autocast_enabled(query.device.type):
-        # As it does for torch's own attention. Rotated by fp32 angles, queries and keys are wide.
+        # As torch's own attention does: rotation in fp32 has widened queries and keys.
         dtype = torch.get_autocast_dtype(query.device.type)
         q_shd, k_shd, v_shd = (each.to(dtype) for each in (q_shd, k_shd, v_shd))
     if not varlen.fits_kernel(q_shd, v_shd):
@@ -154,7 +146,7 @@ def _attend_in_turn(
     window: int | None,
 ) -> Tensor:
     lengths = [length for length in bounds.diff().tolist() if length]
-    # Splitting once, and not slicing, lets the gradient be put together once.
+    # Splitting, unlike slicing, lets the gradient be assembled once.
     parts = zip(*(torch.split(states, lengths) for states in states_shd), strict=True)
     shared = states_shd[0].shape[1] // states_shd[1].shape[1]
     outs = []
@@ -171,6 +163,5 @@ def _attend_in_turn(
 
 
 def _band(length: int, window: int, like: Tensor) -> Tensor:
-    """Return which tokens each one sees, bool [length, length]."""
     square = torch.ones(length, length, dtype=torch.bool, device=like.device)
     return square.tril().triu(1 - window)

@@ -1,9 +1,7 @@
 """Proof, at load, that a model keeps the documents of a packed row apart.
 
-Documents run alone, through transformers' own attention, and packed, as in training, must have
-equal losses. The tolerance comes from the model: the losses of documents that see each other are
-measured as well. Sliding windows are shortened below the longest document meanwhile, so that they
-take effect.
+Documents must have equal losses alone and packed, within a share of the difference that leaking
+makes. Sliding windows are shortened to take effect.
 """
 
 import logging
@@ -27,8 +25,8 @@ logger = logging.getLogger(__name__)
 _ROWS = ((5, 14, 3), (12, 2, 1, 7))  # tokens of each document
 _WINDOW = 6
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size")
-# Two orders of the same sums differ by rounding; documents that see each other, by much more:
-# (share of that, nats that are rounding in any case).
+# Orders of the same sums differ by rounding, leaking documents by much more: (share of that, nats
+# that count as rounding in any case).
 _TOLERANCES = {torch.float32: (0.02, 1e-5), torch.bfloat16: (0.1, 0.02), torch.float16: (0.1, 5e-3)}
 
 
@@ -43,8 +41,8 @@ def keep_documents_apart(
 
     Args:
         model: on the device where it will run.
-        attention: transformers' name of an implementation, which must pass; None takes ours if it
-            passes, else the model's own.
+        attention: transformers' name of the only implementation to try; None: ours, else the
+            model's own.
         packed: rows hold several documents; else one, and padding after it.
 
     Raises:
@@ -80,13 +78,12 @@ def keep_documents_apart(
 
 
 def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: bool) -> str | None:
-    """Set a model's attention; return its failure, if any."""
     for dtype in _dtypes(model):
         mixed = dtype != model.dtype
         try:
             with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
                 failure = _compare(model, candidate, own, dtype, packed)
-        # Any error of a model's own code means that this attention doesn't suit it.
+        # An error of the model's own code: this attention doesn't suit it.
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         if failure is not None:
@@ -95,10 +92,7 @@ def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: boo
 
 
 def _dtypes(model: PreTrainedModel) -> tuple[torch.dtype, ...]:
-    """Return the dtypes in which a model will compute: fp32 weights often serve mixed precision.
-
-    A GPU has other kernels for it; a CPU hasn't.
-    """
+    """On a GPU, fp32 weights often serve mixed precision."""
     if model.dtype == torch.float32 and model.device.type == "cuda":
         return torch.float32, torch.bfloat16
     return (model.dtype,)
@@ -138,7 +132,6 @@ def _compare(
 
 
 def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
-    """Return rows of documents, int64 [length] each."""
     vocab_size = output_layer(model).vocab_size
     generator = torch.Generator().manual_seed(0)
     return [
@@ -148,7 +141,6 @@ def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
 
 
 def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    """Return all documents' losses, without first tokens, each run on its own."""
     states = [
         model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         for ids in chain(*rows)
@@ -157,12 +149,12 @@ def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
 
 
 def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool) -> Tensor:
-    """Return the same from packed rows; without breaks, documents see all before them."""
+    """Without breaks, documents see all before them."""
     return _losses(model, _states_packed(model, rows, breaks=breaks), rows)
 
 
 def _losses_padded(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    """Return the same from rows of one document each, with padding as a second document."""
+    """Padding is a second document."""
     documents = [*chain(*rows)]
     longest = max(map(len, documents)) + 1
     padded = [[ids, ids.new_zeros(longest - len(ids))] for ids in documents]
@@ -172,7 +164,7 @@ def _losses_padded(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
 def _states_packed(
     model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool
 ) -> list[Tensor]:
-    """Return the states of each document of packed rows, [length, H] each."""
+    """Each document's states, [length, H]."""
     input_ids = torch.stack([torch.cat(documents) for documents in rows])
     places = [torch.cat([torch.arange(len(ids)) for ids in documents]) for documents in rows]
     more: dict[str, Any] = {}
@@ -192,7 +184,7 @@ def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor
 
 @contextmanager
 def short_windows(model: PreTrainedModel) -> Iterator[int]:
-    """Shorten a model's long sliding windows temporarily; yield their number."""
+    """Shorten sliding windows temporarily; yield their number."""
     configs = {id(c): c for c in (model.config, getattr(model.base_model, "config", model.config))}
     found = [
         (owner, name, getattr(owner, name))

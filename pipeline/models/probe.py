@@ -1,7 +1,4 @@
-"""Check that a teacher is trained, by one text and one threshold.
-
-No torch here: the caller computes the losses.
-"""
+"""Check that a teacher is trained, by one text and one threshold, without torch."""
 
 import logging
 import math
@@ -14,9 +11,8 @@ PROBE_TEXT = (
     "In the same way, the product of an even number and any other whole number is even."
 )
 
-# A model whose weights did not load guesses: ln(vocabulary) or more, for its guesses are not even
-# uniform. One that has learned nothing but how frequent each token is loses about 0.7 of that, a
-# language model far less. 0.85 lies between, as far from either.
+# A model whose weights did not load has a loss of ln(vocabulary) or more. One that knows only token
+# frequencies loses about 0.7 of that, a language model far less. 0.85 is halfway.
 _CHANCE_SHARE = 0.85
 
 logger = logging.getLogger(__name__)
@@ -27,7 +23,7 @@ class UntrainedTeacherError(ValueError):
 
 
 def probe_tokens(dataset: Dataset) -> list[int]:
-    """Return `PROBE_TEXT` in a dataset's teacher tokens, without tokens around it."""
+    """Tokenize `PROBE_TEXT` as a dataset's teacher does."""
     teacher = load_dataset_tokenizer(dataset, "teacher")
     ids: list[int] = teacher.tokenize_batch([PROBE_TEXT.encode()]).input_ids.tolist()
     return ids
@@ -40,10 +36,10 @@ def require_trained(
     text: str = "a plain English text",
     accepted_by: str | None = None,
 ) -> None:
-    """Raise UntrainedTeacherError unless a teacher knows a text better than chance.
+    """Raise UntrainedTeacherError unless a teacher's mean loss, in nats, beats chance.
 
-    The mean loss is in nats per token; NaN counts as chance. `vocab_size` are rows of the output
-    layer. `accepted_by` is the command's option, if any, that accepts such a teacher.
+    NaN counts as chance. `vocab_size` are rows of the output layer; `accepted_by` is the option
+    that accepts such a teacher.
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)

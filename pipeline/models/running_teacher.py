@@ -1,4 +1,4 @@
-"""Find and load models that run on a run's rows; refuse those that don't fit the data."""
+"""Load models for a run's rows, if they fit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,10 +30,8 @@ def open_model(
 ) -> PreTrainedModel:
     """Return a model that belongs to a run's rows, loaded if it is named as in `find_teacher`.
 
-    Raises:
-        ForeignTokenizerError: it comes with a different tokenizer from the data's.
-        ValueError: nothing there, no room for the rows, losses that are not its own, or documents
-            of a packed row that see each other.
+    ForeignTokenizerError for a different tokenizer; ValueError for too small a vocabulary or
+    length, unknown logits, or leaking documents.
     """
     folder = _folder_of(source, side)
     if folder is not None:
@@ -50,12 +48,11 @@ def open_model(
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """Return what a model was loaded from, for messages."""
+    """Return a model's source, for messages."""
     return str(model.config.name_or_path) or "the model"
 
 
 def _folder_of(source: str | PreTrainedModel, side: Side) -> Path | None:
-    """Return a model's folder or .gguf file; None for one that was made in memory."""
     if isinstance(source, str):
         return find_teacher(source, role=side).path
     name = str(source.config.name_or_path)
@@ -74,12 +71,10 @@ def open_running_teacher(
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> PreTrainedModel:
-    """Return the frozen teacher of a run; all trainers use this, so all refuse the same.
+    """Return a run's frozen teacher, checked as in `open_model`, for all trainers.
 
-    It checks what `open_model` checks. `mean_loss` gives the loss of the first row, nats, which a
-    trained teacher knows; else UntrainedTeacherError. `one_vocabulary_for` is a method that needs a
-    teacher of the student's vocabulary, if it does. `accepted_by` is the option, if any, that
-    allows an untrained teacher.
+    UntrainedTeacherError if its `mean_loss` of the first row, nats, is no better than chance.
+    `one_vocabulary_for` is a method whose teacher needs the student's vocabulary.
     """
     student, teacher = opened.manifest.student, opened.manifest.teacher
     if one_vocabulary_for and student.sha256 != teacher.sha256:
@@ -110,7 +105,7 @@ def open_running_teacher(
 def require_model_room(
     model: PreTrainedModel, opened: OpenedRun, rules: PackingRules, source: str, *, side: Side
 ) -> None:
-    """Refuse a model whose vocabulary or length is too small for rows; see `require_room`."""
+    """Apply `require_room` to a loaded model."""
     is_student = side == "student"
     require_room(
         opened,

@@ -1,7 +1,4 @@
-"""Find and hash a model's files before any of it is loaded.
-
-No torch here: the machine that starts a job may be unable to run the model.
-"""
+"""Find and hash a model's files, without torch."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -22,10 +19,7 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """A teacher on disk, and the files that decide its losses.
-
-    Its path is a Hugging Face folder, or a .gguf file.
-    """
+    """A model's folder or .gguf file, and the files that decide its losses."""
 
     source: str
     path: Path
@@ -33,15 +27,12 @@ class TeacherFiles:
 
     @cached_property
     def sha256(self) -> str:
-        """64 hex digits over names and contents of the files, which are read once."""
+        """64 hex digits over the files' names and contents."""
         return digest_of_files(self.files)
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """Return 64 hex digits over file names, without folders, and contents, in order.
-
-    Threads help, since hashing releases the interpreter's lock.
-    """
+    """Hash file names, without folders, and contents, in order."""
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_digest, files))
     content = [[path.name, digest] for path, digest in zip(files, digests, strict=True)]
@@ -49,11 +40,10 @@ def digest_of_files(files: Sequence[Path]) -> str:
 
 
 def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
-    """Return the files of the named model; a repository's are downloaded first.
+    """Return the files of a folder, a .gguf file or a downloaded repository.
 
-    `source` is a folder, a .gguf file, or a Hugging Face repository, `owner/name` or
-    `owner/name@revision`; errors use `role`. ValueError if it is missing, or has no weights, or Git
-    LFS pointers instead of files.
+    A repository is `owner/name` or `owner/name@revision`. ValueError, which names `role`, without
+    weights, or for Git LFS pointers.
     """
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -73,11 +63,7 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
 
 
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
-    """Return the named folder, or that of a repository, which is downloaded first.
-
-    Source, role and errors are as in `find_teacher`; `files` are patterns of the repository's files
-    to download.
-    """
+    """Return a folder, or a repository's after downloading `files`; see `find_teacher`."""
     path = Path(source).expanduser()
     if path.is_dir():
         _require_content(file for pattern in _HUB_FILES for file in sorted(path.glob(pattern)))

@@ -1,11 +1,10 @@
-"""torch's attention over documents of varying lengths: one kernel for all documents of some rows.
+"""torch's attention over documents of varying lengths.
 
-On Hopper and Blackwell torch 2.15 takes cuDNN's, which builds a graph, in tens of milliseconds, for
-each number of documents and each longest document, and keeps it for ever. So a row's length is
-given as the longest, and bounds are padded with empty documents. cuDNN before 9.25 gives NaN for
-those; if a trial shows that, flash attention runs instead.
+cuDNN's, from torch 2.15, builds a graph, in tens of milliseconds, for each number of documents and
+longest length. So the longest is given as a row's length, and bounds are padded with empty
+documents. cuDNN before 9.25 gives NaN for those; then flash attention runs.
 
-Dimensions: t places of queries, or of keys; h heads, k of keys; d channels of a head.
+Dimensions: t places of queries or keys; h heads, k of keys; d channels of a head.
 """
 
 import inspect
@@ -28,20 +27,20 @@ logger = logging.getLogger(__name__)
 
 _KNOWN = frozenset(inspect.signature(varlen_attn).parameters if varlen_attn else ())
 _NEEDED = {"scale", "window_size"}
-# Before 2.12 flash attention, which was all there was, took grouped heads unasked.
+# Before 2.12 there was only flash attention, which takes grouped heads without this option.
 _ASKED_FOR_GROUPS = "enable_gqa" in _KNOWN
 _CAUSAL, _FLASH = (-1, 0), SDPBackend.FLASH_ATTENTION
 
 
 def num_empty(num_documents: int) -> int:
-    """Number of empty documents that pad bounds to a multiple of 32."""
+    """Empty documents that pad bounds to a multiple of 32."""
     return -num_documents % 32
 
 
 @cache
 @torch.compiler.assume_constant_result
 def missing_kernel() -> str | None:
-    """Return what this torch's kernel lacks, and log it; None: nothing."""
+    """Return what this torch's kernel lacks, if anything, and log it."""
     if not (lacking := _NEEDED - _KNOWN):
         return None
     names = ", ".join(sorted(lacking))
@@ -74,11 +73,9 @@ def attend_varlen(
 ) -> Tensor:
     """Attend within each document; its last query sees all its keys, the one before one fewer.
 
-    Queries, float16 or bfloat16 [t, h, d], are on a GPU, and the result is alike; keys and values
-    are [t, k, d]. Bounds, int32 [documents + 1], of queries and keys are padded by empty documents;
-    cuDNN runs only if both are one tensor. No document exceeds `longest` places. Products are
-    multiplied by `scale`, None for 1 / sqrt(d); `window` are the places that a query sees before
-    and after its own, -1 for all.
+    Queries and result are 16-bit [t, h, d] on a GPU, keys and values [t, k, d], bounds int32
+    [documents + 1]. cuDNN runs only if both bounds are one tensor. A `scale` of None is 1 /
+    sqrt(d); `window` are the places seen before and after a query, -1 for all.
     """
     options: dict[str, Any] = {"scale": scale, "window_size": window}
     if _ASKED_FOR_GROUPS:
@@ -90,7 +87,7 @@ def attend_varlen(
 
 
 def why_not_cudnn(query: Tensor, key: Tensor) -> str | None:
-    """Try whether cuDNN can attend with empty documents; return why not, or None."""
+    """Return why cuDNN can't attend with empty documents, or None."""
     shapes = query.shape[1:], key.shape[1:]
     reason: str | None = _why_not_cudnn(query.device, query.dtype, *shapes)
     return reason
@@ -107,7 +104,7 @@ def _why_not_cudnn(
 
     def results(backend: SDPBackend, *stops: int) -> Tensor:
         bounds = torch.tensor([0, *stops], dtype=torch.int32, device=device)
-        # Not random, which would change a run's random numbers.
+        # Not random: a run's random numbers must not change.
         inputs = [
             torch.arange(places * each.numel(), device=device).sin().to(dtype)
             .view(places, *each).requires_grad_()

@@ -1,7 +1,6 @@
 """Load models of transformers completely, without code from their folders.
 
-transformers fills missing weights with random numbers, drops unknown ones, and only warns. Here
-both are errors.
+transformers fills missing weights with random numbers and drops unknown ones; here both are errors.
 """
 
 import re
@@ -18,7 +17,7 @@ from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tenso
 
 _NUM_NAMED = 3
 _ADAPTER_FILE = "adapter_config.json"
-# What published models for pictures hold besides the text model that is loaded of them.
+# Parts of published vision models besides the text model loaded here.
 _OTHER_SENSES = re.compile(r"(model\.)?(vision_model|vision_tower|multi_modal_projector)\.")
 
 Shapes = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -36,19 +35,11 @@ class ForeignCodeError(ValueError):
 def load_weights(
     folder: Path, *, dtype: torch.dtype | str, gguf_file: str = "", **more: Any
 ) -> PreTrainedModel:
-    """Return the causal model of a folder, on the CPU, in evaluation mode.
+    """Load a folder's causal model on the CPU, in evaluation mode.
 
-    Args:
-        folder: in the layout of Hugging Face, or with a .gguf file.
-        dtype: of the weights; "auto": as they are stored.
-        gguf_file: the .gguf file's name, if it is one.
-        more: what `AutoModelForCausalLM.from_pretrained` takes.
-
-    Raises:
-        UnfittingWeightsError: weights that are missing, unexpected or of another shape.
-        UnreadGgufError: a .gguf file has a property that isn't read.
-        ForeignCodeError: transformers can't load it, or not without running code from the folder.
-        OSError: no model in the folder.
+    A `dtype` of "auto" is the stored one. UnfittingWeightsError for missing, unexpected or
+    misshapen weights; UnreadGgufError for unknown properties; ForeignCodeError if transformers
+    fails, or needs the folder's code; OSError without a model.
     """
     where = str(folder / gguf_file)
     if (folder / _ADAPTER_FILE).is_file():
@@ -64,7 +55,7 @@ def load_weights(
             folder,
             dtype=dtype,
             trust_remote_code=False,
-            # Else the first mismatch is reported without the others, in transformers' words.
+            # Else transformers reports only the first mismatch.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **more,
@@ -100,7 +91,7 @@ def require_fit(
     unexpected: Collection[str],
     mismatched: Collection[Shapes] = (),
 ) -> None:
-    """Raise UnfittingWeightsError, with names, unless a model's files hold exactly its weights."""
+    """Raise UnfittingWeightsError unless a model's files hold exactly its weights."""
     shapes = [f"{name} {[*held]} instead of {[*asked]}" for name, held, asked in mismatched]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
     found = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds if names]
@@ -135,10 +126,7 @@ def foreign_code(where: str) -> Iterator[None]:
 
 
 def _unexpected(model: PreTrainedModel, names: Collection[str]) -> list[str]:
-    """Return tensors that no part of a model reads, though one should.
-
-    Old files may hold buffers that are computed anew.
-    """
+    """Tensors that a part of the model should read; old files may hold computed buffers."""
     computed = [f".{name}" for name, _ in model.named_buffers()]
     own = {name for name, _ in model.named_modules()}
 

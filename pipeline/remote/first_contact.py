@@ -1,7 +1,6 @@
 """Check once, and quickly, whether a store or the hub answers.
 
-Their clients retry for minutes: Hugging Face's, Beam's and Google's, for files and for credentials
-alike. Without a network, a command should say so in seconds, in one line.
+Without a network, their clients retry for minutes.
 """
 
 import threading
@@ -20,16 +19,11 @@ _answered: set[str] = set()
 
 
 class NoAnswerError(ConnectionError):
-    """A store or the hub gave no answer; the message names it, and what to check."""
+    """A store or the hub gave no answer."""
 
 
 def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
-    """Return a call's result, or raise NoAnswerError after a timeout; its thread keeps running.
-
-    Example:
-        >>> answer_of(lambda: 42, of="the hub")
-        42
-    """
+    """Return a call's result, or NoAnswerError after a timeout; its thread keeps running."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -51,15 +45,14 @@ def answer_of[T](ask: Callable[[], T], *, of: str) -> T:
 
 
 def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) -> None:
-    """Ask the store of a URL for one file, once per process and store; any answer will do.
+    """Ask a URL's store for one file, once per process; any answer will do.
 
-    Local paths pass. `look_at` is the client's cheapest request; None: fsspec's. NoAnswerError if
-    no answer comes, or no client is installed.
+    Local paths pass. NoAnswerError without an answer or a client.
     """
     store = store_of(url)
     if store is None or store in _answered:
         return
-    import fsspec  # a tenth of a second, that a local tokenizer need not wait for
+    import fsspec  # takes a tenth of a second; not for local tokenizers
 
     scheme, ask = store.partition("://")[0], look_at or _look_at
     try:

@@ -1,6 +1,6 @@
-"""Files of Hugging Face repositories: from the hub, or from its client's cache if it is silent.
+"""Files of Hugging Face repositories, from the hub or its client's cache.
 
-The client asks a silent hub six times per file, for minutes. Here it is asked once.
+The client asks a silent hub for minutes; here it is asked once.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +12,11 @@ from pipeline.remote.first_contact import NoAnswerError, answer_of
 
 
 class HubError(ValueError):
-    """The hub and its client's cache gave no file; the message has the reason and the remedy."""
+    """The hub and its client's cache gave no file."""
 
 
 def download_file(source: str, names: Sequence[str]) -> Path:
-    """Download the first of `names` that a repository has: [OWNER/]NAME[@REVISION].
-
-    HubError if none of them, or the repository, exists.
-    """
+    """Download the first of `names` in a repository, [OWNER/]NAME[@REVISION], or raise HubError."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -95,7 +92,6 @@ def _from_hub_or_cache(
 
 
 def _remedy(source: str, error: Exception | None, patterns: Sequence[str]) -> str:
-    """Return what to do after the hub's error, or about its silence."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,

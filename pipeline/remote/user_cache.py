@@ -1,4 +1,4 @@
-"""The user's cache folder: slow results that hold on this machine."""
+"""The user's cache folder, for slow results."""
 
 import logging
 import os
@@ -9,24 +9,19 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder(name: str) -> Path:
-    """Return `$XDG_CACHE_HOME/vocag/NAME`; it need not exist.
-
-    Example:
-        >>> cache_folder("fast-path").name
-        'fast-path'
-    """
+    """Return `$XDG_CACHE_HOME/vocag/NAME`; it need not exist."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~/.cache"))
     return home / "vocag" / name
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a cache file whole, if possible; else the next process computes it again."""
+    """Write a cache file whole, if possible."""
     if not path.is_absolute():  # no home is known
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Deleted at the end, unless it has got its name by then.
+        # Deleted at the end, unless renamed by then.
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete_on_close=False) as file:
             file.write(text)
             file.close()

@@ -1,1 +1,1 @@
-"""The plain PyTorch trainer: any Hugging Face student, any method, one process or many."""
+"""The plain PyTorch trainer, for any Hugging Face student and method."""

@@ -1,4 +1,4 @@
-"""A run's checkpoint: one file, replaced whole; a run continues from it bit for bit."""
+"""A run's checkpoint: one file, replaced whole."""
 
 from dataclasses import asdict
 from shlex import quote
@@ -14,7 +14,7 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.disk import replacing
 
 CHECKPOINT = "checkpoint.pt"
-# Options that may change when a run continues: none decides the weights.
+# Options that may change when a run continues, since they don't decide the weights.
 _FREE = (
     *("output", "heldout", "exit_after", "evaluate_every", "checkpoint_every", "export_every"),
     *("tracker", "workers", "device", "compile", "gradient_checkpointing", "dry_run"),
@@ -34,7 +34,7 @@ def save_checkpoint(
 ) -> None:
     """Write a run's state after `step` steps; DiskFullError if it doesn't fit.
 
-    Random numbers need no state: `loop.train_step` seeds them by the step.
+    Random numbers need no state: `loop.train_step` seeds them.
     """
     checkpoint = {
         "step": step,
@@ -43,21 +43,21 @@ def save_checkpoint(
         "student": student.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
-    # Through a file of Python's: for a full disk, torch's own reports only "unexpected pos".
+    # Through a Python file: torch's own reports a full disk as "unexpected pos".
     num_bytes = checkpoint_bytes(student, optimizer)
     with replacing(config.output / CHECKPOINT, num_bytes) as path, path.open("wb") as file:
         torch.save(checkpoint, file)
 
 
 def checkpoint_bytes(student: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of a run's checkpoint: weights and optimizer state."""
+    """Bytes of weights and optimizer state."""
     kept = [each for state in optimizer.state.values() for each in state.values()]
     tensors = [*student.state_dict().values(), *filter(torch.is_tensor, kept)]
     return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
 
 
 def saved_stream(config: TrainConfig) -> StreamState | None:
-    """Return the checkpoint's position in the data, None for a new run; loads no weights."""
+    """Return the checkpoint's position in the data, without its weights; None for a new run."""
     path = config.output / CHECKPOINT
     if not path.exists():
         return None
@@ -71,7 +71,7 @@ def load_checkpoint(
     student: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
 ) -> int:
-    """Load the run's checkpoint, if any; return the step to continue from.
+    """Load the run's checkpoint, if any; return its step.
 
     ValueError if its options or data would give different weights.
     """
@@ -96,10 +96,9 @@ def load_checkpoint(
 
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that decide the weights, including each of the method's."""
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
     method, teaching = values.pop("method"), values.pop("teaching")
-    method["top_k"] = teaching.pop("top_k")  # where it was when runs began that still go on
+    method["top_k"] = teaching.pop("top_k")  # its place in runs of earlier releases
     teaching["draws"] = config.served.entries.drawn
     if config.served.with_distributions:
         teaching["distill_map"] = method["distill_map"]

@@ -44,7 +44,7 @@ finished and a checkpoint written; the same command continues from it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 if it can't run."""
+    """Run the command; return its exit status."""
     who = "vocag train"
     logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
-    """Parse a command line; ValueError if options contradict each other.
+    """Parse a command line.
 
     Example:
         >>> arguments = ["--data", "a", "--student", "s", "--output", "o", "--method", "full"]
@@ -91,7 +91,7 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
 
 
 def what_next(config: TrainConfig) -> str:
-    """Return the place of a run's student, and what to do with it."""
+    """Say where the student is, and what to run next."""
     if config.exit_after and config.exit_after < config.num_steps:
         return f"stopped after step {config.exit_after}, as asked: omit --exit-after to continue"
     model = config.output / "model"

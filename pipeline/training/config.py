@@ -1,4 +1,4 @@
-"""The description of a training run, for `vocag train` and programs."""
+"""The options of a training run, for `vocag train` and programs."""
 
 import math
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ class TrainConfig:
     tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
-        """Check options without the data; errors name option, value and remedy."""
+        """Check options without the data."""
         self.kind.serve(self.method, self.teaching, self.data)
         require_known("schedule=", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
@@ -148,7 +148,7 @@ class TrainConfig:
 
     @property
     def served(self) -> Served:
-        """How the run gets what its method needs of a teacher."""
+        """Where the method's needs of a teacher come from."""
         return self.kind.serve(self.method, self.teaching)
 
     @property

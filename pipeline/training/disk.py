@@ -1,4 +1,4 @@
-"""Replace a run's files whole; errors of a full disk name the bytes needed."""
+"""Replace a run's files whole."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ class DiskFullError(OSError):
 def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
     """Yield a path for a file or folder of about `num_bytes`, which then replaces `path`.
 
-    DiskFullError if the disk has no room, before writing if possible.
+    DiskFullError without room, before writing if possible.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     _remove(temporary)
@@ -46,7 +46,7 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
 def _is_full(error: OSError | SafetensorError) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
-    return any(f"os error {number})" in str(error) for number in _FULL)  # Rust's words
+    return any(f"os error {number})" in str(error) for number in _FULL)  # Rust's message
 
 
 def _remove(path: Path) -> None:

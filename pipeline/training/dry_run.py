@@ -39,10 +39,7 @@ _WARM_STEPS = 2
 
 
 def describe_run(config: TrainConfig, ranks: Ranks) -> Iterator[str]:
-    """Yield lines about a run's data, memory and time; loads no weights and writes nothing.
-
-    ValueError for rows, tokenizers and options that the run itself would refuse.
-    """
+    """Yield lines about a run's data, memory and time; loads no weights."""
     rows = open_rows(config, ranks)
     read = config.num_steps * config.global_batch_size
     yield (
@@ -105,7 +102,6 @@ def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int
 
 
 def _own_seconds(config: TrainConfig) -> float | None:
-    """Median seconds of a run's steps so far; None for too few."""
     path = config.output / "log.jsonl"
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     seconds = [json.loads(line)["seconds"] for line in lines[_WARM_STEPS:]]
@@ -113,7 +109,7 @@ def _own_seconds(config: TrainConfig) -> float | None:
 
 
 def _shape(source: str, opened: OpenedRun, side: Side, *, only: bool = False) -> PretrainedConfig:
-    """Return a model's configuration; `only` that is needed, no weights next to it."""
+    """A configuration; `only` allows a folder without weights."""
     if only and Path(source, "config.json").is_file():
         return cast(PretrainedConfig, read_config(Path(source)))
     path = find_fitting(source, opened.dataset, side=side).path

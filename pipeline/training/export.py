@@ -1,4 +1,4 @@
-"""A student as a Hugging Face folder: weights, configuration, and the tokenizer of its data."""
+"""A student as a Hugging Face folder, with the tokenizer of its data."""
 
 import logging
 from pathlib import Path
@@ -18,12 +18,8 @@ logger = logging.getLogger(__name__)
 def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedTokenizer:
     """Return the tokenizer of a run's data for `AutoTokenizer`, with generation defaults.
 
-    Made before a run starts, to fail early. If transformers can't reproduce the dataset's ids, it
-    is the dataset's own file, with a warning.
-
-    Args:
-        rows: of the run.
-        student: the folder it was loaded from gives chat template, ends and sampling.
+    Chat template, ends and sampling come from the student's folder. If transformers can't reproduce
+    the dataset's ids, it is the dataset's own file, with a warning.
 
     Example:
         >>> sorted(prove_tokenizer(rows, student).files)  # doctest: +SKIP
@@ -48,10 +44,7 @@ def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedToke
 
 
 def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
-    """Replace a folder by one that `AutoModelForCausalLM` and `AutoTokenizer` load.
-
-    DiskFullError if it doesn't fit.
-    """
+    """Replace a folder by one that transformers loads; DiskFullError if it doesn't fit."""
     with replacing(folder, sum(weight.nbytes for weight in student.parameters())) as temporary:
         student.save_pretrained(temporary)
         tokenizer.write(temporary)

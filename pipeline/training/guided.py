@@ -1,7 +1,6 @@
 """A student whose forward pass is its loss.
 
-So everything that hooks into a forward pass works: DistributedDataParallel, FSDP2, peft's adapters,
-torch.compile, and every trainer that uses them.
+DistributedDataParallel, FSDP2, peft and torch.compile hook into a forward pass.
 """
 
 from dataclasses import replace
@@ -34,13 +33,12 @@ class GuidedStudent(nn.Module):
         model: the student, the only parameters; a model of transformers, or one of peft around it.
         method: makes the loss.
         group: the processes that choose tokens together if the method's scope is "group"; None:
-            this one alone, whose micro-batch is then the group's.
-        vocab_size: tokens of the dataset's student tokenizer, for kld; None: as many as the models
-            have rows.
+            this process alone.
+        vocab_size: tokens of the student's tokenizer, for kld; None: the models' rows.
         vocabulary_map: of the rows' two vocabularies, for distill.
-        asked: what a running teacher gives of each distribution (default: its 16 likeliest next
-            tokens, the text's own, and 4 of the rest if the method learns from those).
-        cells: those of the student's tokens, if the method compares cells; else None.
+        asked: entries of a running teacher's distributions (default: its 16 likeliest next tokens,
+            the text's own, and 4 of the rest if the method uses those).
+        cells: of the student's tokens, if the method compares cells.
 
     Example:
         >>> guided = GuidedStudent(student, Method("alm"))
@@ -60,9 +58,8 @@ class GuidedStudent(nn.Module):
     ) -> None:
         """Wrap a student.
 
-        Raises:
-            ValueError: no such method; a student whose adapter is not part of its layers (prompt
-                tuning); distill without the vocabularies' cells.
+        ValueError for an unknown method, an adapter outside the student's layers, or distill
+        without cells.
         """
         super().__init__()
         self.model = model
@@ -84,7 +81,7 @@ class GuidedStudent(nn.Module):
         served: Served,
         group: dist.ProcessGroup | None,
     ) -> "GuidedStudent":
-        """Wrap a run's student, with its vocabularies' map if distributions need it."""
+        """Wrap a run's student."""
         return cls(
             model,
             method,
@@ -97,14 +94,13 @@ class GuidedStudent(nn.Module):
     def forward(
         self, batch: Rows, *, teacher: PreTrainedModel | None = None, step: int = 0
     ) -> LossResult:
-        """Return the loss of a batch.
+        """Return a batch's loss.
 
         Args:
             batch: rows of `pipeline.streaming`, on the model's device; with `teacher_losses` no
                 teacher runs.
-            teacher: frozen, for methods that need one. An argument, so that wrappers don't take it
-                for a part of the student.
-            step: of training; random choices differ between steps.
+            teacher: frozen; an argument, so wrappers don't take it for a part of the student.
+            step: of training, for random choices.
         """
         student, kind = language_model(self.model), kind_of(self.method)
         rule = kind.rule(self.method)
@@ -125,7 +121,7 @@ class GuidedStudent(nn.Module):
             asked=self.asked,
             cells=self.cells,
             all_learn=kind.all_learn,
-            # Looked at where it needs no waiting for the device.
+            # Checked only if that needs no wait for the device.
             widest_span=None
             if host is None
             else check_spans(host["teacher_input_ids"], host["teacher_spans"]),
@@ -148,8 +144,7 @@ def _cells_of(known: VocabularyMap | None) -> Cells:
 def language_model(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside a peft model, or the model itself.
 
-    peft puts LoRA and its kin into the layers, so the inner model uses them. ValueError for an
-    adapter next to the layers, which the inner model would skip.
+    ValueError for an adapter outside the layers.
     """
     inner = cast(Any, model)
     if not hasattr(inner, "get_base_model"):
@@ -165,10 +160,9 @@ def language_model(model: nn.Module) -> PreTrainedModel:
 
 @torch.no_grad()
 def losses_by_source(losses: Tensor, batch: Rows) -> dict[str, Tensor]:
-    """Return the student's loss in each dataset of a mixture, over all labels, kept or not.
+    """Sum the student's losses by dataset of a mixture, over all labels, kept or not.
 
-    `losses` are float [rows, seq_length], nats. Metrics, see `LossResult`, are `student_loss/NAME`;
-    empty for rows of one dataset.
+    `losses` are float [rows, seq_length], nats; metrics are named `student_loss/NAME`.
     """
     names = batch.layout.sources
     if not names:

@@ -1,4 +1,4 @@
-"""Bits per byte of a student on text that it has not seen."""
+"""Bits per byte of a student on unseen text."""
 
 import math
 from collections.abc import Mapping
@@ -24,12 +24,11 @@ _ROWS_AT_ONCE = 8
 
 
 def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, AlignedRows]:
-    """Open a run's held-out sets; both theirs and the result are by name.
+    """Open a run's held-out sets, by name.
 
-    The training data's token comes before a text, whatever a set has recorded. Teachers and
-    conditions of the training data don't apply. ForeignTokenizerError for a set made with a
-    different student tokenizer; ValueError for a mixture, or if no token comes before a text, so
-    that its first token has no loss.
+    The training data's token comes before a text, whatever a set has recorded.
+    ForeignTokenizerError for a different student tokenizer; ValueError for a mixture, or without a
+    token before a text.
     """
     opened: dict[str, AlignedRows] = {}
     endless = replace(training.rules.student, end_token_id=None)
@@ -62,10 +61,7 @@ def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, Al
 def evaluate(
     config: TrainConfig, student: PreTrainedModel, heldout: Mapping[str, AlignedRows], ranks: Ranks
 ) -> dict[str, float]:
-    """Return the bits per byte of every held-out set, such as `heldout_bits_per_byte/math`.
-
-    The name of a single set is left out.
-    """
+    """Return each held-out set's bits per byte, such as `heldout_bits_per_byte/math`."""
     return {
         BITS_PER_BYTE if len(heldout) == 1 else f"{BITS_PER_BYTE}/{name}": bits_per_byte(
             config, student, rows, ranks
@@ -78,12 +74,10 @@ def evaluate(
 def bits_per_byte(
     config: TrainConfig, student: PreTrainedModel, rows: AlignedRows, ranks: Ranks
 ) -> float:
-    """Return the student's mean code length of a dataset's text.
+    """Return a student's code length per byte of text, comparable between tokenizers.
 
-    Comparable between any tokenizers: the tokens' sum, divided by the text's bytes. The token
-    before a text costs nothing, and a document's end isn't asked for, as in `vocag evaluate
-    --measures text`. Of chats, only learned bytes and their tokens count. Removed documents don't
-    count.
+    As in `vocag evaluate --measures text`, tokens around a text cost nothing. Of chats, only
+    learned bytes count.
     """
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)

@@ -1,9 +1,6 @@
 """The teacher-guided loss in the `Trainer` of Hugging Face transformers.
 
-The Trainer handles devices, mixed precision, FSDP, checkpoints, logging and callbacks. Ours are the
-rows, in the order of the run, and the loss. Rows travel as one tensor, which accelerate can move,
-cut and send. The Trainer wraps the student itself, whose forward pass also takes rows, so wrappers'
-hooks apply to the loss.
+Rows travel as one tensor, which accelerate can move, cut and send.
 """
 
 import json
@@ -47,13 +44,12 @@ logger = logging.getLogger(__name__)
 class GuidedTrainer(Trainer):
     """A Trainer whose student learns by one of the methods of `vocag train`.
 
-    It logs the method's metrics (`kept_fraction`, `teacher_loss` …) next to its own. Evaluation
-    measures held-out text: `eval_loss`, nats per token, and `eval_bits_per_byte`, the number that
-    `vocag train` calls heldout_bits_per_byte; with several sets `eval_NAME_loss` and so on.
+    It also logs the method's metrics (`kept_fraction`, `teacher_loss` …). Evaluation gives
+    `eval_loss`, nats per token of held-out text, and `eval_bits_per_byte`; with several sets
+    `eval_NAME_loss` and so on.
 
-    The loss of a step is that of `vocag train`: the sum over micro-batches and processes, divided
-    once by all tokens that were kept. Their number is known after the last micro-batch, so the
-    Trainer accumulates losses by place, and the gradient is scaled then.
+    As in `vocag train`, a step's losses are summed over micro-batches and processes, and divided by
+    all kept tokens.
 
     Attributes:
         rows: of the training data, in the order of the run.
@@ -76,20 +72,19 @@ class GuidedTrainer(Trainer):
         """Open the data and check that everything fits together.
 
         Args:
-            model: the student, or one of peft around it; as `AutoModelForCausalLM` loads it.
-            args: of the Trainer. They say how many rows a step has and how often data are read.
-            data: what to read and who teaches, `StreamConfig("aligned", seq_length=2048,
+            model: the student as `AutoModelForCausalLM` loads it, or one of peft around it.
+            args: of the Trainer; they decide the rows of a step and the epochs.
+            data: `StreamConfig("aligned", seq_length=2048,
                 teaching=Teaching(stored_losses="teacher"))`; or a dataset's path.
-            method: how the loss is made, such as `Method("distill")`.
+            method: such as `Method("distill")`.
             heldout: an aligned dataset to measure, or several by name.
-            teacher: a frozen model, loaded by `load_language_model`, in place of the one that
-                `data` names.
+            teacher: a frozen model of `load_language_model`, in place of that in `data`.
             allow_untrained_teacher: accept a teacher that predicts no better than chance.
             options: of the Trainer: callbacks, optimizers, processing_class.
 
         Raises:
-            ValueError: settings under which rows or loss would be others; data, model and method
-                that don't fit together.
+            ValueError: settings that would change rows or loss; data, model and method that don't
+                fit.
         """
         _require_settings(args)
         one = heldout is None or isinstance(heldout, str)
@@ -131,11 +126,11 @@ class GuidedTrainer(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
     ) -> TrainOutput:
-        """Train, as the Trainer does, from a checkpoint if one is named or True is given.
+        """Train as the Trainer does.
 
         Raises:
             StreamMismatchError: the checkpoint's run read other rows.
-            ValueError: a checkpoint of another trainer, or True without any checkpoint.
+            ValueError: another trainer's checkpoint, or none to resume from.
         """
         found: str | bool | None = resume_from_checkpoint
         if found is True:
@@ -152,7 +147,7 @@ class GuidedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return a micro-batch's loss, divided by its places; `training_step` divides by tokens."""
+        """Return a micro-batch's loss, divided by its places."""
         batch = Rows(inputs["rows"], self.rows.layout)
         result: LossResult = model(rows=batch, teacher=self._teacher, step=self._next_draw())
         sums = result.loss_sum.detach(), result.num_tokens
@@ -165,11 +160,7 @@ class GuidedTrainer(Trainer):
     def training_step(self, model: nn.Module, *args: Any, **options: Any) -> Tensor:
         """Add a micro-batch's gradient; after a step's last, divide by all kept tokens.
 
-        Returns:
-            The step's loss after its last micro-batch, 0 before: the Trainer logs their sum.
-
-        Raises:
-            NonFiniteLossError: a loss or the gradient isn't finite; no weight has changed.
+        Return the step's loss after the last, 0 before: the Trainer logs their sum.
         """
         size, rate = self.rows.config.global_batch_size, self.get_learning_rates()[0]
         with naming_step(self.state.global_step, size, rate):
@@ -186,7 +177,7 @@ class GuidedTrainer(Trainer):
         return torch.tensor(nats / max(tokens, 1), device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Also log the method's metrics since the last time, over all processes."""
+        """Also log the method's metrics, over all processes."""
         if self._sums and "loss" in logs:
             added = self.accelerator.reduce(torch.stack(list(self._sums.values())))
             logs |= metric_values(dict(zip(self._sums, added, strict=True)))
@@ -194,17 +185,17 @@ class GuidedTrainer(Trainer):
         super().log(logs, *args, **options)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the student and the dataset's tokenizer, unless `processing_class` differs."""
+        """Save the student and the dataset's tokenizer."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             self._tokenizer.write(Path(output_dir or str(self.args.output_dir)))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the micro-batches of an epoch, in the order of the run."""
+        """Return an epoch's micro-batches, in the order of the run."""
         return self._loader(self.rows, self._train_batch_size, _Positions(self))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the micro-batches of a held-out set."""
+        """Return a held-out set's micro-batches."""
         sets = cast(Any, self.eval_dataset)
         given = sets if eval_dataset is None else eval_dataset
         return self._loader(
@@ -212,7 +203,7 @@ class GuidedTrainer(Trainer):
         )
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
-        """Measure a held-out set with equal weight for each token and byte, in any row."""
+        """Measure a held-out set with equal weight for each token and byte."""
         rows = dataloader.dataset
         self._measured = rows.layout
         output = super().evaluation_loop(dataloader, *args, **options)
@@ -252,7 +243,7 @@ class GuidedTrainer(Trainer):
         return cast("DataLoader[Any]", self.accelerator.prepare(loader))
 
     def _next_draw(self) -> int:
-        """Return a number for random choices, unique to this micro-batch in the run."""
+        """Number this micro-batch uniquely in the run."""
         step = self.state.global_step
         self._draw = (step, self._draw[1] + 1 if self._draw[0] == step else 0)
         number = step * self.args.gradient_accumulation_steps + self._draw[1]
@@ -276,7 +267,7 @@ class _Positions(Sampler[int]):
 
 
 class _KeepRows(TrainerCallback):
-    """Writes the run's position in its rows into every checkpoint."""
+    """Writes the run's position into every checkpoint."""
 
     def __init__(self, rows: AlignedRows) -> None:
         self._rows = rows
@@ -306,8 +297,6 @@ def _collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
 
 
 def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a student's forward pass that also takes rows."""
-
     def forward(*args: Any, rows: Rows | None = None, measure: bool = False, **options: Any) -> Any:
         if rows is None:
             return own(*args, **options)
@@ -322,7 +311,6 @@ def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., An
 def _stream_config(
     args: TrainingArguments, data: StreamConfig | str | PathLike[str]
 ) -> StreamConfig:
-    """Return how rows are read, with as many a step as the arguments say."""
     config = data if isinstance(data, StreamConfig) else StreamConfig(data)
     size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     if config.global_batch_size not in (1, size) or config.num_epochs not in (1, None):
@@ -335,7 +323,6 @@ def _stream_config(
 
 
 def _require_steps(args: TrainingArguments, rows: AlignedRows) -> None:
-    """Check that the data last for all steps."""
     steps, size = args.max_steps, rows.config.global_batch_size
     if steps <= 0:
         steps = math.ceil(args.num_train_epochs * (rows.samples_per_epoch // size))
@@ -347,7 +334,6 @@ def _require_steps(args: TrainingArguments, rows: AlignedRows) -> None:
 
 
 def _require_settings(args: TrainingArguments) -> None:
-    """Refuse settings that would silently change rows or loss."""
     refused = {
         "label_smoothing_factor": (args.label_smoothing_factor != 0, "losses choose tokens"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),

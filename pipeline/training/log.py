@@ -1,4 +1,4 @@
-"""A run's records: log.jsonl, run.toml, the terminal and, optionally, a tracker."""
+"""A run's log.jsonl, run.toml, terminal and tracker."""
 
 import json
 import math
@@ -20,10 +20,10 @@ _SHOWN = ("loss", "kept_fraction", "seconds")
 
 
 class RunLog:
-    """The log of a run; entries after its checkpoint are dropped."""
+    """A run's log; entries after its checkpoint are dropped."""
 
     def __init__(self, config: TrainConfig, step: int) -> None:
-        """Open the log of a run at `step`; ValueError if the tracker's package is missing."""
+        """Open the log of a run at `step`."""
         config.output.mkdir(parents=True, exist_ok=True)
         write_run_file(config)
         self._tracker = _start_tracker(config, step) if config.tracker else None
@@ -33,7 +33,7 @@ class RunLog:
         self._path.write_text("".join(line + "\n" for line in kept), "utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one step; non-finite values, such as an average over nothing, become null."""
+        """Add one step; non-finite values, such as a mean of nothing, become null."""
         record = {k: v if math.isfinite(v) else None for k, v in values.items()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
@@ -44,7 +44,7 @@ class RunLog:
         print(f"step {step}: {', '.join(parts)}", flush=True)
 
     def close(self) -> None:
-        """Let the tracker write its remaining data; a killed run doesn't."""
+        """End the tracker."""
         if self._tracker is not None:
             self._tracker.finish()
 
@@ -53,13 +53,13 @@ def write_run_file(config: TrainConfig) -> None:
     """Write a run's options as OUTPUT/run.toml, for `vocag train --config`."""
     path = config.output / RUN_FILE
     head = _RUN_FILE_HEAD.format(version=installed_version(), path=quote(str(path)))
-    # These say when one start of the run ends, not what the run is.
+    # These end one start of the run; they don't describe it.
     options = written_options(config, groups=OPTION_GROUPS, without=("exit_after", "dry_run"))
     path.write_text(head + options, "utf-8")
 
 
 def _start_tracker(config: TrainConfig, step: int) -> Any:
-    """Start accelerate's tracker of that name; a resumed run stays one run there."""
+    """A resumed run stays one run in the tracker."""
     from accelerate import PartialState, tracking
 
     PartialState()  # it finds the existing process group, and trackers ask for it
@@ -71,7 +71,7 @@ def _start_tracker(config: TrainConfig, step: int) -> Any:
     options: dict[str, dict[str, Any]] = {
         "tensorboard": {"run_name": "", "logging_dir": output, "purge_step": step + 1},
         "trackio": {"run_name": "vocag", "resume": "allow" if step else "never", **run},
-        # The project is wandb's to find: WANDB_PROJECT or its settings.
+        # wandb finds the project itself, from WANDB_PROJECT or its settings.
         "wandb": {"run_name": None, "dir": output, "id": run_id, "resume": "allow", **run},
     }
     tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**options[name])

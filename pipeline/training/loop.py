@@ -1,9 +1,7 @@
-"""Train a Hugging Face student on aligned rows, in one process or in many, by any method.
+"""Train a Hugging Face student on aligned rows, in one process or in many.
 
-Rows are packed; attention stays within each document (`pipeline.models.hf_models`). The kept losses
-of a step are summed over micro-batches and processes, and divided by the kept tokens, so
-accumulation and data parallelism change only memory and time. A run that is started again continues
-from its last checkpoint, bit for bit, with any number of processes.
+A step's kept losses are summed over micro-batches and processes before dividing by the kept tokens,
+so these change only memory and time.
 """
 
 import logging
@@ -40,17 +38,14 @@ from pipeline.training.stopping import RunStoppedError, StopRequest, listening
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 OUTPUT_LOCK = ".train-lock"
-"""The lock's name in a run's folder; it is gone when the run is."""
+"""The lock's name in a run's folder; it goes when the run ends."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's models and data.
-
-    `guided` is the opened student's, wrapped for data parallelism if there are several processes.
-    """
+    """A run's models and data; `guided` is wrapped for data parallelism."""
 
     config: TrainConfig
     ranks: Ranks
@@ -60,12 +55,11 @@ class Run:
 
 
 def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
-    """Train, or continue to train; return the last measurements.
+    """Train, or continue bit for bit from the last checkpoint; return the last measurements.
 
-    All processes of a run must call, with `ranks` of `joined_ranks`; None: this process alone.
-    After SIGTERM or Ctrl-C the step is finished, a checkpoint written and RunStoppedError raised.
-    ValueError if data, models, checkpoint and options don't fit together, or another process writes
-    to the output folder.
+    All processes must call, with `ranks` of `joined_ranks`; None: this process alone. SIGTERM or
+    Ctrl-C finishes the step, writes a checkpoint and raises RunStoppedError. ValueError if the
+    run's parts don't fit together, or another process writes to the output folder.
 
     Example:
         >>> config = parse_config(["--config", "run.toml"])
@@ -82,13 +76,13 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
-    """Make one update, `step` from 0, from this process's batches; return all processes' metrics.
+    """Make one update, `step` from 0; return all processes' metrics.
 
-    NonFiniteLossError if a loss or the gradient isn't finite; then no weight has changed.
+    NonFiniteLossError leaves weights unchanged.
     """
     config, ranks, student = run.config, run.ranks, run.opened.student
     student.train()
-    # Dropout, if a student has any, then needs no state in a checkpoint.
+    # So dropout needs no state in a checkpoint.
     torch.manual_seed(_seed(config.seed, step * ranks.count + ranks.number))
     with put_off() as checks:
         sums = _accumulate(run, loader, step)
@@ -114,13 +108,13 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
 
 
 def _accumulate(run: Run, loader: Iterator[Rows], step: int) -> dict[str, Tensor]:
-    """Add up gradients of this process's micro-batches; return summed metrics, fp64 [2]."""
+    """Add up gradients; return this process's summed metrics, fp64 [2]."""
     config, ranks = run.config, run.ranks
     sums: dict[str, Tensor] = {}
     num_own = config.global_batch_size // config.micro_batch_size // ranks.count
     for number in range(num_own):
         batch = next(loader).to(ranks.device, non_blocking=True)
-        # Random choices differ between the micro-batches of a step, whoever computes them.
+        # Random choices differ between a step's micro-batches, in any process.
         draw = (step * num_own + number) * ranks.count + ranks.number
         with _synchronised(run.guided, number == num_own - 1):
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
@@ -137,7 +131,7 @@ def _scalars(flags: Sequence[Tensor]) -> list[Tensor]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the rate of a step, from 0: linear warm-up, then the schedule."""
+    """Return the rate of a step, from 0."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / (config.num_steps - config.warmup_steps)
@@ -147,10 +141,9 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
-    """Return how much of each dataset of a mixture a run has read.
+    """Return `tokens/NAME` and `epochs/NAME` read of each dataset of a mixture.
 
-    `tokens/NAME` are student tokens, by the dataset's mean row, and `epochs/NAME` its epochs; empty
-    for rows of one dataset.
+    Tokens are estimated by the dataset's mean row.
     """
     told: dict[str, float] = {}
     if rows.layout.sources:
@@ -163,7 +156,6 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
 
 
 def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
-    """Open data and models, continue from the checkpoint; return the run and its step."""
     opened = open_training(
         open_rows(config, ranks),
         _first_student(config, ranks.device),
@@ -187,7 +179,6 @@ def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
 
 
 def _first_student(config: TrainConfig, device: torch.device) -> str | PreTrainedModel:
-    """Return a run's student as it begins; equal seeds give equal random weights."""
     if not config.random_init:
         return config.student
     torch.manual_seed(config.seed)
@@ -224,7 +215,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
 def _make_steps(
     run: Run, loader: Iterator[Rows], step: int, log: RunLog | None, request: StopRequest
 ) -> tuple[int, dict[str, float]]:
-    """Make steps until the last, or a signal; return the step reached and the last values."""
+    """Return the step reached and the last values."""
     config, opened, values = run.config, run.opened, dict[str, float]()
     last = min(config.num_steps, config.exit_after or config.num_steps)
     stops = False
@@ -247,10 +238,7 @@ def _make_steps(
 
 
 def _keep(run: Run, step: int, *, is_last: bool) -> None:
-    """In the first process, write the checkpoint and the model that are due.
-
-    If the disk is full the run continues, unless this is its last save.
-    """
+    """Write what is due; a full disk ends the run only at its last save."""
     config, opened = run.config, run.opened
     try:
         if is_last or _is_due(step, config.checkpoint_every):
@@ -271,7 +259,7 @@ def _optimizer(student: PreTrainedModel, config: TrainConfig) -> torch.optim.Ada
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    # One pass over the weights in place of ten. A checkpoint's own choice outlives this one.
+    # Fused is one pass over the weights instead of ten. A checkpoint's own choice wins.
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
@@ -294,14 +282,13 @@ def _require_one_step(step: int, ranks: Ranks) -> None:
 
 
 def _synchronised(guided: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    """Add up gradients over processes only after a step's last micro-batch."""
     if is_last or not isinstance(guided, DistributedDataParallel):
         return nullcontext()
     return cast(AbstractContextManager[None], guided.no_sync())
 
 
 def _seed(seed: int, draw: int) -> int:
-    """Return a draw's seed: the run's seed in the upper bits if it fits, else a hash."""
+    """The run's seed in the upper bits if it fits."""
     joined = (seed << 40) + draw
     if -(2**63) <= joined < 2**64:
         return joined

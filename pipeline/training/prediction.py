@@ -1,8 +1,7 @@
 """Predict a run's memory, disk and hours before it starts.
 
-Memory is counted by running the student's own code on fake tensors, which have shapes and no
-values, and adding up what it saves for the gradient. For TinyLlama's shape, four rows of 2,048 and
---bf16 that gives 38 GiB; an H200 used at most 37.1.
+The student runs on fake tensors; what it saves for the gradient is added up. For TinyLlama's shape,
+four rows of 2,048 and --bf16 this gives 38 GiB; an H200 used 37.1.
 """
 
 import time
@@ -19,10 +18,10 @@ from pipeline.models.hf_models import recompute_layers
 from pipeline.models.weights import make_model
 from pipeline.training.config import TrainConfig
 
-# Three chunks, of logits and values made from them, exist at one time (pipeline.losses).
+# Three chunks of logits, and values made from them, exist at a time (pipeline.losses).
 _LOGITS_BYTES = 3 * 4 * 2**25
-# Of the matmul rate that a step's 6 operations per weight and token reach: 0.38 of an H200's by a
-# plain loop of transformers, 1.1 B parameters in bf16.
+# A step's rate as a share of matmul's: 0.38 on an H200 in a plain loop of transformers, with 1.1 B
+# parameters in bf16.
 _SHARE_OF_MATMUL = 0.35
 
 
@@ -30,11 +29,7 @@ _SHARE_OF_MATMUL = 0.35
 class RunMemory:
     """Bytes that a run holds on its device at one time.
 
-    Attributes:
-        state: weights, gradients and AdamW's two moments, in fp32.
-        activations: saved by the student's layers for a micro-batch's gradient.
-        logits: chunks of logits.
-        teacher: a running teacher's weights and pass.
+    `state` is weights, gradients and AdamW's moments, in fp32; `teacher` includes a pass.
     """
 
     state: int
@@ -49,7 +44,7 @@ class RunMemory:
 
 
 def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
-    """Make a model of fake tensors; call it inside the `FakeTensorMode` that uses it."""
+    """Make a model inside a `FakeTensorMode`."""
     # Rows of one document cost as much as packed rows, without transformers' mask.
     return make_model(shape, attn_implementation="sdpa")
 
@@ -57,14 +52,7 @@ def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
 def count_memory(
     config: TrainConfig, student: PretrainedConfig, teacher: PretrainedConfig | None, length: int
 ) -> RunMemory:
-    """Return a run's memory on its device.
-
-    Args:
-        config: of the run.
-        student: the shape of the student.
-        teacher: the shape of a running teacher, or None.
-        length: teacher tokens of a row.
-    """
+    """Count a run's memory; `length` is a row's teacher tokens."""
     with FakeTensorMode():
         model = fake_model(student)
         weights = sum(weight.numel() for weight in model.parameters())
@@ -80,9 +68,9 @@ def count_weights(shape: PretrainedConfig) -> int:
 
 
 def count_operations(config: TrainConfig, num_weights: int, teacher_weights: int = 0) -> float:
-    """Operations of a step: 6 per weight and token, or 8 if layers run twice.
+    """Operations of a step: 6 per weight and token, 8 if layers run twice.
 
-    A running teacher's pass adds 2. Attention isn't counted: documents are short.
+    A teacher's pass adds 2. Attention isn't counted: documents are short.
     """
     tokens = config.global_batch_size * config.seq_length
     return tokens * (
@@ -91,7 +79,7 @@ def count_operations(config: TrainConfig, num_weights: int, teacher_weights: int
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype, size: int = 0) -> float:
-    """Measure operations per second of large products on a device, in tenths of a second."""
+    """Measure a device's operations per second in large products."""
     size = size or (8192 if device.type == "cuda" else 1024)
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     seconds = _timed(lambda: left @ right, device)
@@ -99,12 +87,12 @@ def measure_matmul(device: torch.device, dtype: torch.dtype, size: int = 0) -> f
 
 
 def step_seconds(operations: float, rate: float) -> float:
-    """Seconds of a step on a device with this rate of large products."""
+    """Seconds of a step, given the rate of large products."""
     return operations / (rate * _SHARE_OF_MATMUL)
 
 
 def _saved_bytes(config: TrainConfig, model: PreTrainedModel) -> int:
-    """Bytes saved by a micro-batch's forward pass, and by a recomputed layer."""
+    """Bytes saved for the gradient, and by a recomputed layer."""
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
     whole = _saved_by(config, model, weights)
     if not config.gradient_checkpointing:
@@ -133,7 +121,7 @@ def _saved_by(config: TrainConfig, model: PreTrainedModel, weights: set[int]) ->
 
 
 def _teacher_bytes(config: TrainConfig, model: PreTrainedModel, length: int) -> int:
-    """Bytes of a frozen teacher's weights, and of its widest layer's tensors in a pass."""
+    """Bytes of weights, and of the widest layer's tensors."""
     shape = model.config.get_text_config(decoder=True)
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
     width = 3 * (shape.hidden_size + inner)
@@ -143,8 +131,6 @@ def _teacher_bytes(config: TrainConfig, model: PreTrainedModel, length: int) -> 
 
 
 def _timed(work: Callable[[], object], device: torch.device, seconds: float = 0.2) -> float:
-    """Return the seconds per call, averaged over the calls that fit."""
-
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""The processes of a data-parallel run: a single one, or those started by torchrun."""
+"""The processes of a data-parallel run."""
 
 import os
 from collections.abc import Iterator
@@ -47,10 +47,7 @@ class Ranks:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process run a block before the others.
-
-        If it fails there, the failure is reported once: torchrun ends those that wait.
-        """
+        """Let the first process run a block before the others."""
         if self.count > 1 and not self.is_first:
             dist.barrier()
         yield
@@ -62,8 +59,8 @@ class Ranks:
 def joined_ranks(device: str = "") -> Iterator[Ranks]:
     """Join the other processes if torchrun started this one; leave them at the end.
 
-    `device` is, for example, "cpu" or "cuda:1"; ValueError if it is invalid, or one for several
-    processes. "" is the GPU, if any; under torchrun, that of this process's local number.
+    `device` "" is the GPU, if any, under torchrun that of the local number. ValueError if it is
+    invalid or shared.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     place = find_device(device)

@@ -1,4 +1,4 @@
-"""Where every trainer starts: a run's data and models, opened and checked to fit together."""
+"""Open a run's data and models, for every trainer."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ class OpenedTraining:
         rows: of the training data, in the order of the run.
         guided: the student, whose forward pass is its loss.
         teacher: frozen, for `guided(batch, teacher=teacher)`; None if the method runs none.
-        heldout: rows of each held-out set.
+        heldout: rows of held-out sets.
         tokenizer: of the data, with the student's chat template: `tokenizer.write(folder)`.
     """
 
@@ -51,7 +51,7 @@ class OpenedTraining:
 
     @property
     def student(self) -> PreTrainedModel:
-        """The model of transformers that learns, without peft's around it."""
+        """The model of transformers, without peft's around it."""
         return language_model(self.guided.model)
 
 
@@ -68,27 +68,26 @@ def open_training(
     device: torch.device | str = "cpu",
     with_tokenizer: bool = True,
 ) -> OpenedTraining:
-    """Open data and models, as `vocag train` does; refuse what doesn't fit together.
+    """Open data and models, as `vocag train` does; refuse those that don't fit together.
 
     Args:
-        data: what to read, and whose stored losses or which running teacher teaches. Distributions
-            are read if the method needs them; rows that are open already must have them.
+        data: what to read, and whose stored losses or which running teacher teaches; opened rows
+            must have the distributions that the method needs.
         student: folder, repository or .gguf file, loaded in fp32; or a model of transformers, or
             one of peft around it, which stays on its device.
-        method: how the loss is made, such as `Method("distill")`.
-        teacher: a frozen model in place of the one that `data` names.
-        heldout: aligned datasets by name, read as the training data are.
+        method: such as `Method("distill")`.
+        teacher: a frozen model in place of that in `data`.
+        heldout: aligned datasets by name.
         allow_untrained_teacher: accept a running teacher that predicts no better than chance.
-        teacher_dtype: of a teacher that is loaded here.
+        teacher_dtype: of a teacher loaded here.
         group: the processes that choose tokens together if the method's scope is "group".
-        device: of models that are loaded here, and of a given teacher.
-        with_tokenizer: whether this process writes the student's tokenizer; else it is empty.
+        device: of models loaded here, and of a given teacher.
+        with_tokenizer: make the student's tokenizer; else it is empty.
 
     Raises:
-        ForeignTokenizerError: a model or a held-out set of a different tokenizer from the data's.
+        ForeignTokenizerError: a model's or held-out set's tokenizer differs from the data's.
         UntrainedTeacherError: a running teacher predicts no better than chance.
-        ValueError: data, models, method and teachers that don't fit together. Also the errors of
-            `AlignedRows`.
+        ValueError: other parts don't fit together; and errors of `AlignedRows`.
 
     Example:
         >>> opened = open_training(StreamConfig("aligned"), "models/student", Method("full"))
@@ -135,7 +134,7 @@ def _stream_config(data: StreamConfig | AlignedRows | str | PathLike[str]) -> St
 
 @contextmanager
 def _hinting_at_config(config: StreamConfig) -> Iterator[None]:
-    """Let an error's hint at stored losses be the `data` that reads them."""
+    """Turn a hint at stored losses into the `data` that reads them."""
     try:
         yield
     except ValueError as error:
@@ -166,7 +165,6 @@ def _open_student(
     sets: Mapping[str, AlignedRows],
     device: torch.device,
 ) -> nn.Module:
-    """Return a student that belongs to a run's rows and to its held-out sets."""
     if isinstance(source, nn.Module):
         device = next(source.parameters()).device
     model = open_model(

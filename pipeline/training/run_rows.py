@@ -1,4 +1,4 @@
-"""A run's rows, checked to last as long as the run."""
+"""A run's rows."""
 
 from pipeline.streaming import AlignedRows
 from pipeline.training.checkpoint import saved_stream
@@ -20,7 +20,6 @@ def open_rows(config: TrainConfig, ranks: Ranks) -> AlignedRows:
 
 
 def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
-    """Check that the data last as long as the run, and that a mixture isn't read for epochs."""
     if rows.layout.sources and config.num_epochs != 1:
         raise ValueError(
             f"num_epochs={config.num_epochs}: a mixture's file says how often each dataset is "

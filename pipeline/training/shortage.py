@@ -1,4 +1,4 @@
-"""When a device's memory is too small: which option to lower, and to what."""
+"""Which option to lower when a device's memory is too small."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +23,9 @@ def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None
 
 
 def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:
-    """Return the option to change first, with a value.
+    """Return the option to change first, with a value, such as "micro_batch_size=2".
 
-    Fewer rows per micro-batch cost no time, but a resumed run keeps their number.
-
-    Example:
-        >>> smaller(config)
-        'micro_batch_size=2'
+    A resumed run keeps its micro-batches.
     """
     rows = config.micro_batch_size
     if rows > 1 and not has_checkpoint:

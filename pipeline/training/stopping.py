@@ -13,13 +13,11 @@ _SIGNALS = signal.SIGTERM, signal.SIGINT
 class RunStoppedError(KeyboardInterrupt):
     """A signal ended a run before its last step, with a checkpoint.
 
-    Attributes:
-        step: of the checkpoint.
-        signal_number: the signal that this process got; SIGTERM if another process got one.
+    `signal_number` is this process's signal; SIGTERM if another process got one.
     """
 
     def __init__(self, step: int, signal_number: int | None) -> None:
-        """Say where the run has stopped."""
+        """Keep the checkpoint's step."""
         super().__init__(
             f"stopped after step {step}, with a checkpoint; run the same command again to continue"
         )
@@ -42,7 +40,7 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record SIGTERM and the first Ctrl-C instead of ending; only in the main thread."""
+    """Record SIGTERM and the first Ctrl-C instead of ending; main thread only."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,4 +1,4 @@
-"""Refuse a step that would ruin the student's weights, in every trainer."""
+"""Refuse a step that would ruin the student's weights."""
 
 import logging
 import math
@@ -31,14 +31,14 @@ def naming_step(step: int, num_rows: int, learning_rate: float) -> Iterator[None
 
 
 def divide_gradients(model: nn.Module, divisor: float | Tensor) -> None:
-    """Divide a model's gradients in place; a scalar on the device avoids a wait."""
+    """Divide gradients in place; a scalar on the device avoids a wait."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients:
         torch._foreach_div_(gradients, divisor)
 
 
 def check_gradient(norm: float) -> None:
-    """Raise NonFiniteGradientError before the update; all processes know the norm and raise."""
+    """Raise NonFiniteGradientError before the update, in all processes."""
     if not math.isfinite(norm):
         raise NonFiniteGradientError(
             f"the gradient's norm is {norm}, so the step isn't made, and the last checkpoint stays"
