@@ -17,13 +17,12 @@ def merge_spans(
 ) -> NDArray[np.int32]:
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
-    One merge over both monotone sequences, O(N + M), with the result of the paper's Algorithm 1
-    (two binary searches per token). Teacher tokens without bytes are skipped at the ends of a run.
+    One O(N + M) merge gives the result of the paper's Algorithm 1, two binary searches per token.
+    Runs neither start nor end with a token without bytes.
 
-    Offsets, int32 [N, 2] and [M, 2], are monotone within each document, bounded by int64 [D + 1].
-    Documents whose tokens tile the text on both sides, bool [D], take fewer steps. Returns
-    teacher_spans, int32 [N, 2]; an unmapped token's empty span is at the start of the last one
-    before it.
+    Offsets [N, 2] and [M, 2] don't decrease within a document; `tiles` [D] marks those that tile
+    the text on both sides, which takes fewer steps. Returns teacher_spans, int32 [N, 2]; an
+    unmapped token's is empty, at the start of the last one before it.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)
     for d in range(len(student_cu) - 1):
@@ -88,10 +87,7 @@ def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
 def first_non_monotone(
     byte_offsets: Ranges, cu_tokens: NDArray[np.int64], tiles: NDArray[np.bool_]
 ) -> int:
-    """Return the first document whose starts or ends decrease, or -1.
-
-    Offsets are int32 [N, 2], bounds int64 [D + 1]. Documents that tile, bool [D], are skipped.
-    """
+    """Return the first document whose starts or ends decrease, or -1; tiling ones are skipped."""
     for d in range(len(cu_tokens) - 1):
         if tiles[d]:
             continue
@@ -116,12 +112,11 @@ def find_cut_points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find byte boundaries shared by both tokenizations, the last of every `stride` tokens.
 
-    A cut (i, j) splits a document so that student tokens before i and teacher tokens before j cover
-    bytes before some byte, and the others those from it on. Both parts hold tokens of both sides.
-    Blocks are searched from their ends: most boundaries are shared, so few tokens are inspected.
+    A cut (i, j) divides a document at one byte: before it are the student tokens before i and the
+    teacher tokens before j. Neither part is without tokens of a side. Most boundaries are shared,
+    so a search from a block's end is short.
 
-    Offsets and bounds are as in `merge_spans`, which gives the spans. Returns cut_starts int64 [D +
-    1], cut_student int64 [C], cut_teacher int64 [C].
+    Returns cut_starts [D + 1], cut_student [C] and cut_teacher [C], int64.
     """
     num_documents = len(student_cu) - 1
     cut_starts = np.zeros(num_documents + 1, np.int64)

@@ -1,8 +1,7 @@
-"""Quality of an alignment, and overlap of two vocabularies (paper, section 2; Fig. 1, 3, 6).
+"""Quality of an alignment (paper, section 2; Fig. 1, 3, 6).
 
-IoU and IoS compare the text of a student token (or chunk) with that of its teacher tokens. IoS is 1
-whenever the teacher's tokens tile the text, however wide the run, so IoU is always shown next to
-it.
+IoU and IoS compare a student token's bytes with its teacher tokens'. IoS is 1 whenever the
+teacher's tokens tile the text, however wide the run, so IoU is always shown next to it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,13 +32,12 @@ OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
 class AlignmentStatistics:
     """Counts over aligned documents; they add up over datasets.
 
-    Sums of ratios are over mapped tokens, in bytes: intersection over union, and over the student
-    token's bytes. Arrays are int64: documents by the tokens of either side, [len(LENGTH_EDGES)];
-    student tokens by their teacher tokens, and either's tokens by their bytes, [33], of which the
-    last bin holds 32 and more.
+    Sums of IoU and IoS are over mapped tokens, in bytes. Arrays are int64: documents by either
+    side's tokens, [len(LENGTH_EDGES)]; student tokens by their teacher tokens, and either side's
+    tokens by their bytes, [MAX_BIN + 1].
 
     Over-wide tokens share bytes with a neighbour, because a normaliser reordered or divided these.
-    Their numbers are left out of JSON if 0, as in datasets made before they were counted.
+    JSON leaves their numbers out if 0, as older datasets do.
     """
 
     num_documents: int
@@ -78,7 +76,7 @@ class AlignmentStatistics:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "AlignmentStatistics":
-        """Return the statistics that `to_json` wrote."""
+        """Reverse `to_json`."""
         arrays: dict[str, Any] = {
             name: np.array(value, np.int64) if isinstance(value, list) else value
             for name, value in values.items()
@@ -111,10 +109,7 @@ class DocumentQuality:
 
 
 def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, DocumentQuality]:
-    """Return a batch's statistics, and those of each document for the index.
-
-    Source: section 2 (IoU, IoS), in bytes.
-    """
+    """Return a batch's statistics, and those of each document for the index."""
     student, teacher = batch.student, batch.teacher
     bins = [np.zeros(MAX_BIN + 1, np.int64) for _ in range(3)]
     num_documents = student.num_documents
@@ -151,7 +146,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`, int64.
+    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`.
 
     Example:
         >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
@@ -164,13 +159,11 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def overlap_ratios(
     student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2] in one unit; NaN if empty.
+    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2]; NaN if empty.
 
     Example:
         >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]
         [[0.5], [1.0]]
-
-    Source: section 2.
     """
     intersection = np.minimum(student_ranges[:, 1], teacher_ranges[:, 1]) - np.maximum(
         student_ranges[:, 0], teacher_ranges[:, 0]
@@ -184,7 +177,6 @@ def overlap_ratios(
 
 
 def _count_over_wide(tokens: TokenBatch) -> int:
-    """Count tokens that share bytes with a neighbour."""
     if tokens.tiles.all():
         return 0
     starts, ends = tokens.byte_offsets.T

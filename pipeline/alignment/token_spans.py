@@ -22,11 +22,13 @@ class AlignmentError(ValueError):
 def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
     """Find the minimal run of teacher tokens that overlap each student token.
 
-    Returns teacher_spans, int32 [N, 2], of N student tokens: half-open ranges of teacher tokens,
-    counted within each document; start == end where nothing overlaps (unmapped). AlignmentError if
-    offsets of a document decrease or are all (0, 0), or the batches differ in documents.
+    Returns:
+        teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
+        document; start == end if nothing overlaps (unmapped).
 
-    Source: Algorithm 1, by one O(N + M) merge instead of two binary searches a token.
+    Raises:
+        AlignmentError: a document's offsets decrease or are all (0, 0), or the batches differ in
+            documents.
     """
     if student.num_documents != teacher.num_documents:
         raise AlignmentError(
@@ -59,11 +61,7 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
 def align_batch(
     documents: Sequence[SourceDocument], student_tokenizer: Tokenizer, teacher_tokenizer: Tokenizer
 ) -> AlignedBatch:
-    """Tokenize documents with both tokenizers and align them.
-
-    Returns:
-        The documents that both could tokenize, aligned; failed ones with reasons.
-    """
+    """Tokenize documents with both tokenizers and align them; `failures` has those that failed."""
     texts = [document.text for document in documents]
     with ThreadPoolExecutor(max_workers=1) as beside:  # the libraries let other threads run
         pending = beside.submit(teacher_tokenizer.tokenize_batch, texts)
@@ -89,14 +87,14 @@ def find_failures(student: TokenBatch, teacher: TokenBatch) -> dict[int, str]:
 
 
 def _without_offsets(tokens: TokenBatch, others: TokenBatch) -> list[int]:
-    """Return the documents in which only the other side's tokens cover bytes."""
+    """Return documents in which only the other side's tokens cover bytes."""
     bare = (_last_ends(tokens) == 0) & (_last_ends(others) > 0)
     documents: list[int] = np.flatnonzero(bare).tolist()
     return documents
 
 
 def _last_ends(tokens: TokenBatch) -> NDArray[np.int64]:
-    """Return the end of each document's last token, int64 [D]; -1 without tokens."""
+    """Return the end of each document's last token; -1 without tokens."""
     ends = np.full(tokens.num_documents, -1, np.int64)
     filled = np.diff(tokens.cu_tokens) > 0
     ends[filled] = tokens.byte_offsets[tokens.cu_tokens[1:][filled] - 1, 1]

@@ -1,4 +1,4 @@
-"""Chats, rendered twice and tokenized, as aligned documents.
+"""Align chats, rendered with both templates.
 
 A token's offsets are its *origin*: the document's bytes that it covers, none for a template's text.
 So spans, statistics and distributions need not know of templates.
@@ -61,8 +61,8 @@ def align_chats(
 ) -> AlignedBatch:
     """Render chats with both templates, tokenize the renderings and align them.
 
-    The documents' texts are from `Chat.encode`; those of the result are the chats' own bytes. With
-    `refuse_controls`, a chat with a control string in a text is refused.
+    Texts given are from `Chat.encode`; those of the result are the chats' own bytes.
+    `refuse_controls` refuses chats whose texts hold a control string.
     """
     found = _Found()
     with ThreadPoolExecutor(max_workers=1) as first, ThreadPoolExecutor(max_workers=1) as second:
@@ -92,7 +92,7 @@ def align_chats(
 
 @dataclass
 class _Found:
-    """Rendered chats with their documents and the control strings in them, and refused ones."""
+    """Rendered chats, with their documents and counts of control strings, and refused ones."""
 
     chats: list[RenderedChat] = field(default_factory=list)
     documents: list[SourceDocument] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Found:
         *,
         refuse_controls: bool,
     ) -> Iterator[list[RenderedChat]]:
-        """Yield the chats in parts: one is tokenized while the next one is rendered."""
+        """Yield chats in parts: one is tokenized while the next one is rendered."""
         speakers = [side.speaker for side in sides]
         names = tuple(name for speaker in speakers for name in speaker.controls)
         start = size = 0
@@ -146,14 +146,7 @@ def _texts(chats: Sequence[RenderedChat], side: int) -> list[bytes]:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One side of a batch of chats.
-
-    Attributes:
-        renderings: of each chat.
-        offsets: int32 [N, 2], tokens' bytes in the renderings.
-        tokens: with the documents' bytes that they cover.
-        pieces: of the renderings.
-    """
+    """One side of a batch of chats: `offsets` in the renderings, `tokens` with origins."""
 
     renderings: Sequence[Rendering]
     offsets: Ranges
@@ -162,7 +155,7 @@ class _Side:
 
 
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
-    """Count the control tokens with these names that texts spell."""
+    """Count the control tokens, given by name, that a text spells."""
     pattern = _controls_of(names)
     return 0 if pattern is None else len(pattern.findall(text))
 
@@ -174,7 +167,7 @@ def _controls_of(names: tuple[str, ...]) -> re.Pattern[bytes] | None:
 
 
 def _without(batch: TokenBatch, failures: dict[int, str]) -> TokenBatch:
-    """Remove some documents from the batch, tokens and places."""
+    """Remove documents, with their tokens and places."""
     bare = without_failures(replace(batch, failures=failures))
     kept = np.array([n for n in range(batch.num_documents) if n not in failures], np.int64)
     counts = np.diff(bare.cu_tokens)[kept]

@@ -1,6 +1,6 @@
-"""Take a side's rendering apart: proof that own texts and texts, joined, make it up.
+"""Prove that a template's own texts and a chat's texts, joined, make up a rendering.
 
-Everything here is bytes. Calls of tools, which no message holds as a text, become texts as far as
+Everything is in bytes. Calls of tools, which no message holds as a text, become texts as far as
 both sides write them alike.
 """
 
@@ -25,7 +25,7 @@ class Fitted:
         rendered: the template's output.
         own: its own texts, one before each part of a text and one after the last.
         held: the parts of texts between them, ascending.
-        said: which of its bytes belong to turns.
+        said: its ranges that belong to turns.
     """
 
     rendered: bytes
@@ -43,9 +43,9 @@ class Texts:
 
 
 def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitted:
-    """Find each text in a chat's rendering; ChatError if one can't be found.
+    """Find each text in a chat's rendering; ChatError if one is missing.
 
-    `marked` is the chat with marks for its texts, from `mark_texts`.
+    `marked` is from `mark_texts`.
     """
     shape = find_shape(speaker, marked)
     rendered = speaker.template.render(chat.messages, chat.tools).encode()
@@ -63,7 +63,7 @@ def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitte
 
 
 def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
-    """Return each text's part in a rendering, of which white space at ends may be missing."""
+    """Return each text's part in a rendering; white space at its ends may be missing."""
     held: list[Held] = []
     at = len(shape.own[0])
     if not rendered.startswith(shape.own[0]):
@@ -89,7 +89,7 @@ def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
 
 
 def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> ChatError:
-    """Return the error for a changed text, or changed text after it, in a rendering."""
+    """Return the error for a text, or own text after it, that changes."""
     number = shape.texts[max(0, place - 1)]
     near, more = texts[number], ""
     if any("</think>" in text.text for text in texts[number : number + 2]):
@@ -102,7 +102,7 @@ def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> Chat
 
 
 def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
-    """Yield templates' forms of a text: all its bytes, or without white space at its ends."""
+    """Yield templates' forms of a text: whole, or without white space at its ends."""
     yield 0, size
     if text and (text[0].isspace() or text[-1].isspace()):
         for blank in (None, "\n"):
@@ -114,10 +114,7 @@ def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
 
 
 def share_calls(chat: Chat, texts: Texts, fitted: Sequence[Fitted]) -> Texts:
-    """Add the calls of tools that both sides render alike to the texts.
-
-    Their bytes are the templates'; if the calls differ, equal arguments are added.
-    """
+    """Add to the texts the calls of tools that both sides render alike, else equal arguments."""
     added: list[tuple[Text, bytes, list[tuple[int, int]]]] = []
     for number, message in enumerate(chat.messages):
         if CALLS not in message:

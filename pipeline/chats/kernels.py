@@ -1,7 +1,6 @@
-"""Loops over tokens of renderings: the document's bytes that each covers, and wanted ones.
+"""Loops over tokens of renderings: their origins, and the wanted ones.
 
-A batch keeps the ranges of all documents in one array; `cu` arrays, int64 [D + 1], bound each
-document's, like `TokenBatch.cu_tokens`.
+`cu` arrays, int64 [D + 1], bound each document's ranges in one array.
 """
 
 import numpy as np
@@ -21,10 +20,10 @@ def find_origins(
 ) -> NDArray[np.int32]:
     """Return the document's bytes that tokens cover, int32 [N, 2]; an empty range for none.
 
-    Offsets, [N, 2], are ranges of renderings, whose pieces, int64 [P, 3], are bytes of own text
-    and the document's range after them, part of a text that ends at `closes`, int64 [P]. A token
-    without a byte of a text is at the end of the text before it; one inside a text, such as
-    SentencePiece's dummy prefix, is there.
+    `offsets` [N, 2] are in renderings, whose pieces [P, 3] are bytes of own text and the document's
+    range after it, part of a text that ends at `closes` [P]. A token without a text's byte is at
+    the end of the text before it; one inside a text, such as SentencePiece's dummy prefix, is
+    there.
     """
     origins = np.empty((len(offsets), 2), np.int32)
     for d in range(len(cu_tokens) - 1):
@@ -73,7 +72,7 @@ def mark_overlaps(
     ranges: NDArray[np.int64],
     cu_ranges: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Return which tokens share a byte with one of their document's ranges, ascending, [R, 2]."""
+    """Mark tokens that share a byte with one of their document's ascending ranges, [R, 2]."""
     marks = np.zeros(len(offsets), np.bool_)
     for d in range(len(cu_tokens) - 1):
         first, end = cu_ranges[d], cu_ranges[d + 1]
@@ -105,7 +104,7 @@ def mark_spans(
 def list_runs(
     marks: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the runs of marked tokens, counted within each document, and their `cu`."""
+    """Return runs of marked tokens, counted within each document, and their `cu`."""
     runs = np.empty((len(marks) // 2 + len(cu_tokens), 2), np.int64)
     cu_runs = np.zeros(len(cu_tokens), np.int64)
     count = 0
@@ -135,11 +134,11 @@ def count_seams(
     texts: tuple[NDArray[np.uint8], NDArray[np.uint8]],
     cu_texts: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> NDArray[np.int64]:
-    """Count each document's wanted student tokens across a seam, int64 [D, 2], and the lone ones.
+    """Count each document's wanted student tokens across a seam, and the lone ones, int64 [D, 2].
 
-    A token across a seam covers bytes of a text and of the template. It is alone unless its first
-    teacher token begins at the same place in the document, with the same bytes of the template
-    before. Texts are the bytes of all renderings.
+    They cover bytes of a text and of the template. One is alone unless its first teacher token
+    begins at the same place in the document, after equal bytes of the template. `texts` are all
+    renderings' bytes.
     """
     counts = np.zeros((len(cu_tokens[0]) - 1, 2), np.int64)
     for d in range(len(counts)):
@@ -168,7 +167,7 @@ def count_seams(
 def find_tiled(
     origins: Ranges, cu_tokens: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return which documents have each byte covered once, in order; `sizes` are in bytes."""
+    """Mark documents with each byte covered once, in order; `sizes` are in bytes."""
     tiled = np.empty(len(sizes), np.bool_)
     for d in range(len(sizes)):
         end = np.int64(0)
@@ -190,11 +189,10 @@ def find_turn_cuts(
     origins: tuple[Ranges, Ranges],
     cu_tokens: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> NDArray[np.int64]:
-    """Return the student and teacher token before which documents can be cut, int64 [E, 2].
+    """Return the student and teacher token before which turns end, int64 [E, 2].
 
-    Ends, [E, 2], are where turns end in both renderings. A cut comes after the token with the end's
-    last byte; without one, or if the sides' tokens don't divide the document there, both numbers
-    are 0.
+    `ends` [E, 2] are in both renderings. A cut comes after the token with the end's last byte; both
+    numbers are 0 without one, or if the sides' tokens don't divide the document there.
     """
     cuts = np.zeros((len(ends), 2), np.int64)
     for d in range(len(cu_ends) - 1):
@@ -223,11 +221,11 @@ def choose_cuts(
     cu_tokens: NDArray[np.int64],
     stride: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where chats can be cut, int64 [C, 3], and which of it is whose, int64 [D + 1].
+    """Return where chats can be cut, int64 [C, 3], and its `cu`.
 
-    Columns are student token, teacher token, and 1 at a turn's end. Of the cuts of plain documents
-    (where each document's start, student tokens, teacher tokens) those stay before tokens that
-    cover text; `turns` [E, 2] take the place of the cut in their `stride` student tokens.
+    Columns are student token, teacher token, and 1 at a turn's end. `cuts`, from `find_cut_points`,
+    stay before tokens that cover text; the last of `turns` [E, 2] in `stride` student tokens takes
+    the place of their cut.
     """
     starts, first, second = cuts
     rows = np.empty((len(first) + len(turns), 3), np.int64)

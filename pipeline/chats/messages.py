@@ -1,4 +1,4 @@
-"""A conversation from its input: checked, and in one form for every spelling of it."""
+"""Read conversations: checked, and in one form for every spelling."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ChatError(ValueError):
 
 
 class Text(NamedTuple):
-    """A text of a conversation: the number of its message, the field, the characters."""
+    """A text of a conversation, with its message's number and its field."""
 
     message: int
     field: str
@@ -44,7 +44,7 @@ class Chat:
                     yield Text(number, field, message[field])
 
     def encode(self) -> bytes:
-        """Return it as JSON, always the same."""
+        """Return it as canonical JSON."""
         return orjson.dumps({"messages": self.messages, "tools": self.tools})
 
 
@@ -54,7 +54,7 @@ def decode_chat(data: bytes) -> Chat:
 
 
 def read_chat(messages: Any, tools: Any = None) -> Chat:
-    """Return the conversation in a record's fields; ChatError if it is invalid.
+    """Read a conversation from a record's fields; ChatError if it is invalid.
 
     Example:
         >>> read_chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]).messages
@@ -74,7 +74,7 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
 
 
 def _parse(value: Any, what: str) -> Any:
-    """Parse a value that tables hold as JSON, for want of a type."""
+    """Parse a value that tables hold as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -115,7 +115,7 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
 
 
 def _read_call(call: Any) -> Any:
-    """Return a call with its arguments as an object; some services give JSON."""
+    """Parse a call's arguments, which some services give as JSON."""
     inner = call.get("function") if isinstance(call, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
         return call

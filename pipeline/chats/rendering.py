@@ -1,9 +1,9 @@
-"""A chat as one document that two templates render: its own bytes, and proof of their places.
+"""A chat as one document that two templates render, with its texts' places proven.
 
-The document is the texts of the messages, one after another. Each side's rendering is *pieces*: own
-text of the template, then a range of the document. That is proven for every chat: joined, they must
-give the template's rendering, byte for byte; a template may trim white space from a text's ends,
-and drop the reasoning of earlier turns.
+The document is the messages' texts, one after another. Each side's rendering is *pieces*: own text
+of the template, then a range of the document. Joined, they must give the template's rendering, byte
+for byte; a template may trim white space from a text's ends, and drop the reasoning of earlier
+turns.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -29,12 +29,7 @@ _TEXT_FIELDS = (CONTENT, REASONING)
 
 @dataclass(frozen=True)
 class LearnRule:
-    """The learned part of a chat.
-
-    Attributes:
-        learn: whose texts.
-        end: whether the end of a learned turn is learned, too.
-    """
+    """The learned part of a chat; with `end`, learned turns' ends, too."""
 
     learn: Learn = "assistant"
     end: bool = True
@@ -46,13 +41,11 @@ class Rendering:
 
     Attributes:
         text: its UTF-8 bytes.
-        own_text: the template's own texts, one after another.
-        pieces: of each own text its size and the document's range after it; no bytes after the
-            last.
+        own_text: the template's own texts, joined.
+        pieces: each own text's size and the document's range after it, empty after the last.
         closes: the end of each range's text in the document.
-        said: ranges of the text that the side's model must write itself, ascending.
-        turn_ends: ends of an assistant's turns before another's message, by the number of the
-            message.
+        said: ranges of the text that the side's model must write, ascending.
+        turn_ends: ends of an assistant's turns before another's message, by message.
     """
 
     text: bytes
@@ -82,10 +75,9 @@ class RenderedChat:
 
 
 def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> RenderedChat:
-    """Return a chat as a document.
+    """Render a chat as a document.
 
-    ChatError, with side, message and field, if a template refuses the chat, or its texts' places
-    can't be proven.
+    ChatError, with side, message and field, if a template refuses it, or places can't be proven.
     """
     found = [*chat.texts()]
     texts = Texts(found, [text.text.encode() for text in found])
@@ -128,7 +120,7 @@ def _learned_messages(chat: Chat, rule: LearnRule) -> set[int]:
 
 
 def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:
-    """Return the document's bytes that a side renders of each text."""
+    """Return the document's range that a side renders of each text."""
     found = [_NOTHING] * (len(starts) - 1)
     for number, start, stop in each.held:
         found[number] = starts[number] + start, starts[number] + stop
@@ -136,14 +128,7 @@ def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:
 
 
 class _Learned(NamedTuple):
-    """The learned part of a chat.
-
-    Attributes:
-        ranges: of each text in the document.
-        messages: the numbers of learned messages.
-        thoughts: of those, the ones with learned reasoning.
-        end: whether the end of a turn is learned.
-    """
+    """The learned range of each text and numbers of learned messages; `thoughts` have reasoning."""
 
     ranges: Sequence[Range]
     messages: Set[int]
@@ -161,10 +146,7 @@ class _Learned(NamedTuple):
 def _render(
     each: Fitted, seen: Sequence[Range], starts: Sequence[int], learned: _Learned
 ) -> Rendering:
-    """Return a side's rendering, with each text as a range of the document.
-
-    `starts` are the texts' in the document, with the end of the last.
-    """
+    """Return a side's rendering; `starts` are the texts' in the document, with the last end."""
     pieces, closes, said = list[tuple[int, int, int]](), list[int](), list[Range]()
     at = stop = 0
     for own, (number, _, _) in zip(each.own, each.held, strict=False):
@@ -185,7 +167,7 @@ def _render(
 
 
 def _describe(chat: Chat, texts: Texts) -> bytes:
-    """Return the messages without their texts, which the document holds."""
+    """Return the messages without the texts that the document holds."""
     messages = [
         {name: value for name, value in message.items() if name not in _TEXT_FIELDS}
         for message in chat.messages

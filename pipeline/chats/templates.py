@@ -32,8 +32,8 @@ class ChatTemplate:
         names: its strings for `bos_token`, `eos_token` and so on.
         options: further values, such as `enable_thinking`.
         parts: whether it takes a content only as a list of parts.
-        json_arguments: whether it takes the arguments of calls only as JSON.
-        null_content: whether it shows calls only if the content is None, not if there is none.
+        json_arguments: whether it takes calls' arguments only as JSON.
+        null_content: whether it shows calls only if the content is None, not if it is missing.
     """
 
     text: str
@@ -50,7 +50,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return a chat's text; ChatError with the template's message if it refuses the chat."""
+        """Render a chat; ChatError with the template's message if it refuses it."""
         values = {**self.names, **self.options, "add_generation_prompt": add_generation_prompt}
         try:
             template = _compile(self.text, self.options.get(TODAY, ""))
@@ -113,9 +113,9 @@ _DICT_NAMES = frozenset(dir({}))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The same sandbox, which remembers what it has found safe; short for plain dicts and strings.
+    """Faster: it remembers what it has found safe, and skips checks of plain dicts and strings.
 
-    Its checks take most of the time of a rendering.
+    These checks take most of a rendering's time.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -123,7 +123,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self._safe: set[tuple[type, str]] = set()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute or item."""
         kind = type(obj)
         if kind is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -142,13 +141,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return an item or attribute."""
         if type(obj) is dict and type(argument) is str and argument not in _DICT_NAMES:
             return obj[argument] if argument in obj else self.undefined(obj=obj, name=argument)
         return super().getitem(obj, argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, or a string's method, which needs no further check."""
+        """Call a function, or a string's method, which needs no check."""
         if type(obj) is BuiltinMethodType and type(obj.__self__) is str:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)

@@ -1,10 +1,8 @@
 """Where a template puts a chat's texts, and what else of its rendering an assistant says.
 
-A chat is rendered with each of its texts replaced by a unique character. The text between these
-characters is the template's *own text*; it depends only on the chat's structure, so chats of one
-structure share it. The template also shows which of it an assistant says, so a model must write it:
-a turn begins after the text of `add_generation_prompt`, and ends like a chat whose last message it
-is.
+A chat is rendered with a unique character for each text. The text between these characters is the
+template's *own text*; chats of one structure share it. An assistant's turn begins after the text of
+`add_generation_prompt`, and ends like a chat whose last message it is.
 """
 
 import re
@@ -42,9 +40,9 @@ _CALL: dict[str, Any] = {
 
 
 class Said(NamedTuple):
-    """A range of one own text that belongs to a message: the text's number, and the bytes in it.
+    """A range, in bytes, of one own text that belongs to a message.
 
-    `hands_over` is true at the end of an assistant's message before one that doesn't answer it.
+    `hands_over`: it ends an assistant's message before one that doesn't answer it.
     """
 
     own: int
@@ -60,9 +58,9 @@ class Shape:
     """A template's rendering of chats with one structure.
 
     Attributes:
-        own: the template's texts in UTF-8, one more than the messages' texts.
-        texts: the chat's texts between them, ascending.
-        said: their parts that belong to a turn, in order.
+        own: its own texts, one more than the chat's.
+        texts: numbers of the chat's texts between them, ascending.
+        said: parts of own texts that belong to a turn, in order.
     """
 
     own: tuple[bytes, ...]
@@ -72,12 +70,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A side's template, and its tokenizer's control tokens.
-
-    Attributes:
-        template: of the side.
-        controls: strings of control tokens.
-    """
+    """A side's template, and its tokenizer's control strings."""
 
     template: ChatTemplate
     controls: tuple[str, ...] = ()
@@ -93,10 +86,10 @@ class _Habits:
     Attributes:
         header: begins an assistant's turn.
         prompt: a generation prompt's text after that.
-        before: the text before an assistant's turn, by the role of the message before.
+        before: the text before an assistant's turn, by the previous message's role.
         end: ends an assistant's turn.
         user_end: ends a user's.
-        no_reasoning: its mark for empty reasoning, without white space.
+        no_reasoning: marks empty reasoning, without white space.
     """
 
     header: str
@@ -108,10 +101,9 @@ class _Habits:
 
 
 def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str) -> Speaker:
-    """Return a side's template with the form of content that it takes.
+    """Return a side's template with the forms of content and calls that it takes.
 
-    ChatError if it shows neither strings nor parts of type text: it wants images, or isn't a
-    template.
+    ChatError if it shows contents neither as strings nor as parts of type text.
     """
     reasons = []
     for parts in (False, True):
@@ -130,7 +122,7 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
 
 
 def _with_calls(template: ChatTemplate) -> ChatTemplate:
-    """Return a template with the form of calls that it shows, or that it takes."""
+    """Choose the form of calls that a template shows, or at least takes."""
     messages: list[dict[str, Any]] = [
         {"role": "user", CONTENT: "?"},
         {"role": "assistant", CALLS: [_CALL]},
@@ -158,10 +150,10 @@ def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def find_shape(speaker: Speaker, marked: bytes) -> Shape:
-    """Return a template's rendering of a chat's structure, from `mark_texts`.
+    """Render a chat's structure, given by `mark_texts`.
 
-    ChatError names a text that it drops, repeats or moves, or calls that it drops. Reasoning may be
-    dropped: most templates leave out that of earlier turns.
+    ChatError names a text that is dropped, repeated or moved, or calls that are dropped. Reasoning
+    may be: most templates leave out that of earlier turns.
     """
     chat = decode_chat(marked)
     rendered = speaker.template.render(chat.messages, chat.tools)
@@ -178,7 +170,7 @@ def find_shape(speaker: Speaker, marked: bytes) -> Shape:
 
 
 def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
-    """Return each text's place in the rendering, by its number, ascending."""
+    """Return texts' places in the rendering by number, ascending."""
     places: dict[int, int] = {}
     last = -1
     for match in _MARK.finditer(rendered):
@@ -209,7 +201,7 @@ def _in_own(said: Said, bounds: Sequence[int], own: Sequence[str]) -> Said:
 
 @lru_cache(maxsize=64)
 def habits_of(speaker: Speaker) -> _Habits:
-    """Return a template's text around turns; ChatError if it doesn't show two small texts."""
+    """Find a template's text around turns; ChatError if it doesn't show two small texts."""
     template = speaker.template
     user = {"role": "user", CONTENT: _USER}
     both = template.render([user, {"role": "assistant", CONTENT: _SAID}])
@@ -323,7 +315,7 @@ class _Turns:
         return min(later, default=len(self._rendered))
 
     def _start(self, number: int, at: int, first: int, *, has_text: bool) -> int | None:
-        """Return a turn's beginning, after the header; None if it is invisible."""
+        """Return a turn's start, after the header; None if it is invisible."""
         rendered, habits = self._rendered, self._habits
         if habits.header:
             find = rendered.rfind if has_text else rendered.find
@@ -341,7 +333,7 @@ class _Turns:
         return start + empty
 
     def _end(self, number: int, last: int) -> tuple[int, int]:
-        """Return start and stop of a turn's end, after its last text."""
+        """Return the range of a turn's end, after its last text."""
         rendered, usual = self._rendered, self._habits.end
         is_last, calls = (
             number == len(self._chat.messages) - 1,
@@ -367,7 +359,7 @@ class _Turns:
         return last, last + length
 
     def _length_of_calls(self, number: int, last: int, until: int) -> int:
-        """Return how much text after `last` a chat has that stops with the calls."""
+        """Return the length of text after `last` in a chat that stops with the calls."""
         behind, habits = self._rendered[last:until], self._habits
         alone = ""
         with suppress(ChatError):
@@ -390,7 +382,7 @@ class _Turns:
         return len(commonprefix([tail, behind]))
 
     def _closing(self, turn: str) -> int:
-        """Return the number of characters that end a turn."""
+        """Return how many characters end a turn."""
         if self._habits.end and turn.endswith(self._habits.end):
             return len(self._habits.end)
         bare = turn.rstrip()
@@ -398,7 +390,7 @@ class _Turns:
         return len(turn) - len(bare) + max(map(len, ends)) if ends else 0
 
     def _control_at(self, place: int) -> int:
-        """Return the length of the control string at the start of the own text at a place."""
+        """Return the length of the control string that starts at a place, white space included."""
         behind = self._rendered[place:]
         blank = len(behind) - len(behind.lstrip())
         names = [n for n in self._speaker.controls if behind.startswith(n, blank)]
