@@ -1,20 +1,19 @@
 """Cells: sets of student tokens that only the text can separate, counted on data.
 
 A teacher that writes digit by digit expects "2" where the student's tokenizer will write "2015". By
-its bytes alone "2" would give its mass to the student's "2", which that tokenizer never writes
-there. So tokens that replace each other form one *cell*, and the teacher's mass is the cell's: of
-"2", "20", "2015" and so on.
+its bytes "2" would give its mass to the student's "2", which that tokenizer never writes there. So
+tokens that replace each other form one *cell*, to which the teacher's mass goes: "2", "20", "2015"
+and so on.
 
-Cells are counted at each label's start: the remainder of the teacher's token there (its *rest*: at
-a boundary the whole token), and the label. A rest t and a label s belong together if that happens
-at least twice and in more than 2 % of the cases of t or of s; each seen t also belongs to the
-longest student token that it begins with, to which it gives its mass. Cells are the connected sets.
-They stay small: docs/concepts/distributions.md has the figures.
+At each label's start, the *rest* of the teacher's token there (at a boundary the whole token) and
+the label are counted. They belong together if they meet at least twice and in more than 2 % of the
+cases of either; each rest also belongs to the longest student token that it begins with, to which
+it gives its mass. Cells are the connected sets; docs/concepts/distributions.md has their sizes.
 
 Where a label starts, more is known than the text before it. After " 20" a tokenizer that packs
-digits writes no "1": it would have written " 201". A teacher that reads digit by digit still
-expects it. So a token is *ruled out* after another if the data has what both spell as one token, at
-least twice, and never has the two, or others of the second's cell, side by side.
+digits writes no "1": it would have written " 201". So a token is *ruled out* after another if the
+data has what both spell as one token, at least twice, and never has the two, or others of the
+second's cell, side by side.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +42,7 @@ class Pairs(NamedTuple):
     Attributes:
         rests: numbers of the teacher tokens' rests, equal for equal bytes.
         labels: student tokens written there.
-        targets: student tokens to which the rests give their mass, -1 for none.
+        targets: student tokens that get the rests' mass, -1 for none.
         inside: 1 if a rest isn't a whole token.
         counts: how often.
     """
@@ -58,7 +57,7 @@ class Pairs(NamedTuple):
 def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> CellTables:
     """Return cells, and what is ruled out after each token.
 
-    Documents are rows of one segment each, without tokens around them; their losses aren't read.
+    Documents are rows of one segment, without tokens around them; their losses aren't read.
 
     Raises:
         NoSharedStartError: there is nothing to count.
@@ -86,7 +85,7 @@ def count_pairs(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -
 
 
 def join_pairs(pairs: Pairs, num_tokens: int) -> NDArray[np.int32]:
-    """Return the cells of `num_tokens` student tokens, see `count_cells`."""
+    """Return the cell of each of `num_tokens` student tokens."""
     order = np.lexsort((pairs.labels, pairs.rests))
     rests, labels, targets, _, counts = (each[order] for each in pairs)
     is_new = (np.diff(rests, prepend=-1) != 0) | (np.diff(labels, prepend=-1) != 0)
@@ -134,7 +133,6 @@ def describe_cell(tokens: Sequence[bytes]) -> str:
 def _rule_out(
     documents: Sequence[RowFields], numbers: NDArray[np.int32], tables: Tables
 ) -> NDArray[np.int64]:
-    """Return `CellTables.ruled_out`."""
     num_tokens = len(numbers)
     texts = [row.input_ids for row in documents]
     seen = np.bincount(np.concatenate(texts), minlength=num_tokens) >= LEAST_COUNT

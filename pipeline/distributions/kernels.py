@@ -22,9 +22,9 @@ FREE = np.uint16(0xFFFF)
 
 
 class Entries(NamedTuple):
-    """A teacher's expectations after each of its tokens: ids and probs [T, K], -1 after the last.
+    """A teacher's expectations after each of its tokens, [T, K]; ids are -1 after the last.
 
-    The first `exact` of the K have their own probabilities, the others were drawn.
+    The first `exact` have their own probabilities, the others were drawn.
     """
 
     ids: NDArray[np.int32]
@@ -33,10 +33,7 @@ class Entries(NamedTuple):
 
 
 class LabelEntries(NamedTuple):
-    """The same mapped to each label: the student's ids and probs [S, K].
-
-    `own_ids`, int32 [S], is `own_token_ids` of `pipeline.streaming.Rows`.
-    """
+    """The same mapped to each label, [S, K]; `own_ids` [S] are `Rows.own_token_ids`."""
 
     ids: NDArray[np.int32]
     probs: NDArray[np.float32]
@@ -102,7 +99,7 @@ def _map_boundary(
     out: LabelEntries,
     place: int,
 ) -> None:
-    """Write the teacher's expectation after its place `state` for the label at `place`.
+    """Write the expectation after `state` for the label at `place`.
 
     Draws are written separately: added to entries, they could not be recognised.
     """
@@ -134,10 +131,10 @@ def _map_inside(
     out: LabelEntries,
     place: int,
 ) -> None:
-    """Write the teacher's expectation after `state`, given that it begins with some bytes.
+    """Write the expectation after `state`, given that it begins with some bytes.
 
-    `prefix` identifies them: a teacher token and a number of its bytes. Draws are ignored: they are
-    right on average, but not in a quotient.
+    `prefix` is a teacher token and a number of its bytes. Draws are ignored: they are right on
+    average, but not in a quotient.
     """
     width = prefix[1]
     at = tables.teacher_starts[prefix[0]]
@@ -177,7 +174,7 @@ def _add(
 ) -> int:
     """Add mass to a token, whose slot `scratch` keeps; return the number of tokens.
 
-    A label's entries are `out`'s at `place`, here and below: views of them would take longer.
+    Entries are `out`'s at `place`, here and below: views of them would take longer.
     """
     slot = scratch[token_id]
     if slot != FREE:

@@ -3,28 +3,26 @@
 A label starts at a byte of the text. If a teacher token starts there, too (a *boundary*), each
 token that the teacher expects gives its mass to the longest student token that its bytes begin
 with. In the text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d", the label "ab" is
-at a boundary. A teacher that expects "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with
-"a", "ab", "b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
+at a boundary. Expecting "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a", "ab",
+"b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
 
-"cd" starts inside the teacher's "bc", after its "b". Of the teacher's expectation after "a", tokens
-that continue from "b" (here "bc" and "bcd") give their mass to the student tokens that the rest of
-their bytes ("c", "cd") begins with, renormalised. "b" itself says nothing about what follows.
+"cd" starts inside the teacher's "bc", after its "b". Of the expectation after "a", tokens that
+continue "b" ("bc", "bcd") give their mass, renormalised, to the student tokens that the rest of
+their bytes ("c", "cd") begins with. "b" itself says nothing about what follows.
 `kernels.LEAST_EXTENDING` and `MOST_ENDING` define when that is enough.
 
-The student's tokenizer may write a different token there: "ab" where the teacher wrote "a". So a
-token means its whole cell (`pipeline.distributions.cells`), and each label has its *own token*:
-that of the rest of the text's own teacher token, here "a" and "c". If that isn't in the label's
-cell, the label learns no distribution. What the token before the label rules out is moved later
-(`LabelDistributions.in_cells`): rows hold what the teacher says, whoever reads them.
+The student's tokenizer may write a different token there, so a token means its whole cell
+(`pipeline.distributions.cells`). Each label has its *own token*: that of the rest of the text's own
+teacher token, here "a" and "c". If that isn't in the label's cell, the label learns no
+distribution. `LabelDistributions.in_cells` moves what the token before the label rules out.
 
-Mass that is unknown, has no bytes, or can't be spelled in the student's tokens stays as one
-residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown tokens begin with given
-bytes. There is no distribution if bytes aren't known, or the tokenizers rewrite a text differently.
+Mass that is unknown, has no bytes, or can't be spelled in the student's tokens stays as a residual:
+1 minus the sum. Inside a teacher token the sum is 1: few unknown tokens begin with given bytes.
+There is no distribution if bytes aren't known, or the tokenizers rewrite a text differently.
 
 A position has K known entries, the text's own next token by its loss, and n tokens s_j drawn from
-all others, each with an equal share of the rest. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with
-p₀ the mass of those others, is the teacher's distribution on average, and so is every linear map of
-it.
+all others, which share the rest equally. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with p₀ the
+mass of those others, is the teacher's distribution on average, and so is every linear map of it.
 """
 
 from collections.abc import Mapping
@@ -47,10 +45,10 @@ def map_row(
 ) -> None:
     """Write the distribution of each label of a row to `out`.
 
-    `expected` are the teacher's entries after its token at each place; the last exact one is free
-    for the text's own, and drawn ones have no probabilities: both are filled in. `out` gets
-    distinct student ids by falling mass for the label at each place, -1 after the last, only -1
-    without a distribution, and drawn ones in the same columns; their total mass is at most 1.
+    `expected` follows the teacher's tokens; the last exact column is free for the text's own token,
+    and drawn ones have no probabilities: both are filled in. `out` gets distinct student ids by
+    falling mass, -1 after the last or without a distribution, and drawn ones in the same columns;
+    their total mass is at most 1.
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
@@ -71,10 +69,10 @@ def map_batch(
 ) -> LabelEntries:
     """Return a running teacher's distributions of a batch's labels, [B, S, K] and [B, S].
 
-    For B rows in host memory, the teacher expects `ids`, int32 [B, T, K], -1 after the last, after
-    its token at each place, with `log_probs`, float32 [B, T, K], nats. The last of the first
-    `exact` columns is free, those after them are drawn. Its losses are float32 [B, T], nats, NaN if
-    undefined.
+    After its token at each place the teacher expects `ids`, int32 [B, T, K], -1 after the last,
+    with `log_probs`, float32 [B, T, K], nats. The last of the first `exact` columns is free, those
+    after them are drawn. Its losses are float32 [B, T], nats, NaN if undefined; rows are in host
+    memory.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
     fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))
@@ -88,17 +86,14 @@ def map_batch(
 
 
 def empty_entries(*shape: int) -> LabelEntries:
-    """Return uninitialised room for labels' entries, [..., S, K]."""
+    """Return uninitialised entries, [..., S, K]."""
     ids, probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
     return LabelEntries(ids, probs, np.empty(shape[:-1], np.int32))
 
 
 @compiled
 def give_masses(row: RowFields, expected: Entries) -> None:
-    """Add the text's own next token to each place's entries, and fill in draws' masses.
-
-    Unless it is among the entries, the own token takes the next of the exact columns.
-    """
+    """Add the text's own next token, unless it is an entry, and fill in draws' masses."""
     ids, probs, exact = expected
     losses, bounds = row.teacher_losses, row.teacher_cu_seqlens
     for segment in range(len(bounds) - 1):

@@ -20,11 +20,11 @@ class PairSummary:
     """How a dataset's student tokens relate to its teacher's.
 
     Attributes:
-        num_labels: student tokens counted: those with a known start among the teacher's bytes.
+        num_labels: student tokens with a known start among the teacher's bytes.
         inside: share of them that start inside a teacher token.
         differing: share of the others that differ from the student token which the teacher's begins
             with.
-        crossing: share of all whose cell isn't that of the text's own teacher token: they learn no
+        crossing: share of all outside the cell of the text's own teacher token: they learn no
             distribution.
         num_cells: cells of several tokens.
         cells: the largest of them in words.
@@ -57,11 +57,7 @@ def look_at_pair(
 
     Raises:
         NoSharedStartError: no label's start is known.
-        ValueError: a tokenizer whose tokens don't spell their text.
-
-    Example:
-        >>> look_at_pair(open_dataset("aligned")).cells[0]  # doctest: +SKIP
-        'digits, 96 tokens'
+        ValueError: a tokenizer's tokens don't spell their text.
     """
     student = load_dataset_tokenizer(dataset, "student")
     tables = VocabularyMap.of(student, load_dataset_tokenizer(dataset, "teacher"))

@@ -1,4 +1,4 @@
-"""The longest student token that is a prefix of some bytes, found by hashes."""
+"""The longest student token that some bytes begin with, found by hashes."""
 
 from typing import NamedTuple
 
@@ -16,10 +16,10 @@ class Tables(NamedTuple):
 
     Attributes:
         mapped: int32 [2, V_teacher], see `VocabularyMap`.
-        student_bytes: uint8, the bytes of each student token, one after another.
-        student_starts: int64 [V_student + 1].
-        teacher_bytes: uint8, the same for the teacher.
-        teacher_starts: int64 [V_teacher + 1].
+        student_bytes: of each token, one after another.
+        student_starts: [V_student + 1].
+        teacher_bytes: as `student_bytes`.
+        teacher_starts: [V_teacher + 1].
         slots: int32 [power of 2], student ids by the hash of their bytes, -1 if free.
     """
 
@@ -58,7 +58,7 @@ def insert_entries(
 def find_prefixes(
     flat: NDArray[np.uint8], starts: NDArray[np.int64], tables: Tables
 ) -> NDArray[np.int32]:
-    """Return `find_prefix` of each of some entries, int32 [N]."""
+    """Return `find_prefix` of each entry."""
     found = np.empty(len(starts) - 1, np.int32)
     for entry in range(len(found)):
         found[entry] = find_prefix(flat[starts[entry] : starts[entry + 1]], tables)
@@ -67,7 +67,7 @@ def find_prefixes(
 
 @compiled_in_place
 def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
-    """Return the student token that is the longest prefix of some bytes, -1 if none is."""
+    """Return the longest student token that some bytes begin with, or -1."""
     best, value = NONE, _HASH_START
     for length in range(1, len(text) + 1):
         value = (value ^ np.uint64(text[length - 1])) * _HASH_FACTOR
@@ -79,7 +79,7 @@ def find_prefix(text: NDArray[np.uint8], tables: Tables) -> int:
 
 @compiled
 def find_divisions(token_ids: NDArray[np.int64], tables: Tables) -> NDArray[np.int32]:
-    """Return every two student tokens that spell one of some tokens together, int32 [2, N]."""
+    """Return every two student tokens that together spell one of some tokens, int32 [2, N]."""
     starts, count = tables.student_starts, 0
     for token_id in token_ids:
         count += max(starts[token_id + 1] - starts[token_id] - 1, 0)
@@ -96,7 +96,7 @@ def find_divisions(token_ids: NDArray[np.int64], tables: Tables) -> NDArray[np.i
 
 @compiled_in_place
 def _find(text: NDArray[np.uint8], tables: Tables) -> int:
-    """Return the student token of exactly these bytes, -1 if there is none."""
+    """Return the student token of exactly these bytes, or -1."""
     value = _HASH_START
     for byte in text:
         value = (value ^ np.uint64(byte)) * _HASH_FACTOR
@@ -105,7 +105,7 @@ def _find(text: NDArray[np.uint8], tables: Tables) -> int:
 
 @compiled_in_place
 def _of_slot(text: NDArray[np.uint8], value: np.uint64, tables: Tables) -> int:
-    """Return the student token of these bytes, which have this hash; -1 if there is none."""
+    """Return the student token of bytes with this hash, or -1."""
     slot = _first_slot(value, len(tables.slots))
     while tables.slots[slot] >= 0:
         token_id = tables.slots[slot]
@@ -124,7 +124,7 @@ def _first_slot(value: np.uint64, num_slots: int) -> np.int64:
 
 @compiled_in_place
 def same_bytes(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
-    """Whether two runs of bytes are equal."""
+    """Whether two byte arrays are equal."""
     differ = len(first) != len(second)
     place = 0
     while not differ and place < len(first):

@@ -23,7 +23,7 @@ _SHARDS = 64
 def sample_documents(
     datasets: Sequence[ChosenDocuments], *, num_tokens: int = SAMPLE_TOKENS
 ) -> Iterator[RowFields]:
-    """Yield chosen documents of some datasets, equally many tokens of each.
+    """Yield chosen documents, equally many tokens of each dataset.
 
     A shard's documents are ordered by a hash, so its first ones are a fair sample. Damaged samples
     are left out with a warning.
@@ -63,7 +63,7 @@ def _of_shard(chosen: ChosenDocuments, shard_index: int, num_tokens: int) -> Ite
 
 
 def _row_of(tensors: dict[str, NDArray[np.unsignedinteger]]) -> RowFields:
-    """Return a document as a row of one segment, without tokens around it."""
+    """Make a document a row of one segment, without tokens around it."""
     student, teacher = (
         tensors[f"{side}.input_ids"].astype(np.int32) for side in ("student", "teacher")
     )

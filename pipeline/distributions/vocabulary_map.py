@@ -24,13 +24,12 @@ _NEUTRAL = b"a"
 
 
 class CellTables(NamedTuple):
-    """What a pair's data shows of the student's tokens (`pipeline.distributions.cells`).
+    """Cells and ruled-out tokens, counted on data (`pipeline.distributions.cells`).
 
     Attributes:
-        numbers: int32 [V], the cell of each token: its least token id. An unjoined token is its own
-            cell.
-        ruled_out: int64 [N], ascending: tokens that don't come after another, as the other * V +
-            the token.
+        numbers: int32 [V], each token's cell: its least token id.
+        ruled_out: int64 [N], ascending: before * V + token, for tokens that don't come after
+            another.
     """
 
     numbers: NDArray[np.int32]
@@ -44,7 +43,7 @@ class CellTables(NamedTuple):
 
     @classmethod
     def unjoined(cls, num_tokens: int) -> CellTables:
-        """Return tables where each token is its own cell, and nothing is ruled out."""
+        """Make each token its own cell, and rule nothing out."""
         return cls(np.arange(num_tokens, dtype=np.int32), np.empty(0, np.int64))
 
 
@@ -52,17 +51,15 @@ class CellTables(NamedTuple):
 class VocabularyMap:
     """How a teacher's tokens are read in a student's vocabulary.
 
-    A teacher token gives its mass to the longest ordinary student token that is a prefix of its
-    bytes. The token that ends the teacher's documents goes to the one that ends the student's.
-    Every other special token goes nowhere, and so does one that the student's normaliser would
-    rewrite.
+    The token that ends the teacher's documents goes to the one that ends the student's; other
+    special tokens, and ones that the student's normaliser would rewrite, go nowhere.
 
     Attributes:
-        tables: for the kernels; `tables.mapped` int32 [2, V_teacher] holds the student's id for
-            each of the teacher's, -1 for none, amid a text and at its start, where a tokenizer
-            may put a space that isn't in the text.
-        edges: the tokens around texts, and the spaces put before them.
-        cells: what the data shows of the student's tokens; None: not counted.
+        tables: for the kernels; `tables.mapped` has the student's id for each of the teacher's, -1
+            for none, amid a text and at its start, where a tokenizer may put a space that isn't in
+            the text.
+        edges: tokens around texts, and spaces put before them.
+        cells: None if not counted.
     """
 
     tables: Tables
@@ -84,12 +81,7 @@ class VocabularyMap:
         Rows of chats hold several texts, with a template's between them.
 
         Raises:
-            ValueError: a tokenizer whose tokens don't spell a text, such as WordPiece.
-
-        Example:
-            >>> found = VocabularyMap.of(student, teacher)  # doctest: +SKIP
-            >>> found.tables.mapped[0, teacher.find_token("Hello")]  # doctest: +SKIP
-            15496
+            ValueError: a tokenizer's tokens don't spell a text, such as WordPiece's.
         """
         own = student_convention or student.around_text
         other = teacher_convention or teacher.around_text
@@ -167,7 +159,7 @@ def _flatten(entries: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.in
 def _hash_entries(
     tokenizer: Tokenizer, flat: NDArray[np.uint8], starts: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return ids by the hash of their bytes; of equal ones the one that the tokenizer gives."""
+    """Return ids by the hash of their bytes; of equal ones the id that the tokenizer gives."""
     names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
     # A byte's own token is only given if no piece spells it.
     fallback = {tokenizer.find_token(name) for name in names}

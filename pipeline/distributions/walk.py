@@ -13,17 +13,15 @@ AMID, START, END = 0, 1, 2
 
 
 class Edges(NamedTuple):
-    """Tokens and spaces around texts.
+    """Tokens and spaces around texts; -1 is no token.
 
     Attributes:
-        student_context: ids before a segment that starts or continues a document, -1 for none.
-        student_end: id after a document, -1 for none.
-        teacher_context: as `student_context`.
-        teacher_end: as `student_end`.
+        student_context: ids before a segment that starts or continues a document.
+        student_end: id after a document.
         student_skip: 1 if only the student's tokens begin with a space that isn't in the text.
         teacher_skip: 1 if only the teacher's do.
         always_skips: whether that is independent of the text.
-        of_chats: whether labels without a teacher token divide texts: those of a template.
+        of_chats: whether labels without a teacher token, a template's, divide texts.
     """
 
     student_context: tuple[int, int]
@@ -37,7 +35,7 @@ class Edges(NamedTuple):
 
 
 class RowFields(NamedTuple):
-    """Fields of one row of S student and T teacher tokens, as in `pipeline.streaming.Rows`.
+    """Fields of one row, as in `pipeline.streaming.Rows`.
 
     `teacher_losses`, float32 [T], nats, NaN if unknown, are always present here.
     """
@@ -52,7 +50,7 @@ class RowFields(NamedTuple):
 
 
 class LabelStarts(NamedTuple):
-    """Where the label at each place of a row starts, int32 [S] each.
+    """Where the label at each place of a row starts, [S] each.
 
     Attributes:
         token: the teacher token's place; -1: unknown, or the label doesn't count.
@@ -66,7 +64,7 @@ class LabelStarts(NamedTuple):
 
 
 def find_starts(row: RowFields, tables: Tables, edges: Edges) -> LabelStarts:
-    """Return where each label of a row starts among the teacher's tokens."""
+    """Find where each label of a row starts among the teacher's tokens."""
     starts = LabelStarts(*np.empty((3, len(row.input_ids)), np.int32))
     _find_starts(row, tables, edges, starts)
     return starts
@@ -85,10 +83,10 @@ def _walk_segment(
 ) -> None:
     """Walk over a segment's student and teacher tokens side by side, byte by byte.
 
-    The walk is at byte `offset` of teacher token `token`. If the spans say that a student token
-    starts on a teacher token (the label before ends on the one before), they are trusted; if the
-    walk arrived elsewhere, results since `anchor`, the last such place, are withdrawn. So a segment
-    cut inside a teacher token gives no wrong results.
+    The walk is at byte `offset` of teacher token `token`. Spans are trusted if they start a student
+    token on a teacher token (the label before ends on the one before): if the walk arrived
+    elsewhere, results since `anchor`, the last such place, are withdrawn. So a segment cut inside a
+    teacher token gives no wrong results.
     """
     start, end = row.cu_seqlens[segment], row.cu_seqlens[segment + 1]
     t_start, t_end = row.teacher_cu_seqlens[segment], row.teacher_cu_seqlens[segment + 1]
@@ -169,8 +167,8 @@ def _start_of_text(
 ) -> tuple[int, tuple[int, int]]:
     """Return the table for a segment's first label, -1 for none, and where the walk continues.
 
-    One tokenizer puts a space before a text, the other doesn't, and the segment may continue its
-    document: whichever fits is taken. Spaces fit either way, and give nothing.
+    Only one tokenizer puts a space before a text, and the segment may continue its document:
+    whichever fits is taken. Spaces fit either way, and give nothing.
     """
     none = (NONE, 0)
     if token >= t_end:

@@ -4,17 +4,15 @@ The draft proposes some tokens; the target reads them in one pass, keeps those b
 it would not have written, and adds one of its own. The output is the target's own continuation, so
 it is written first, and rounds are counted along it.
 
-With one vocabulary the draft reads that continuation in a single pass. A greedy round accepts
-tokens while they are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv
-2211.17192) that emits token x has accepted the draft's with probability min(p(x), q(x)) / p(x), so
-expected acceptance follows from the target's sample alone.
+With one vocabulary the draft reads it in a single pass. A greedy round accepts tokens while they
+are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv 2211.17192) that emits
+token x has accepted the draft's with probability min(p(x), q(x)) / p(x), so the target's sample
+alone gives the expected acceptance.
 
-With two vocabularies, as in universal assisted decoding, the draft writes tokens of its own, and
-their bytes are tokenized by the target's tokenizer: accepted while they equal the target's
-continuation. Sampled, this is called matched: the chance that two samples match, Σ p·q, is below
-that of speculative sampling, Σ min(p, q).
-
-`judge_servers` predicts the checks of vLLM and llama.cpp at their start.
+With two vocabularies, as in universal assisted decoding, the target's tokenizer reads the draft's
+bytes: tokens are accepted while they equal the target's continuation. Sampled, this is called
+matched: the chance that two samples match, Σ p·q, is below that of speculative sampling, Σ min(p,
+q).
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,7 +78,7 @@ class TokenizedModel:
         return [context_of(self.tokenizer), *batch.input_ids.tolist()]
 
     def spell(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of tokens."""
+        """Join tokens' bytes."""
         return b"".join(map(self.tokenizer.token_bytes, ids))
 
     @torch.inference_mode()
@@ -103,7 +101,7 @@ class TokenizedModel:
 
     @torch.inference_mode()
     def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:
-        """Return the log-probabilities at the last places, float32 [num_tokens, V]."""
+        """Return log-probabilities at the last places, float32 [num_tokens, V]."""
         given = torch.tensor([list(ids)], device=self.model.device)
         logits = cast(Any, self.model)(input_ids=given, use_cache=False).logits[0]
         predicted: Tensor = logits[-num_tokens - 1 : -1].float().log_softmax(-1)
@@ -119,10 +117,10 @@ def measure_acceptance(
     num_tokens: int = 64,
     num_proposed: int = 5,
 ) -> Iterator[Acceptance]:
-    """Yield the results of a draft's proposals after each prompt, in UTF-8.
+    """Yield the results of a draft's proposals after each UTF-8 prompt.
 
-    The target writes `num_tokens`, for which the draft proposes `num_proposed` in a round. Both are
-    sampled at temperature 1 if `sampled`; else they take the likeliest tokens.
+    The target writes `num_tokens`; the draft proposes `num_proposed` a round. Both are sampled at
+    temperature 1 if `sampled`, else greedy.
 
     Raises:
         ValueError: a prompt that the target's tokenizer can't read.
@@ -148,7 +146,7 @@ def _chances(
     *,
     sampled: bool,
 ) -> list[float]:
-    """Return each written token's chance that it was accepted, given that it was written."""
+    """Return each written token's chance that it was an accepted proposal."""
     expected = draft.predict(ids + written, len(written))
     tokens = torch.tensor(written, device=expected.device)
     if not sampled:
@@ -161,7 +159,7 @@ def _chances(
 
 
 def _count_rounds(chances: Sequence[float], num_proposed: int) -> Acceptance:
-    """Return the expected counts, by the chance that a round starts at each written token."""
+    """Return expected counts, by the chance that a round starts at each written token."""
     starts = [1.0] + [0.0] * (len(chances) + num_proposed + 1)
     rounds = proposed = accepted = 0.0
     for first in range(len(chances)):
@@ -187,7 +185,7 @@ def _count_texts(
     *,
     sampled: bool,
 ) -> Acceptance:
-    """Return the counts of rounds in which the draft's bytes are tokenized again."""
+    """Count rounds in which the draft's bytes are tokenized again."""
     done, total = 0, Acceptance()
     while done < len(written):
         text = prompt + target.spell(written[:done])
@@ -217,7 +215,7 @@ def _propose(
 
 
 def judge_servers(target: TokenizedModel, draft: TokenizedModel) -> Iterator[str]:
-    """Say which servers take a draft, and why others don't.
+    """Predict which servers take a draft, and why others don't.
 
     Source: vLLM's `verify_equal_vocab_size_if_draft_model` (0.27) and llama.cpp's
     `common_speculative_are_compatible` (August 2026), for which rows without a token are `[PADn]`.
@@ -244,7 +242,7 @@ def _around_text(tokenizer: Tokenizer) -> list[int | None]:
 
 
 def _first_difference(target: Tokenizer, draft: Tokenizer, num_rows: int) -> str | None:
-    """Return the first differing token from the fifth on, None if the tokenizers match."""
+    """Return the first differing token from id 5 on, None if the tokenizers match."""
     if tokenize_alike(target, draft):
         return None
     files = [(one.file.definition, one.file_bytes, one.source) for one in (target, draft)]

@@ -36,11 +36,11 @@ def text_logits(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield a text's number, its token ids, int64 [n], and the logits before each, [n, V].
 
-    `seq_length` tokens of a UTF-8 text are read together, each time after `context`; None: all, and
-    the text must fit the model's positions.
+    `seq_length` tokens of a UTF-8 text are read together, each time after `context`; None: all,
+    which must fit the model's positions.
 
     Raises:
-        ValueError: a text that can't be tokenized.
+        ValueError: a text can't be tokenized.
     """
     batch = tokenizer.tokenize_batch(list(texts))
     if batch.failures:
@@ -64,10 +64,7 @@ def code_lengths(
     context: int,
     seq_length: int | None = None,
 ) -> list[float]:
-    """Return each UTF-8 text's code length by a model, in nats: the losses of its tokens.
-
-    Arguments and errors are those of `text_logits`.
-    """
+    """Return the sum of each text's losses, in nats; arguments and errors as for `text_logits`."""
     found = [0.0] * len(texts)
     read = text_logits(model, tokenizer, texts, context=context, seq_length=seq_length)
     for place, ids, logits in read:
@@ -76,13 +73,12 @@ def code_lengths(
 
 
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
-    """Return a model's mean code length of some texts, in bits per byte.
+    """Return a model's mean code length of UTF-8 texts, in bits per byte.
 
-    Comparable between any tokenizers: the tokens' losses divided by the texts' bytes. Each text
-    must fit the model's positions.
+    It compares any tokenizers. Each text must fit the model's positions.
 
     Raises:
-        ValueError: a text that can't be tokenized, or there are no bytes.
+        ValueError: a text can't be tokenized, or there are no bytes.
     """
     num_bytes = sum(map(len, texts))
     if not num_bytes:

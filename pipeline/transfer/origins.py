@@ -22,7 +22,7 @@ from pipeline.tokenization.definition import PAD_NAMES
 
 @dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """How often tokens of two vocabularies cover the same text, float64 [P] of P pairs of ids.
+    """How often tokens of two vocabularies cover the same text, for P pairs of ids.
 
     A new token's occurrence counts once, shared by the old tokens that cover it.
     """
@@ -100,7 +100,7 @@ class Origins:
     num_old: int
 
     def counts(self) -> dict[str, int]:
-        """Return the number of tokens made by each rule."""
+        """Count the tokens made by each rule."""
         return dict(zip(RULES, np.bincount(self.rules, minlength=5).tolist(), strict=True))
 
 
@@ -109,8 +109,10 @@ def find_origins(
 ) -> Origins:
     """Find the origin of each row of a new vocabulary; `pairs` cover the same text.
 
-    The model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
-    ValueError for other tokenizers' pairs.
+    The old model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
+
+    Raises:
+        ValueError: other tokenizers' pairs.
     """
     num_old = min(old.vocab_size, num_rows or old.vocab_size)
     for side, ids, count in (
@@ -210,10 +212,7 @@ def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
 def _segmented(
     new: Tokenizer, old: Tokenizer, by_bytes: Mapping[bytes, int], tokens: list[int]
 ) -> dict[int, Sequence[int]]:
-    """Return the old tokens of new tokens' bytes.
-
-    Bytes that aren't characters are taken one by one, each by its own token.
-    """
+    """Return the old tokens of new tokens' bytes; those of no character are taken one by one."""
     contents = [new.token_bytes(token) for token in tokens]
     sources: dict[int, Sequence[int]] = {}
     for token, content, ids in zip(tokens, contents, _amid_text(old, contents), strict=True):
@@ -225,7 +224,7 @@ def _segmented(
 def _amid_text(tokenizer: Tokenizer, contents: Sequence[bytes]) -> list[list[int] | None]:
     """Return the tokens of some bytes within a text; None if these don't spell them.
 
-    For example for bytes that aren't characters, or a token that also covers preceding text.
+    They don't if the bytes aren't characters, or a token also covers preceding text.
     """
     batch = tokenizer.tokenize_batch([_BEFORE + content for content in contents])
     found: list[list[int] | None] = []

@@ -25,9 +25,9 @@ class UntransferableError(ValueError):
 def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
     """Return rows of a new vocabulary, each the weighted mean of its origins.
 
-    Rows are float [V_old, …], such as embeddings or an output layer's bias; those beyond the old
-    tokenizer's vocabulary are padding, which no token comes from. Rows from the new vocabulary's
-    size to `num_rows` are padding and get the mean; tokens beyond `num_rows` get none.
+    `rows` are float [V_old, …], such as embeddings or an output layer's bias; old rows beyond
+    `num_old` are padding. New ones beyond the vocabulary get the mean; tokens beyond `num_rows` get
+    none.
 
     Example:
         >>> origins = Origins(np.array([2], np.uint8), np.array([0, 0]), np.array([1, 2]),
@@ -57,8 +57,10 @@ def transfer_vocabulary(
 ) -> None:
     """Give a causal language model a new vocabulary, in place: embeddings, output layer and bias.
 
-    It then has `num_rows` rows, made by `transfer_rows`; None: one per new token.
-    UntransferableError if another part of the model has a row per token.
+    It gets `num_rows` rows; None: one per new token.
+
+    Raises:
+        UntransferableError: unknown kinds of these layers, or another part has a row per token.
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
@@ -78,11 +80,11 @@ def transfer_vocabulary(
 
 
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Return a copy of a model with some of its layers, by number, in order: pruned in depth.
+    """Return a copy of a model with some of its layers, by number, in order.
 
     Raises:
-        UntransferableError: missing layers, layers with unknown names, or layers that depend on
-            their numbers in an unknown way.
+        UntransferableError: missing layers, unknown names, or layers that depend on their numbers
+            in an unknown way.
     """
     count = cast(Any, model.config).num_hidden_layers
     if not layers or not all(0 <= layer < count for layer in layers):
@@ -143,7 +145,7 @@ def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) 
 def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[int]) -> list[Tensor]:
     """Return the logits of 16 tokens by a pruned model, and by the same layers in place.
 
-    Windows are narrowed meanwhile, since 16 tokens would not show them.
+    Windows are narrowed meanwhile: 16 tokens would not show them.
     """
 
     def pass_on(_: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
