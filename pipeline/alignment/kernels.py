@@ -17,12 +17,12 @@ def merge_spans(
 ) -> NDArray[np.int32]:
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
-    One O(N + M) merge gives the result of the paper's Algorithm 1, two binary searches per token.
-    Runs neither start nor end with a token without bytes.
+    One O(N + M) merge, with the result of the paper's Algorithm 1. Runs neither start nor end with
+    a token without bytes.
 
-    Offsets [N, 2] and [M, 2] don't decrease within a document; `tiles` [D] marks those that tile
-    the text on both sides, which takes fewer steps. Returns teacher_spans, int32 [N, 2]; an
-    unmapped token's is empty, at the start of the last one before it.
+    Offsets don't decrease within a document; `tiles` [D] marks those that tile the text on both
+    sides, which takes fewer steps. An unmapped token's span is empty, at the start of the last one
+    before it.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)
     for d in range(len(student_cu) - 1):
@@ -112,11 +112,11 @@ def find_cut_points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find byte boundaries shared by both tokenizations, the last of every `stride` tokens.
 
-    A cut (i, j) divides a document at one byte: before it are the student tokens before i and the
-    teacher tokens before j. Neither part is without tokens of a side. Most boundaries are shared,
-    so a search from a block's end is short.
+    A cut (i, j) divides a document at one byte, before student token i and teacher token j; both
+    parts hold tokens of both sides. Most boundaries are shared, so blocks are searched from their
+    ends.
 
-    Returns cut_starts [D + 1], cut_student [C] and cut_teacher [C], int64.
+    Returns cut_starts [D + 1], cut_student [C] and cut_teacher [C].
     """
     num_documents = len(student_cu) - 1
     cut_starts = np.zeros(num_documents + 1, np.int64)

@@ -32,9 +32,9 @@ OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
 class AlignmentStatistics:
     """Counts over aligned documents; they add up over datasets.
 
-    Sums of IoU and IoS are over mapped tokens, in bytes. Arrays are int64: documents by either
-    side's tokens, [len(LENGTH_EDGES)]; student tokens by their teacher tokens, and either side's
-    tokens by their bytes, [MAX_BIN + 1].
+    Sums of IoU and IoS are over mapped tokens, in bytes. Arrays count documents by either side's
+    tokens, [len(LENGTH_EDGES)], student tokens by their teacher tokens, and either side's tokens by
+    their bytes, [MAX_BIN + 1].
 
     Over-wide tokens share bytes with a neighbour, because a normaliser reordered or divided these.
     JSON leaves their numbers out if 0, as older datasets do.
@@ -146,12 +146,7 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`.
-
-    Example:
-        >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
-        [1, 2, 0]
-    """
+    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`."""
     bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
     return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
 
@@ -159,12 +154,7 @@ def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def overlap_ratios(
     student_ranges: NDArray[np.int64], teacher_ranges: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2]; NaN if empty.
-
-    Example:
-        >>> [r.tolist() for r in overlap_ratios(np.array([[0, 2]]), np.array([[0, 4]]))]
-        [[0.5], [1.0]]
-    """
+    """Return IoU and IoS, float64 [T], of half-open ranges, int64 [T, 2]; NaN if empty."""
     intersection = np.minimum(student_ranges[:, 1], teacher_ranges[:, 1]) - np.maximum(
         student_ranges[:, 0], teacher_ranges[:, 0]
     )

@@ -1,7 +1,7 @@
 """Align chats, rendered with both templates.
 
 A token's offsets are its *origin*: the document's bytes that it covers, none for a template's text.
-So spans, statistics and distributions need not know of templates.
+So later steps need not know of templates.
 """
 
 import re
@@ -62,7 +62,6 @@ def align_chats(
     """Render chats with both templates, tokenize the renderings and align them.
 
     Texts given are from `Chat.encode`; those of the result are the chats' own bytes.
-    `refuse_controls` refuses chats whose texts hold a control string.
     """
     found = _Found()
     with ThreadPoolExecutor(max_workers=1) as first, ThreadPoolExecutor(max_workers=1) as second:
@@ -155,7 +154,7 @@ class _Side:
 
 
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
-    """Count the control tokens, given by name, that a text spells."""
+    """Count the control tokens that a text spells."""
     pattern = _controls_of(names)
     return 0 if pattern is None else len(pattern.findall(text))
 
@@ -167,7 +166,6 @@ def _controls_of(names: tuple[str, ...]) -> re.Pattern[bytes] | None:
 
 
 def _without(batch: TokenBatch, failures: dict[int, str]) -> TokenBatch:
-    """Remove documents, with their tokens and places."""
     bare = without_failures(replace(batch, failures=failures))
     kept = np.array([n for n in range(batch.num_documents) if n not in failures], np.int64)
     counts = np.diff(bare.cu_tokens)[kept]

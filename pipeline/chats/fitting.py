@@ -22,10 +22,9 @@ class Fitted:
     """A rendering of which every byte is a text's, or the template's own.
 
     Attributes:
-        rendered: the template's output.
-        own: its own texts, one before each part of a text and one after the last.
+        own: the template's texts, one before each part of a text and one after the last.
         held: the parts of texts between them, ascending.
-        said: its ranges that belong to turns.
+        said: ranges of the rendering that belong to turns.
     """
 
     rendered: bytes
@@ -36,7 +35,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a document, in order, and their bytes."""
+    """A document's texts, in order, and their bytes."""
 
     texts: Sequence[Text]
     data: Sequence[bytes]

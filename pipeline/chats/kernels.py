@@ -22,8 +22,7 @@ def find_origins(
 
     `offsets` [N, 2] are in renderings, whose pieces [P, 3] are bytes of own text and the document's
     range after it, part of a text that ends at `closes` [P]. A token without a text's byte is at
-    the end of the text before it; one inside a text, such as SentencePiece's dummy prefix, is
-    there.
+    the end of the text before it, but inside a text, such as SentencePiece's dummy prefix, there.
     """
     origins = np.empty((len(offsets), 2), np.int32)
     for d in range(len(cu_tokens) - 1):
@@ -136,9 +135,8 @@ def count_seams(
 ) -> NDArray[np.int64]:
     """Count each document's wanted student tokens across a seam, and the lone ones, int64 [D, 2].
 
-    They cover bytes of a text and of the template. One is alone unless its first teacher token
-    begins at the same place in the document, after equal bytes of the template. `texts` are all
-    renderings' bytes.
+    A token across a seam is alone unless its first teacher token begins at the same place in the
+    document, after equal bytes of the template. `texts` are all renderings' bytes.
     """
     counts = np.zeros((len(cu_tokens[0]) - 1, 2), np.int64)
     for d in range(len(counts)):
@@ -224,8 +222,8 @@ def choose_cuts(
     """Return where chats can be cut, int64 [C, 3], and its `cu`.
 
     Columns are student token, teacher token, and 1 at a turn's end. `cuts`, from `find_cut_points`,
-    stay before tokens that cover text; the last of `turns` [E, 2] in `stride` student tokens takes
-    the place of their cut.
+    stay before tokens that cover text; in each `stride` student tokens the last of `turns` [E, 2]
+    replaces them.
     """
     starts, first, second = cuts
     rows = np.empty((len(first) + len(turns), 3), np.int64)

@@ -15,7 +15,7 @@ _REASONING_NAMES = (REASONING, "thinking", "reasoning")
 
 
 class ChatError(ValueError):
-    """A conversation can't be used; the message names the part and the reason, never its text."""
+    """A conversation can't be used; the message never holds its text."""
 
 
 class Text(NamedTuple):

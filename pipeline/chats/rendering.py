@@ -1,9 +1,8 @@
 """A chat as one document that two templates render, with its texts' places proven.
 
-The document is the messages' texts, one after another. Each side's rendering is *pieces*: own text
-of the template, then a range of the document. Joined, they must give the template's rendering, byte
-for byte; a template may trim white space from a text's ends, and drop the reasoning of earlier
-turns.
+The document is the messages' texts, one after another. A side's *pieces* are an own text of the
+template, then a range of the document. Joined, they must give the template's rendering, byte for
+byte; a template may trim white space from a text's ends, and drop the reasoning of earlier turns.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -40,11 +39,10 @@ class Rendering:
     """One side's rendering of a chat.
 
     Attributes:
-        text: its UTF-8 bytes.
         own_text: the template's own texts, joined.
         pieces: each own text's size and the document's range after it, empty after the last.
         closes: the end of each range's text in the document.
-        said: ranges of the text that the side's model must write, ascending.
+        said: ranges of `text` that the side's model must write, ascending.
         turn_ends: ends of an assistant's turns before another's message, by message.
     """
 
@@ -58,14 +56,12 @@ class Rendering:
 
 @dataclass(frozen=True, eq=False)
 class RenderedChat:
-    """A chat as a document.
+    """A chat as a document, with the student's and the teacher's rendering.
 
     Attributes:
-        text: the document's UTF-8 bytes.
         messages: JSON of the messages without their texts, the tools, and for each text its
             message, field and bytes.
         learned: learned ranges of the document: parts of texts that both sides render.
-        sides: the student's rendering, and the teacher's.
     """
 
     text: bytes

@@ -67,7 +67,6 @@ class ChatTemplate:
         return sha256(self.text.encode()).hexdigest()
 
     def _given(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message as `transformers` passes it."""
         given = dict(message)
         if REASONING in given:
             given["thinking"] = given[REASONING]
@@ -113,10 +112,7 @@ _DICT_NAMES = frozenset(dir({}))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Faster: it remembers what it has found safe, and skips checks of plain dicts and strings.
-
-    These checks take most of a rendering's time.
-    """
+    """Faster: it remembers what it has found safe, and skips checks of plain dicts and strings."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

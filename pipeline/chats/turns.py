@@ -1,7 +1,7 @@
 """Where a template puts a chat's texts, and what else of its rendering an assistant says.
 
-A chat is rendered with a unique character for each text. The text between these characters is the
-template's *own text*; chats of one structure share it. An assistant's turn begins after the text of
+A chat is rendered with a unique character for each text. The text between them is the template's
+*own text*; chats of one structure share it. An assistant's turn begins after the text of
 `add_generation_prompt`, and ends like a chat whose last message it is.
 """
 
@@ -152,8 +152,7 @@ def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
 def find_shape(speaker: Speaker, marked: bytes) -> Shape:
     """Render a chat's structure, given by `mark_texts`.
 
-    ChatError names a text that is dropped, repeated or moved, or calls that are dropped. Reasoning
-    may be: most templates leave out that of earlier turns.
+    ChatError names a text that is dropped (but for reasoning), repeated or moved, or dropped calls.
     """
     chat = decode_chat(marked)
     rendered = speaker.template.render(chat.messages, chat.tools)
@@ -382,7 +381,6 @@ class _Turns:
         return len(commonprefix([tail, behind]))
 
     def _closing(self, turn: str) -> int:
-        """Return how many characters end a turn."""
         if self._habits.end and turn.endswith(self._habits.end):
             return len(self._habits.end)
         bare = turn.rstrip()

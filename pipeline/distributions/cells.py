@@ -1,19 +1,14 @@
 """Cells: sets of student tokens that only the text can separate, counted on data.
 
-A teacher that writes digit by digit expects "2" where the student's tokenizer will write "2015". By
-its bytes "2" would give its mass to the student's "2", which that tokenizer never writes there. So
-tokens that replace each other form one *cell*, to which the teacher's mass goes: "2", "20", "2015"
-and so on.
+A teacher that writes digit by digit expects "2" where the student's tokenizer writes "2015". Tokens
+that replace each other form one *cell*, which gets the teacher's mass. A *rest* (what is left of
+the teacher's token at a label's start, at a boundary all of it) and the label belong together if
+they meet at least twice and in more than 2 % of the cases of either. A rest also belongs to the
+student token that gets its mass. Cells are the connected sets.
 
-At each label's start, the *rest* of the teacher's token there (at a boundary the whole token) and
-the label are counted. They belong together if they meet at least twice and in more than 2 % of the
-cases of either; each rest also belongs to the longest student token that it begins with, to which
-it gives its mass. Cells are the connected sets; docs/concepts/distributions.md has their sizes.
-
-Where a label starts, more is known than the text before it. After " 20" a tokenizer that packs
-digits writes no "1": it would have written " 201". So a token is *ruled out* after another if the
-data has what both spell as one token, at least twice, and never has the two, or others of the
-second's cell, side by side.
+A token is *ruled out* after another if the data has what both spell as one token, at least twice,
+and never has the two, or others of the second's cell, side by side. docs/concepts/distributions.md
+has examples and figures.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +36,6 @@ class Pairs(NamedTuple):
 
     Attributes:
         rests: numbers of the teacher tokens' rests, equal for equal bytes.
-        labels: student tokens written there.
         targets: student tokens that get the rests' mass, -1 for none.
         inside: 1 if a rest isn't a whole token.
         counts: how often.

@@ -1,28 +1,23 @@
 """Map a teacher's distributions over its tokens to distributions over a student's next tokens.
 
-A label starts at a byte of the text. If a teacher token starts there, too (a *boundary*), each
+docs/concepts/distributions.md has the rules. In the text "abcd", student tokens "ab" "cd", teacher
+tokens "a" "bc" "d", the label "ab" is at a *boundary*: a teacher token starts there, too. Each
 token that the teacher expects gives its mass to the longest student token that its bytes begin
-with. In the text "abcd", student tokens "ab" "cd", teacher tokens "a" "bc" "d", the label "ab" is
-at a boundary. Expecting "a" 0.6, "abc" 0.3 and "b" 0.1 there gives, to a student with "a", "ab",
-"b" and "cd": "a" 0.6, "ab" 0.3, "b" 0.1.
+with. For a student with "a", "ab", "b" and "cd", expecting "a" 0.6, "abc" 0.3 and "b" 0.1 gives "a"
+0.6, "ab" 0.3 and "b" 0.1.
 
-"cd" starts inside the teacher's "bc", after its "b". Of the expectation after "a", tokens that
-continue "b" ("bc", "bcd") give their mass, renormalised, to the student tokens that the rest of
-their bytes ("c", "cd") begins with. "b" itself says nothing about what follows.
-`kernels.LEAST_EXTENDING` and `MOST_ENDING` define when that is enough.
+"cd" starts inside the teacher's "bc". Of the expectation after "a", tokens that continue "b" ("bc",
+"bcd") give their mass, renormalised, to the student tokens that the rest of their bytes ("c", "cd")
+begins with.
 
-The student's tokenizer may write a different token there, so a token means its whole cell
-(`pipeline.distributions.cells`). Each label has its *own token*: that of the rest of the text's own
-teacher token, here "a" and "c". If that isn't in the label's cell, the label learns no
-distribution. `LabelDistributions.in_cells` moves what the token before the label rules out.
+A label's *own token* is that of the rest of the text's own teacher token, here "a" and "c". If it
+isn't in the label's cell (`pipeline.distributions.cells`), the label learns no distribution.
+`LabelDistributions.in_cells` moves what the token before the label rules out.
 
-Mass that is unknown, has no bytes, or can't be spelled in the student's tokens stays as a residual:
-1 minus the sum. Inside a teacher token the sum is 1: few unknown tokens begin with given bytes.
-There is no distribution if bytes aren't known, or the tokenizers rewrite a text differently.
-
-A position has K known entries, the text's own next token by its loss, and n tokens s_j drawn from
-all others, which share the rest equally. p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j), with p₀ the
-mass of those others, is the teacher's distribution on average, and so is every linear map of it.
+Other mass stays as a residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown
+tokens begin with given bytes. n draws s_j share what the K known entries p_k leave over, p₀, so p̂
+= sum_k p_k e_k + (p₀ / n) sum_j e_(s_j) is the teacher's distribution on average, and so is every
+linear map of it.
 """
 
 from collections.abc import Mapping

@@ -18,8 +18,6 @@ class Tables(NamedTuple):
         mapped: int32 [2, V_teacher], see `VocabularyMap`.
         student_bytes: of each token, one after another.
         student_starts: [V_student + 1].
-        teacher_bytes: as `student_bytes`.
-        teacher_starts: [V_teacher + 1].
         slots: int32 [power of 2], student ids by the hash of their bytes, -1 if free.
     """
 

@@ -49,10 +49,9 @@ class LibraryError(ValueError):
 
 @contextmanager
 def _failures_of(library: str) -> Iterator[None]:
-    """Raise a library's failures as `LibraryError`.
+    """Raise a library's failures as `LibraryError`, panics of its Rust code included.
 
-    A panic of its Rust code, a `PanicException`, isn't an `Exception` and would end the process.
-    Each library has its own type of that name, and exports none.
+    A `PanicException` isn't an `Exception`; each library has its own and exports none.
     """
     try:
         yield
@@ -92,11 +91,7 @@ class HuggingFaceReference:
     """
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
-        """Load the tokenizer; a proven one is not checked again.
-
-        Raises:
-            TokenizerError: it doesn't load, or would give wrong ids or offsets.
-        """
+        """Load the tokenizer; TokenizerError if it would give wrong ids or offsets."""
         original = file.definition
         self.definition = bare_definition(original)
         self.control: dict[str, int] = {}
@@ -135,7 +130,7 @@ class HuggingFaceReference:
     @cached_property
     @_failures_of("tokenizers")
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer, built on first use; the fast path seldom needs it."""
+        """The library's tokenizer, built on first use."""
         return tokenizers.Tokenizer.from_str(orjson.dumps(self.definition).decode())
 
     @cached_property
@@ -232,11 +227,7 @@ class SentencePieceReference:
     spells = True
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool) -> None:
-        """Load the model.
-
-        Raises:
-            TokenizerError: not a SentencePiece model, or special strings should be honoured.
-        """
+        """Load the model; TokenizerError if it isn't one, or special strings should be honoured."""
         if honour_special:
             raise TokenizerError(
                 f'tokenizer "{file.source}": a SentencePiece model never reads special strings in '
@@ -300,10 +291,7 @@ class SentencePieceReference:
         return Report(np.array(report["ids"], np.uint32), ranges, surfaces)
 
     def _keeps_ascii(self) -> bool:
-        """Whether normalising keeps every pair of ASCII characters.
-
-        The model's rules are compiled, so they are tried. A dummy prefix doesn't count.
-        """
+        """Whether normalising keeps every pair of ASCII characters; its rules are compiled."""
         pairs = "".join(
             f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)
         )
@@ -354,15 +342,10 @@ class FastEncoder:
     def encode_batch(
         self, texts: Sequence[str]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Encode texts.
+        """Return ids [N], documents' starts [D + 1], and which documents [D] need the reference.
 
-        Returns:
-            Ids [N], documents' starts [D + 1], and which documents [D] need the reference: refused
-            ones, which have no ids (such as one with a byte that the vocabulary lacks), and ones
-            known to be read differently.
-
-        Raises:
-            LibraryError: it fails on a text.
+        Those were refused, such as for an unknown byte, and have no ids, or are known to be read
+        differently.
         """
         try:
             flat, starts = self.tokenizer.encode_batch_flat(list(texts))

@@ -27,7 +27,7 @@ def contents_of(
 ) -> list[bytes]:
     """Return each id's bytes in the normalised text, without white space if it is lost.
 
-    b"" marks ids without known bytes: control tokens, the unknown token, added tokens that swallow
+    b"" marks unknown bytes: those of control tokens, the unknown token, added tokens that swallow
     adjacent white space or look like a dummy prefix, ids shared by an added token and a different
     piece.
     """
@@ -49,8 +49,8 @@ def contents_of(
 def _added_content(token: Definition, definition: Definition, normalize: Normalize) -> bytes:
     """Return an added token's bytes in a normalised text, b"" if unknown.
 
-    A token marked "normalized" is found as its normal form (Llama 2's `hello` as `▁hello`, with the
-    space before it) in the normalised text, others unchanged in the text.
+    One marked "normalized" is found as its normal form: Llama 2's `hello` as `▁hello`, with the
+    space.
     """
     rewrite = normalize if token["normalized"] else framed(normalize)
     if rewrite is None or token.get("lstrip") or token.get("rstrip"):
@@ -107,7 +107,6 @@ def _speller(definition: Definition) -> Callable[[str], bytes] | None:
 
 
 def _reader(definition: Definition) -> Callable[[str], bytes]:
-    """Return the same for pieces that don't spell the text."""
     model = definition["model"]
     before = model.get("continuing_subword_prefix") or ""
     after = model.get("end_of_word_suffix") or ""

@@ -1,9 +1,8 @@
 """Convert a SentencePiece model to a `tokenizer.json` with the same ids.
 
-The classes of `transformers` for such models split texts differently (no dummy prefix, a different
-normaliser), so exports compare ids (`pipeline.models.exported_tokenizer`). The file, a small
-protobuf message, is read here: `sentencepiece`'s reader needs the newest protobuf, which other
-packages (such as Beam) don't allow.
+The classes of `transformers` split texts differently (no dummy prefix, a different normaliser). The
+protobuf message is read here: `sentencepiece`'s reader needs a newer protobuf than others, such as
+Beam, allow.
 """
 
 import struct
@@ -49,9 +48,8 @@ class VocabularyPiece(NamedTuple):
 class SentencePieceModel(NamedTuple):
     """A model file, its pieces by id.
 
-    With `space_follows`, spaces belong to the word before them. `charsmap` holds the normaliser's
-    compiled character rules, b"" for none. Extra spaces are those at a text's ends and all but one
-    within.
+    With `space_follows`, spaces belong to the word before them. Extra spaces are those at a text's
+    ends and repeated ones.
     """
 
     pieces: Sequence[VocabularyPiece]
@@ -151,8 +149,7 @@ def _bpe(model: SentencePieceModel) -> Definition:
 def _merges(pieces: Sequence[VocabularyPiece]) -> list[list[str]]:
     """Return every pair that makes a piece, the best piece first, as SentencePiece merges.
 
-    No merge makes control, byte and user-defined pieces. Of equal scores (Mistral's runs of spaces)
-    the smaller id comes first.
+    Of equal scores (Mistral's runs of spaces) the smaller id comes first.
     """
     place = {
         piece.text: token_id
@@ -186,7 +183,7 @@ def _piece(message: Mapping[int, Any]) -> VocabularyPiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield fields' numbers and values: a varint as int, everything else as bytes."""
+    """Yield fields' numbers and values: varints as int, others as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -201,7 +198,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a variable-length integer and its end."""
     value, shift = 0, 0
     while True:
         byte = data[at]

@@ -64,11 +64,9 @@ def bare_definition(original: Definition) -> Definition:
 
 
 def disarm_control_tokens(definition: Definition) -> tuple[Definition, dict[str, int]]:
-    """Rename control tokens so no text can spell them; also return their ids.
+    """Rename control tokens, at random, so no text can spell them; also return their ids.
 
-    New names are random at every load, in the vocabulary too, where a Unigram model would find the
-    old ones. Leaving tokens out would shift the ids that `tokenizers` (0.23) gives to later added
-    tokens.
+    Without them `tokenizers` (0.23) would shift later added tokens' ids.
     """
     control = control_tokens(definition)
     names = {content: f"{content}{token_hex(16)}" for content in control}
@@ -104,8 +102,7 @@ def without_gaps(model: Definition) -> Definition:
 def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> Definition:
     """Replace a lone `Metaspace` step by equivalent steps.
 
-    They put a space also after an added token, as its scheme "always" does; so "first" stays
-    unchanged if texts may hold such a token.
+    They also put a space after an added token, so scheme "first" stays if texts may hold one.
     """
     step = definition.get("pre_tokenizer") or {}
     default = "always" if step.get("add_prefix_space", True) else "never"
@@ -129,7 +126,6 @@ def without_metaspace(definition: Definition, added_strings: Sequence[str]) -> D
 
 
 def _avoids(merge: str | Sequence[str], pieces: Collection[str]) -> bool:
-    """Whether a merge neither joins nor makes any of some pieces."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return not (left in pieces or right in pieces or left + right in pieces)
 
@@ -160,10 +156,7 @@ def token_names(definition: Definition) -> dict[int, str]:
 
 
 def content_normalizer(definition: Definition) -> Definition:
-    """Return a definition that only normalises.
-
-    Without `ByteLevel` steps: they only write bytes as printable characters.
-    """
+    """Return a definition that only normalises, without the spelling step `ByteLevel`."""
     rewriting = [step for step in normalizer_steps(definition) if step["type"] != "ByteLevel"]
     normalizer = {"type": "Sequence", "normalizers": rewriting} if rewriting else None
     model = {"type": "BPE", "vocab": {}, "merges": []}
@@ -202,8 +195,7 @@ def keeps_ascii(definition: Definition) -> bool:
 def read_conventions(definition: Definition) -> Conventions:
     """Read a model's conventions from its vocabulary and post-processor alone.
 
-    So a file, a folder and a repository agree. A chat model's `tokenizer_config.json` names the end
-    of a turn, not of a document.
+    A chat model's `tokenizer_config.json` names the end of a turn, not of a document.
     """
     ids = model_pieces(definition) | {t["content"]: t["id"] for t in added_tokens(definition)}
     control = control_tokens(definition)
@@ -231,9 +223,8 @@ def _name_of(token_id: int | None, names: Mapping[str, int]) -> str:
 def control_tokens(definition: Definition) -> dict[str, int]:
     """Return the added tokens that a document must not be able to forge.
 
-    These are special tokens, and control markup (starting with `<|` or holding `｜`), even unmarked
-    like Qwen's `<|fim_prefix|>`. Other added tokens (`<tool_call>`, runs of spaces) are ordinary
-    vocabulary, which Hugging Face reads and decodes as text.
+    These are special tokens and control markup (`<|…` or `…｜…`), such as Qwen's unmarked
+    `<|fim_prefix|>`. Others (`<tool_call>`, runs of spaces) are read as text.
     """
     return {
         token["content"]: token["id"]

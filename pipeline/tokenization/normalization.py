@@ -1,8 +1,8 @@
 """Map the bytes of a text to the bytes of its normalised form.
 
-Libraries report this wrongly if a normaliser reorders, composes or drops marks. So the normaliser
-is tried on ever smaller pieces, between letters that protect their edges from trimming and
-prefixes, as long as the results join to the whole result.
+Libraries report this wrongly if marks are reordered, composed or dropped. So the normaliser is
+tried on ever smaller pieces, framed by letters against trimming and prefixes, as long as the
+results join to the whole result.
 """
 
 import re
@@ -44,12 +44,6 @@ class Rewriting:
         """Map non-decreasing ranges of normalised bytes to the text's, int64 [T, 2] both.
 
         A range that divides a changed piece covers all of it.
-
-        Example:
-            >>> follow_normalizer("éx", nfc).to_text(np.array([[0, 1], [1, 2], [2, 3]]))
-            array([[0, 3],
-                   [0, 3],
-                   [3, 4]])
         """
         if len(self.changes) == 0:
             return ranges.copy()
@@ -85,9 +79,8 @@ class Rewriting:
 def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
     """Map a text's bytes to those of its normalised form.
 
-    Returns:
-        The finest division that the normaliser agrees with: characters with their marks, else
-        words, else blocks of some hundred characters. None if it does not keep neighbours apart.
+    The finest pieces are characters with their marks, else words, else blocks of some hundred
+    characters. None if the normaliser doesn't keep neighbours apart.
     """
     rewrite = framed(normalize)
     if rewrite is None:
@@ -172,10 +165,9 @@ def _divide(
 def _divisions(
     piece: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[list[str], Levels]]:
-    """Yield divisions of a piece, and the levels for their parts.
+    """Yield ever coarser divisions of a piece, each with the levels for its parts.
 
-    They are a level's parts; these joined where white space would meet, since a normaliser may
-    merge it; two halves; the whole.
+    A normaliser may merge white space that meets, so parts are also joined there.
     """
     parts = levels[0](piece)
     yield parts, levels[1:]
@@ -203,7 +195,7 @@ def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[st
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
     """Cut equal characters off both ends of a changed piece.
 
-    Both rests keep a character: a base whose marks were dropped keeps them. A rest that normalises
+    Both rests keep one: a base whose marks were dropped keeps them. A rest that normalises
     differently alone isn't divided.
     """
     shorter = min(len(source), len(result)) - 1
@@ -230,10 +222,7 @@ def _clusters(word: str) -> list[str]:
 
 @cache
 def _joins(character: str) -> bool:
-    """Whether normalising may join a character to the one before it: marks, Hangul vowels.
-
-    Half-width forms count as the full ones.
-    """
+    """Whether normalising may join a character to the one before it: marks, Hangul vowels."""
     if character.isascii():
         return False
     first = unicodedata.normalize("NFKD", character)[0]

@@ -1,11 +1,10 @@
 """Mend the offsets that tokenizers report, and prove them by content.
 
-Reports are wrong in known ways: the pieces of one character all claim the whole character, and
-SentencePiece's dummy prefix claims the first one. They are mended *cluster* by cluster: tokens
-whose reported ranges overlap or share a start.
+Reports are wrong in known ways: all pieces of a character claim it whole, and SentencePiece's dummy
+prefix claims the first one. A *cluster*, mended at once, is a run of tokens whose reported ranges
+overlap or share a start.
 
-The proof trusts no report: each range of the text is normalised on its own and compared with its
-token's bytes; tokens that share bytes are compared together.
+The proof normalises each range of the text on its own and compares it with its tokens' bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,19 +34,13 @@ def byte_positions(text: str) -> NDArray[np.int64]:
 def mend_offsets(
     reported: NDArray[np.int64], text: bytes, contents: Sequence[bytes]
 ) -> NDArray[np.int64]:
-    r"""Separate reported byte ranges as far as the text allows.
+    r"""Separate reported byte ranges, non-decreasing [T, 2], as far as the text allows.
 
     - Tokens of a cluster that spell it are laid side by side; a leading space may be a dummy
       prefix, which covers no byte.
     - Others keep their overlapping ranges; if one is empty, all of them cover the whole cluster.
 
-    Args:
-        reported: int64 [T, 2], non-decreasing.
-        text: UTF-8 bytes.
-        contents: each token's bytes, b"" if unknown.
-
-    Returns:
-        int64 [T, 2]; tokens may overlap or leave text uncovered.
+    Unknown `contents` are b"".
 
     Example:
         >>> mend_offsets(np.array([[0, 2], [0, 2]]), "é".encode(), [b"\xc3", b"\xa9"])
@@ -78,14 +71,9 @@ def find_unproven(
 ) -> list[int]:
     """Find the tokens whose ranges don't contain their bytes.
 
-    Args:
-        byte_offsets: [T, 2], non-decreasing.
-        contents: each token's bytes, b"" if unknown.
-        text: UTF-8 bytes.
-        normalize: gives a string's normalised form.
-        lost_bytes: bytes that the vocabulary lacks and drops.
-        keeps_spaces: whether white space reaches the tokens; one may always be added before a
-            token.
+    `byte_offsets` [T, 2] must not decrease; unknown `contents` are b"". The vocabulary drops
+    `lost_bytes`. With `keeps_spaces`, white space reaches the tokens; one may always be added
+    before a token.
     """
     rewrite = framed(normalize)
     ranges = byte_offsets.tolist()
@@ -196,7 +184,6 @@ def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
 def _holds(
     normalized: bytes, contents: Sequence[bytes], keeps_spaces: bool, at_edges: tuple[bool, bool]
 ) -> bool:
-    """Whether a piece of the text contains its tokens' bytes."""
     if not keeps_spaces:
         normalized = normalized.translate(None, _WHITE_SPACE)
         contents = [content.translate(None, _WHITE_SPACE) for content in contents]

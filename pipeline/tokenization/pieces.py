@@ -27,10 +27,7 @@ AGREEING_TOKENS = 64
 
 
 def tokenize_in_pieces(text: bytes, tokenize: Tokenize) -> TokenBatch:
-    """Tokenize one long UTF-8 text with a function for short ones.
-
-    The batch of one document fails if pieces can't be joined.
-    """
+    """Tokenize one long UTF-8 text; its batch fails if pieces can't be joined."""
     start, size = 0, PIECE_BYTES
     ids: list[NDArray[np.uint32]] = []
     offsets: list[Ranges] = []
@@ -77,7 +74,6 @@ def _tokenize_piece(text: bytes, start: int, size: int, tokenize: Tokenize) -> T
 
 
 def _next_start(text: bytes, end: int) -> int:
-    """Return the next piece's start, at white space if possible."""
     first = end - OVERLAP_BYTES
     found = text.find(b"\n", first, end - OVERLAP_BYTES // 2)
     if found < 0:
@@ -124,7 +120,6 @@ def _boundary(tokens: TokenBatch, first: int, count: int) -> int | None:
 
 
 def _from_first_of(piece: TokenBatch, longer: TokenBatch) -> TokenBatch:
-    """Drop a longer piece's tokens before the shorter one's first."""
     return _slice(longer, int(np.searchsorted(longer.byte_offsets[:, 0], piece.byte_offsets[0, 0])))
 
 

@@ -1,8 +1,8 @@
 """Check that both encoders split texts in the same places, once per way of splitting.
 
-`fastokens` splits with its own scanners or another engine, and other Unicode tables. Ids hide most
-splits: one that no merge spans changes nothing. So both encode with a copy of the tokenizer whose
-model, a BPE of bytes, merges everything that no split keeps apart.
+`fastokens` splits with other engines and Unicode tables. Ids hide most splits: one that no merge
+spans changes nothing. So both encode with a copy of the tokenizer whose model, a BPE of bytes,
+merges everything that no split keeps apart.
 """
 
 import json
@@ -68,8 +68,7 @@ logger = logging.getLogger(__name__)
 def why_unlike(definition: Definition) -> str | None:
     """Say where the encoders split texts differently, None if nowhere.
 
-    Takes seconds; results are kept in the user's cache folder, and packaged for well-known
-    tokenizers.
+    Takes seconds, unless cached for the user or known to the package.
     """
     copy = show_splits(definition)
     if copy is None:
@@ -178,14 +177,13 @@ def _without_tables(definition: Definition) -> bool:
 
 
 def _model(joined: Sequence[bytes]) -> Definition:
-    """Return a BPE of single bytes and the joined strings, made by any merge."""
     pieces = [*(bytes([byte]) for byte in range(256)), *joined]
     vocabulary = {write_byte_level(piece): place for place, piece in enumerate(pieces)}
     return {"type": "BPE", "vocab": vocabulary, "merges": merges_of(vocabulary)}
 
 
 def _context_parts() -> Iterator[bytes]:
-    """Yield all parts, longer than a byte, of the strings between a line's characters.
+    """Yield all parts of the strings between a line's characters.
 
     A character beyond ASCII gives its last byte to the string after it, its first to the one
     before: nothing is merged within it, so both sides never overlap.
@@ -200,7 +198,6 @@ def _context_parts() -> Iterator[bytes]:
 
 
 def _parts(whole: bytes) -> Iterator[bytes]:
-    """Yield the parts of more than one byte."""
     for start in range(len(whole)):
         for end in range(start + 2, len(whole) + 1):
             yield whole[start:end]

@@ -1,11 +1,11 @@
 """Convert rank files to `tokenizer.json`: tiktoken's (OpenAI, Llama 3 and 4, Qwen), tekken.
 
-They list tokens in the order in which BPE learned them. tiktoken joins the neighbours whose union
-has the lowest rank; `tokenizers` needs pairs. So every pair that makes a token is listed, in the
-order of the tokens made. Equal ranks give equal bytes, whose hash identifies the tokenizer.
+They list tokens in the order in which BPE learned them; `tokenizers` needs pairs. So every pair
+that makes a token is listed, in that order. Equal ranks give equal bytes, whose hash identifies the
+tokenizer.
 
-A tiktoken file lacks the splitting pattern and the control tokens, which are known here for
-published files, by hash. Others need `convert_ranks` once.
+A tiktoken file lacks the splitting pattern and the control tokens: published files are known by
+hash, others need `convert_ranks` once.
 """
 
 import re
@@ -36,12 +36,7 @@ class RankFileError(ValueError):
 
 
 def is_tiktoken(data: bytes) -> bool:
-    r"""Whether a file's first line is a base64 token with its rank.
-
-    Example:
-        >>> is_tiktoken(b"IQ== 0\nIg== 1\n")
-        True
-    """
+    """Whether a file's first line is a base64 token with its rank."""
     return _RANK_LINES.match(data) is not None
 
 
@@ -96,7 +91,7 @@ def byte_tokenizer() -> bytes:
 
 
 def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
-    r"""Convert tiktoken ranks to a `tokenizer.json`; control tokens without ids get the next ones.
+    """Convert tiktoken ranks to a `tokenizer.json`; control tokens without ids get the next ones.
 
     Args:
         ranks: ids by tokens' bytes, the first N that control tokens leave free, with all 256 single
@@ -105,10 +100,6 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
 
     Raises:
         RankFileError: ids have gaps, or a single byte isn't a token.
-
-    Example:
-        >>> model = RankModel("mine", r"\s+|\S+", ["<|end|>"])
-        >>> Path("tokenizer.json").write_bytes(convert_ranks(read_ranks(data), model))
     """
     control = model.control_tokens
     if isinstance(control, Mapping):  # in the vocabulary, too: only there ids may have gaps
@@ -186,8 +177,8 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
 def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, by the rank of the result.
 
-    Of equal joints, tiktoken takes the leftmost and `tokenizers` the pair listed first. Random
-    vocabularies of repeating tokens showed no difference.
+    Of equal joints tiktoken takes the leftmost, `tokenizers` the pair listed first; no vocabulary
+    where that differs was found.
     """
     return [
         (piece[:cut], piece[cut:])

@@ -1,8 +1,7 @@
 """The reference path: a library's ids, with offsets proven by content.
 
-Offsets are running sums if tokens spell the text, and mapped back from its normal form if they
-spell that. Otherwise the library's ranges are mended and checked: an unproven token takes its whole
-word, or the document fails.
+Offsets are running sums if tokens spell the text or its normal form. Otherwise the library's ranges
+are mended and checked: an unproven token takes its whole word, or the document fails.
 """
 
 import re
@@ -74,8 +73,8 @@ class VocabularyTable:
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
         """Return the text that tokens tile, None if one has too few bytes.
 
-        A token with too many gives its last ones (a dummy prefix covers none), but a final one that
-        ends in a space its first.
+        One with too many gives its last (a dummy prefix covers none); a final one that ends in a
+        space, its first.
         """
         ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
         widths = ends - byte_offsets[:, 0]
@@ -145,11 +144,7 @@ class ReferencePath:
         return self.vocabulary.lay_out(input_ids, cu_tokens, texts, compare=compare)
 
     def carry_back(self, input_ids: NDArray[np.uint32], text: bytes) -> NDArray[np.int64] | None:
-        """Return offsets of tokens that spell a text's normal form, else None.
-
-        Only a leading space may be added: an encoder other than the reference must not drop white
-        space.
-        """
+        """Return offsets of tokens that spell a text's normal form, white space included."""
         contents = self.contents.of(input_ids)
         if self._reference.lost_bytes or not all(contents):
             return None
@@ -194,7 +189,6 @@ class ReferencePath:
             return [Encoded(ids, lambda: Report(ids, np.empty((0, 2), np.int64), []))]
 
     def _find_offsets(self, text: str, encoded: Encoded) -> NDArray[np.int64] | str:
-        """Return exact offsets, or the error."""
         rewriting = follow_normalizer(text, self._reference.normalize)
         contents = self._spell_names(encoded.ids, self.contents.of(encoded.ids), rewriting)
         found: NDArray[np.int64] | str | None = self._carry_back(contents, rewriting)
@@ -218,10 +212,7 @@ class ReferencePath:
     def _spell_names(
         self, ids: NDArray[np.uint32], contents: list[bytes], rewriting: Rewriting | None
     ) -> list[bytes]:
-        """Replace bytes by names that the text spells: `<0x0A>`, not a line break.
-
-        Tokens after unknown bytes stay unchanged.
-        """
+        """Replace bytes by names that the text spells: `<0x0A>`, not a line break."""
         names = self._reference.byte_names
         if not names or rewriting is None or b"<0x" not in rewriting.normalized:
             return contents
@@ -241,7 +232,6 @@ class ReferencePath:
     def _read_names(
         self, ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[bytes]:
-        """Replace bytes by names that their ranges spell."""
         contents, names = self.contents.of(ids), self._reference.byte_names
         if names:
             for place in np.flatnonzero(np.isin(ids, list(names))).tolist():
@@ -261,7 +251,6 @@ class ReferencePath:
     def _carry_back(
         self, contents: Sequence[bytes], rewriting: Rewriting | None, *, walk: bool = False
     ) -> NDArray[np.int64] | None:
-        """Return the ranges of tokens that spell a text's normal form, else None."""
         if rewriting is None or not all(contents):
             return None
         lost, normalized = self._reference.lost_bytes, rewriting.normalized
@@ -314,7 +303,7 @@ def _monotone(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
-    """Place tokens in a text that they spell except for white space, else None."""
+    """Place tokens in a text that they spell except for white space."""
     places: list[tuple[int, int]] = []
     position = 0
     for content in contents:

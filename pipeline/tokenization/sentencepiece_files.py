@@ -1,8 +1,8 @@
 """Write a SentencePiece model's file for a `tokenizer.json`.
 
-llama.cpp's converter reads scores from `tokenizer.model`; without it, it writes one score for all
-tokens of a Llama-2-like vocabulary, and llama.cpp splits texts differently. The protobuf message is
-written by hand for the reason that `conversion` reads it by hand.
+Without it llama.cpp's converter gives all tokens of a Llama-2-like vocabulary one score, and
+llama.cpp splits texts differently. It is written by hand for the reason that `conversion` reads it
+by hand.
 """
 
 import struct

@@ -1,8 +1,8 @@
 """Find a tokenizer's file: a Hugging Face repository, a folder, or a file.
 
-Files are read directly, since the classes of `transformers` silently change some tokenizers (its
-5.x `LlamaTokenizer` discards the normaliser). Rank files (tiktoken's, Mistral's tekken) and the
-name `bytes` become a `tokenizer.json`.
+Files are read directly: the classes of `transformers` silently change some tokenizers (its 5.x
+`LlamaTokenizer` discards the normaliser). Rank files and the name `bytes` become a
+`tokenizer.json`.
 """
 
 import re
@@ -50,10 +50,9 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer's file: the user's name for it, the library that reads it, its bytes.
+    """A tokenizer's file by the user's name for it; a rank file's data are its `tokenizer.json`.
 
-    A rank file's are those of its `tokenizer.json`. Parsing `definition` again would take a tenth
-    of loading.
+    Parsing `definition` again would take a tenth of loading.
     """
 
     source: str

@@ -1,13 +1,13 @@
 """Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
 
-The reference libraries give offsets; `fastokens` gives only ids, but 5 to 100 times faster. Ids are
-enough if a tokenizer spells its text: each has known bytes, and offsets are a running sum. The fast
-path is used only if it is exact:
+`fastokens` gives only ids, but 5 to 100 times faster than the reference libraries. If a tokenizer
+spells its text, ids are enough: each has known bytes, and offsets are a running sum. The fast path
+is used only if it is exact:
 
-- At load, both must agree on the hard cases of `PROBES`, and split every character off its
-  neighbours alike (`pipeline.tokenization.pretokenizer_splits`).
+- At load, both must agree on `PROBES`, and split every character off its neighbours alike
+  (`pipeline.tokenization.pretokenizer_splits`).
 - In every document the tokens' lengths must add up, and unless it is ASCII their bytes must spell
-  it or its normal form; else it goes through the reference (`pipeline.tokenization.reference`).
+  it or its normal form; else it takes the reference path.
 """
 
 import logging
@@ -158,7 +158,7 @@ class Tokenizer:
     def keeps_text(self, text: bytes) -> bool:
         """Whether normalising leaves a text unchanged, except for an added leading space.
 
-        True for bytes that aren't UTF-8, such as half a character: they are never normalised alone.
+        True for bytes that aren't UTF-8: they are never normalised alone.
         """
         try:
             normalized = self._reference.normalize(text.decode()).encode()
@@ -252,7 +252,7 @@ class Tokenizer:
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
         """Compare both paths, and the encoders themselves, as documents may hide a difference.
 
-        Texts with ids of unknown bytes always go to the reference, so encoders may differ there.
+        Ids without known bytes may differ: their texts go to the reference.
         """
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
         if self._fast is None:  # it has failed on one, and logged that
@@ -301,7 +301,7 @@ class Tokenizer:
     def _carry_back(self, batch: TokenBatch, document: int, text: bytes) -> bool:
         """Write the offsets of fast tokens that spell a normalised text; return whether they do.
 
-        A long text returns False: its pieces come here.
+        False for a long text: its pieces come here.
         """
         if len(text) > LONG_TEXT_BYTES:
             return False

@@ -1,18 +1,16 @@
 """How many tokens of a draft model a target model accepts in speculative decoding.
 
-The draft proposes some tokens; the target reads them in one pass, keeps those before the first that
-it would not have written, and adds one of its own. The output is the target's own continuation, so
-it is written first, and rounds are counted along it.
+The draft proposes tokens; the target reads them in one pass, keeps those before the first that it
+would not have written, and adds one. The output is the target's own continuation, so it is written
+first, and rounds are counted along it.
 
 With one vocabulary the draft reads it in a single pass. A greedy round accepts tokens while they
-are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv 2211.17192) that emits
-token x has accepted the draft's with probability min(p(x), q(x)) / p(x), so the target's sample
-alone gives the expected acceptance.
+are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv 2211.17192) that emits x
+has accepted the draft's with probability min(p(x), q(x)) / p(x).
 
-With two vocabularies, as in universal assisted decoding, the target's tokenizer reads the draft's
-bytes: tokens are accepted while they equal the target's continuation. Sampled, this is called
-matched: the chance that two samples match, Σ p·q, is below that of speculative sampling, Σ min(p,
-q).
+With two vocabularies (universal assisted decoding) the target's tokenizer reads the draft's bytes:
+tokens are accepted while they equal the continuation. Sampled, this is called matched: two samples
+match with chance Σ p·q, less than speculative sampling's Σ min(p, q).
 """
 
 from collections.abc import Iterator, Sequence

@@ -28,12 +28,6 @@ def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
     `rows` are float [V_old, …], such as embeddings or an output layer's bias; old rows beyond
     `num_old` are padding. New ones beyond the vocabulary get the mean; tokens beyond `num_rows` get
     none.
-
-    Example:
-        >>> origins = Origins(np.array([2], np.uint8), np.array([0, 0]), np.array([1, 2]),
-        ...                   np.array([0.5, 0.5]), num_old=3)
-        >>> transfer_rows(torch.tensor([[9.0], [2.0], [4.0]]), origins, num_rows=1)
-        tensor([[3.]])
     """
     wide = rows.detach().cpu().double().reshape(len(rows), -1)
     made = origins.new_ids < num_rows
