@@ -1,9 +1,9 @@
 """A model's probability of cells: sets of tokens, see `pipeline.distributions.cells`.
 
-Most tokens are their own cell, whose probability the walk over the vocabulary gives. For the others
-a few thousand columns of logits are computed a second time, and added up by cell.
+The walk over the vocabulary gives that of single tokens. The few thousand logits of *large* cells,
+of several tokens, are computed again and added up.
 
-Shapes: n places, g cells of several tokens, K chosen entries.
+Shapes: n places, g large cells, K chosen entries.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,11 @@ from pipeline.losses.logits import (
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cell of each token of a vocabulary.
+    """The cell of each token of a vocabulary, on the CPU.
 
     Attributes:
-        numbers: int64 [V], the least token of each token's cell, on the CPU.
-        ruled_out: int64 [N], ascending, tokens that don't come after another, as the other * V +
-            the token, on the CPU.
+        numbers: int64 [V], the least token of each token's cell.
+        ruled_out: int64 [N], ascending: a * V + b if token b can't follow a.
     """
 
     numbers: Tensor
@@ -40,17 +39,12 @@ class Cells:
 
     @classmethod
     def of(cls, numbers: ArrayLike, ruled_out: ArrayLike = ()) -> "Cells":
-        """Take the two tables of `pipeline.distributions.cells.count_cells`.
-
-        Example:
-            >>> Cells.of(np.array([0, 1, 1])).numbers
-            tensor([0, 1, 1])
-        """
+        """Take the two tables of `pipeline.distributions.cells.count_cells`."""
         own, ruled = (torch.from_numpy(np.array(each, np.int64)) for each in (numbers, ruled_out))
         return cls(own, ruled)
 
     def on(self, device: torch.device, share: VocabularyShare | None = None) -> "PlacedCells":
-        """Return them on a device, for one rank's part of the vocabulary; cached."""
+        """Place them on a device, for one rank's part of the vocabulary; cached."""
         own = (0, len(self.numbers)) if share is None else (share.first, share.num_own)
         key = (device, *own)
         if key not in self._placed:
@@ -60,13 +54,11 @@ class Cells:
 
 @dataclass(frozen=True)
 class PlacedCells:
-    """Cells on a device, from one rank's view.
+    """`Cells` on a device, from one rank's view.
 
     Attributes:
-        numbers: int64 [V], as in `Cells`.
-        ruled_out: int64 [N], as in `Cells`.
-        places: int64 [V], a token's cell among this rank's cells of several tokens, -1 without one.
-        is_large: bool [V], whether a token's cell has several tokens, on whatever ranks.
+        places: int64 [V], a token's cell among this rank's large cells, else -1.
+        is_large: bool [V], for cells on any ranks.
         tables: for the cells from a place on, int64 [cells, size], this rank's rows of their
             tokens, padded with -1.
     """
@@ -78,12 +70,12 @@ class PlacedCells:
     tables: tuple[tuple[int, Tensor], ...]
 
     def number_of(self, token_ids: Tensor) -> Tensor:
-        """Return the cells of tokens, int64 [...]; unknown tokens, and none (-1), unchanged."""
+        """Return the cells of tokens; unknown tokens and -1 unchanged."""
         inside = (token_ids >= 0) & (token_ids < len(self.numbers))
         return torch.where(inside, self.numbers[token_ids.where(inside, 0)], token_ids)
 
     def rule_out(self, token_ids: Tensor, before: Tensor) -> Tensor:
-        """Return which tokens, int64 [...], don't come after `before`, of the same shape; bool."""
+        """Return which tokens can't follow `before`."""
         codes = before * len(self.numbers) + token_ids
         if not len(self.ruled_out):
             return torch.zeros_like(codes, dtype=torch.bool)
@@ -91,7 +83,7 @@ class PlacedCells:
         return (token_ids >= 0) & (self.ruled_out[place] == codes)
 
     def split(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens of small cells, else -1, and places of the others' cells, else -1."""
+        """Return tokens of small cells, and places of large ones; -1 elsewhere."""
         inside = (token_ids >= 0) & (token_ids < len(self.numbers))
         known = token_ids.where(inside, 0)
         large = inside & self.is_large[known]
@@ -100,15 +92,9 @@ class PlacedCells:
 
 @dataclass(frozen=True)
 class CellSums:
-    """The walk over the tokens of cells, in chunks: log-sum-exps of logits, and their gradients.
+    """The walk over large cells: log-sum-exps of logits, and their gradients.
 
-    Attributes:
-        cells: as this rank sees them.
-        hidden: float [n, H].
-        weight: float [V, H], this rank's rows.
-        change: scale and cap of `OutputLayer`.
-        chunk_rows: rows of the vocabulary at one time.
-        half: dtype to which an autocast rounds the weight's rows.
+    `change` is scale and cap of `OutputLayer`, `half` an autocast's dtype.
     """
 
     cells: PlacedCells
@@ -136,13 +122,13 @@ class CellSums:
         grad_hidden: Tensor,
         grad_weight: Tensor | None,
     ) -> None:
-        """Add the gradients of log-sum-exps, `sums_nk` being those over all ranks."""
+        """Add the gradients of log-sum-exps, given those over all ranks."""
         tokens = torch.arange(len(places_nk), device=places_nk.device)
         tokens = tokens.unsqueeze(-1).expand_as(places_nk)
         for start, rows in self._chunks():
             column, count = places_nk - start, len(rows)
             column = column.where((column >= 0) & (column < count), count)
-            # One column more, for the cells of other chunks; of a cell named twice both count.
+            # One more column takes the cells of other chunks; a cell named twice counts twice.
             shape = len(places_nk), count + 1
             grads = grads_nk.new_zeros(shape)
             grads.index_put_((tokens, column), grads_nk, accumulate=True)
@@ -166,7 +152,6 @@ class CellSums:
         return narrow(self.weight[rows.clamp_min(0).flatten()], self.half)
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield parts of the cells' tables, each with its first cell's place."""
         for start, table in self.cells.tables:
             step = max(1, self.chunk_rows // table.shape[1])
             for first in range(0, len(table), step):
@@ -179,7 +164,7 @@ def _place(cells: Cells, own: range, device: torch.device) -> PlacedCells:
     is_large = sizes[numbers] > 1
     held = np.flatnonzero(is_large)
     held = held[(held >= own.start) & (held < own.stop)]
-    # By cell, of each its tokens; cells of nearly equal size make one table.
+    # Sorted by cell; cells of nearly equal size share a table.
     order = held[np.argsort(numbers[held], kind="stable")]
     distinct, counts = np.unique(numbers[order], return_counts=True)
     starts = np.cumsum(counts) - counts

@@ -12,7 +12,7 @@ from pipeline.losses.loss_checks import refuse_any
 def chosen_entries(
     entry_ids: Tensor, values: Tensor, chunks: list[slice]
 ) -> "ChosenEntries | ComparedEntries":
-    """Return entries int64 [n, K] for a walk: sorted, unless the host would wait for a device."""
+    """Prepare entries, int64 [n, K], for a walk."""
     if entry_ids.is_cuda:
         return ComparedEntries(entry_ids, values, chunks)
     return ChosenEntries.of(entry_ids, values, chunks)
@@ -20,10 +20,7 @@ def chosen_entries(
 
 @dataclass(frozen=True)
 class ComparedEntries:
-    """The same, found by comparing all in each chunk: more work, but nothing is read back.
-
-    Chunks are large on a device, so there are few of them.
-    """
+    """Entries compared with each chunk: more work, but the host doesn't wait for a device."""
 
     entry_ids: Tensor
     values: Tensor
@@ -38,7 +35,7 @@ class ComparedEntries:
         """Add the values of a chunk's entries to its gradients; repeated tokens add up."""
         places, inside = self._inside(number)
         added = self.values.where(inside, 0.0)
-        # Entry by entry, so that no place is written twice at one time: sums keep their order.
+        # Entry by entry: no place is written twice at once, so sums keep their order.
         for column in range(places.shape[-1]):
             own = slice(column, column + 1)
             grad_logits_nv.scatter_add_(-1, places[:, own], added[:, own])
@@ -51,12 +48,11 @@ class ComparedEntries:
 
 @dataclass(frozen=True)
 class ChosenEntries:
-    """Cells of the logits [n, V] and a value for each, sorted by the chunk that holds them.
+    """Entries sorted by the chunk that holds them, which then needs no comparisons.
 
-    Sorted once, so a chunk finds its own by two numbers without comparisons. Values are float [n,
-    K], in the caller's order. Chunks are equally long except for the last; `bounds` are entries
-    before each chunk, and in all. Of each entry, int64: its place in the flat [n * K], its token,
-    the row of the logits, and its id, the column, rising.
+    Values are float [n, K], in the caller's order; `bounds` count the entries before each chunk,
+    and all. Sorted, int64: places in the flat [n * K], tokens (rows of the logits) and ids
+    (columns).
     """
 
     values: Tensor
@@ -68,15 +64,9 @@ class ChosenEntries:
 
     @staticmethod
     def of(entry_ids: Tensor, values: Tensor, chunks: list[slice]) -> "ChosenEntries":
-        """Sort entries int64 [n, K]; those of -1 precede the first chunk, so none meets them.
-
-        Example:
-            >>> ids = torch.tensor([[3, -1], [0, 2]])
-            >>> ChosenEntries.of(ids, torch.zeros(2, 2), [slice(0, 2), slice(2, 4)]).bounds
-            [1, 2, 4]
-        """
+        """Sort entries int64 [n, K]; no chunk holds those of -1."""
         ids, places = entry_ids.flatten().sort()
-        # Made on the device, and read once: for a copy to it the host would wait, too.
+        # Made on the device, and read once: copying to it would make the host wait, too.
         length, end = (chunks[0].stop, chunks[-1].stop) if chunks else (0, 0)
         edges = (torch.arange(len(chunks) + 1, device=ids.device) * length).clamp_max_(end)
         bounds = torch.searchsorted(ids, edges).tolist()
@@ -84,12 +74,12 @@ class ChosenEntries:
         return ChosenEntries(values, chunks, bounds, places, tokens, ids)
 
     def read_from(self, logits_nv: Tensor, number: int) -> None:
-        """Set the values of a chunk's entries to their logits."""
+        """See `ComparedEntries`."""
         places, cells = self._cells(number)
         self.values.view(-1)[places] = logits_nv[cells]
 
     def add_to(self, grad_logits_nv: Tensor, number: int) -> None:
-        """Add the values of a chunk's entries to its gradients; repeated tokens add up."""
+        """See `ComparedEntries`."""
         places, cells = self._cells(number)
         grad_logits_nv.index_put_(cells, self.values.view(-1)[places], accumulate=True)
 

@@ -1,20 +1,15 @@
 """Per-token cross entropy of a language model's output layer without its full logits.
 
 A vocabulary of 151,936 makes the fp32 logits of 4,096 tokens 2.3 GiB, and a plain cross entropy
-holds them two to four times. Here the vocabulary is walked in chunks: a running maximum and sum
-give each token's log normaliser, from which the backward pass recomputes each chunk of logits.
-Walking the vocabulary rather than the tokens makes every row of the weight's gradient one matrix
-product, without an fp32 accumulator, and the chunk stays in cache.
+holds them two to four times. Here the vocabulary is walked in chunks that stay in cache, and the
+backward pass recomputes logits, only of tokens whose loss received a gradient. Walking the
+vocabulary, not the tokens, makes every row of the weight's gradient one matrix product.
 
-The backward pass recomputes only tokens whose loss received a gradient. With guidance that keeps 40
-% of the tokens, this costs less than a plain backward pass with stored logits.
+`torch.nn.functional.linear_cross_entropy` (2.15) returns bf16 losses for bf16 inputs, too coarse to
+rank, and is slower on CPU (benchmarks/guidance.py). `liger-kernel` and `cut-cross-entropy` need a
+GPU.
 
-Alternatives: `torch.nn.functional.linear_cross_entropy` (2.15) returns bf16 losses for bf16 inputs,
-too coarse to rank loss differences, gives no entropies, and is slower on CPU
-(benchmarks/guidance.py). `liger-kernel` and `cut-cross-entropy` need a GPU.
-
-Shapes: hidden [..., H], labels [...], the output layer's weight [V, H]; inside, n tokens, v rows of
-the vocabulary and k chosen tokens for each: logits_nv, entry_ids_nk.
+Shapes: n tokens, v rows of the vocabulary and k entries per token: logits_nv, entry_ids_nk.
 """
 
 from collections.abc import Callable
@@ -57,11 +52,10 @@ class TokenScores:
     """A model's scores of each label.
 
     Attributes:
-        losses: fp32 (fp64 for fp64 inputs) [...], nats; 0 if the loss mask is 0; differentiable.
-        entropies: like losses, nats, without a gradient; None unless requested.
-        entry_log_probs: like losses, [..., K], the log-probability of each of `entry_ids`, nats;
-            differentiable; -inf for no entry. None without `entry_ids`. With cells, that of the
-            entry's cell.
+        losses: fp32 (fp64 for fp64 inputs) [...], nats, differentiable; 0 if the loss mask is 0.
+        entropies: like losses, without a gradient; None unless requested.
+        entry_log_probs: like losses, [..., K], of entries or their cells; -inf for no entry. None
+            without `entry_ids`.
     """
 
     losses: Tensor
@@ -85,32 +79,28 @@ def linear_cross_entropy(
 ) -> TokenScores:
     """Give each label's loss, `-log softmax(logits)[label]`, chunk by chunk.
 
-    Products of half-precision inputs, and the model's changes to them, are kept in fp32. Under
-    autocast both operands of a product, and nothing else, are rounded to its dtype, chunk by chunk.
-    An output layer with a bias is not covered.
+    Logits of half-precision inputs are fp32. Under autocast only the operands of products are
+    rounded to its dtype. A bias is not covered.
 
     Args:
         hidden: float [..., H], the states that enter the output layer.
-        output_layer: with its scale and cap; or only its weight, float [V, H], without either.
+        output_layer: or its weight, float [V, H], without scale and cap.
         labels: int64 [...], already shifted; any value where the loss mask is 0.
         loss_mask: bool or float [...], 0 if a label doesn't count. None: all count.
-        vocab_size: rows of the weight that are tokens; later rows are padding with probability
-            and gradient 0. None: all rows.
+        vocab_size: rows of the weight that are tokens; later rows are padding with probability and
+            gradient 0. None: all rows.
         with_entropy: also give the entropy of each predicted distribution.
-        entry_ids: int64 [..., K], further tokens to give log-probabilities of, in any order; -1:
-            none. Losses and log-probabilities share one backward pass.
-        cells: an entry means its cell, whose probability is that of all its tokens together.
-        group: ranks each of which has an equal part of the weight's rows, in order (tensor
-            parallelism); all call, with the same states and labels, and get the same scores.
-        check_labels: False: the host doesn't wait for the device to check them; counted labels
-            outside the vocabulary get NaN, entries outside count as none.
-        all_learn: True: nearly every label gets a gradient, so the backward pass doesn't search for
-            those that do, for which the host would wait for the device.
+        entry_ids: int64 [..., K], further tokens to give log-probabilities of; -1: none.
+        cells: give the probability of each entry's cell instead.
+        group: ranks with equal parts of the weight's rows, in order (tensor parallelism); all call,
+            with the same states and labels, and get the same scores.
+        check_labels: False: the host doesn't wait for the device; counted labels outside the
+            vocabulary get NaN, entries outside count as none.
+        all_learn: nearly every label gets a gradient: the backward pass doesn't wait to find which.
 
     Returns:
         Losses with a gradient to `hidden` and the weight, and requested entropies and
-        log-probabilities of entries. With a group each rank's gradient of `hidden` is that through
-        its own rows: their sum is the whole.
+        log-probabilities. With a group, add up the ranks' gradients of `hidden`.
 
     Raises:
         ValueError: shapes disagree, or a counted label or entry lies outside the vocabulary.
@@ -159,15 +149,10 @@ def score_tokens(
     *,
     teacher_loss_mask: Tensor,
 ) -> Tensor:
-    """Give a frozen teacher's loss of each of its own tokens, fp32 [rows, T], nats; no gradient.
+    """Give a frozen teacher's losses of its own tokens, fp32 [rows, T], nats; no gradient.
 
-    The state at position l - 1 predicts token l, so the shift happens only here: entry l of the
-    result is `-log P(x_l | x_<l)`, for `pipeline.guidance.aggregation.aggregate_teacher_losses`.
-
-    Hidden states are float [rows, T, H], the teacher's last; tokens int64 [rows, T]. The mask, bool
-    [rows, T], is False for a token without context (the first of a document) and padding: its loss
-    is NaN. ValueError if it claims a loss for a row's first token, and as in
-    `linear_cross_entropy`.
+    Entry l is `-log P(x_l | x_<l)`, predicted by the state at l - 1; NaN where the mask is False,
+    for padding and tokens without context. ValueError if it is True for a row's first token.
     """
     mask = teacher_loss_mask.bool()
     refuse_any(mask[:, 0], partial(_refuse_first, mask))
@@ -180,10 +165,7 @@ def score_tokens(
 
 
 def wide_products(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return products of few states with an output layer, at least fp32 [n, V], without gradient.
-
-    Only a chunk of a half-precision weight is copied at a time.
-    """
+    """Multiply few states with an output layer, at least fp32 [n, V], without gradient."""
     chunks = row_chunks(len(weight), rows_at_once(len(hidden), hidden.device))
     return torch.cat([matmul_wide(hidden, weight[chunk].T) for chunk in chunks], dim=-1)
 
@@ -193,9 +175,8 @@ def map_token_chunks(
 ) -> Tensor:
     """Apply a per-token function chunk by chunk, recomputing each chunk in the backward pass.
 
-    For losses that need whole distributions of two models: only one chunk's logits are alive at a
-    time, at the price of computing them twice. The function maps slices of the tensors, which have
-    the same dim 0, to a tensor with that dim 0; gradients reach parameters it closes over.
+    For losses of whole distributions: only one chunk's logits are alive. The tensors share dim 0,
+    as does the result; gradients reach parameters that the function closes over.
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")
@@ -308,7 +289,7 @@ def _log_normalisers(
     with_entropy: bool,
     half: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Walk the vocabulary once: log sum exp, entropies, and this rank's logits of entries."""
+    """Return log normalisers, entropies, and this rank's logits of entries."""
     hidden = widen_once(hidden)
     # Any finite start will do; a label's logit is -inf where the model excludes it.
     maximum = label_logits.clamp_min(torch.finfo(label_logits.dtype).min)
@@ -358,10 +339,10 @@ def _gradients(
     needs_weight: bool,
     half: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Walk the vocabulary again, for the gradients of losses and of entries' log-probabilities.
+    """Walk the vocabulary again.
 
     grad_logits = softmax * (grad_loss - sum of grad_entries) - grad_loss at the label + grad_entry
-    at each entry. Products get that times the slope of the logits.
+    at each entry.
     """
     hidden = widen_once(hidden)
     grad_hidden = widen(torch.zeros_like(hidden))
@@ -377,7 +358,7 @@ def _gradients(
         slopes = logit_slopes(logits_nv, *change)
         log_probabilities_nv = logits_nv.sub_(log_normaliser.unsqueeze(-1))
         grad_logits_nv = log_probabilities_nv.clamp_min_(MIN_EXPONENT).exp_().mul_(scale)
-        # Of a label elsewhere 0 at some place: to look for those inside, the host would wait.
+        # A label elsewhere subtracts 0 somewhere: to find those inside, the host would wait.
         inside = (labels >= chunk.start) & (labels < chunk.stop)
         places = (labels - chunk.start).clamp(0, len(rows) - 1)
         grad_logits_nv[tokens, places] -= grad_losses.where(inside, 0.0)

@@ -1,12 +1,8 @@
 """Distillation, the paper's comparison: cross entropy plus a divergence per token.
 
-In Kullback-Leibler distillation (KLD) the student imitates a teacher with its vocabulary. Universal
-logit distillation (ULD) matches sorted probabilities of any vocabularies: without a common order,
-and at a uniform cost, the Wasserstein distance is the L1 distance of the sorted probabilities, the
-smaller vocabulary padded with zeros. As published, it compares token t of a document's student
-tokens with token t of its teacher tokens, unaligned, the weakness that the paper points at, and
-truncates the longer sequence. Student tokens beyond the shorter length keep their cross entropy and
-have distance 0.
+Kullback-Leibler distillation (KLD) needs one vocabulary. Universal logit distillation (ULD)
+compares sorted probabilities of any two: at a uniform cost, their L1 distance is the Wasserstein
+distance. As published, it pairs a document's t-th student and teacher tokens, unaligned.
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 5 and 6, appendix B; Boizard et al. (arXiv 2402.12030).
 """
@@ -27,17 +23,11 @@ def distillation_loss(
     weight: float,
     kept: Tensor | None = None,
 ) -> LossResult:
-    """Add a divergence to the cross entropy of the tokens that count.
+    """Add divergences, weighted by λ, to the cross entropy of the tokens that count.
 
-    Divergences, float [rows, seq_length], are the student's from the teacher, with a gradient like
-    the losses; 0 where undefined. The weight is λ; the paper's is 1 for KLD (Eq. 5: equal weights)
-    and 0.5 for ULD (Eq. 6). `kept`, bool [rows, seq_length], are the labels whose cross entropy
-    counts, None: all of the mask; divergences count either way.
-
-    Returns the sum of the kept losses and of `weight * divergences` over the mask, the mask's size,
-    and the metrics `student_loss`, `divergence` and, with `kept`, `kept_fraction`.
-
-    Source: Eq. 5 and 6.
+    The paper's λ is 1 for KLD (Eq. 5) and 0.5 for ULD (Eq. 6). Cross entropy is of the `kept`
+    labels, None: of all; divergences count either way. Metrics are `student_loss`, `divergence`
+    and, with `kept`, `kept_fraction`.
     """
     check_same_shape(student_losses, divergences=divergences, loss_mask=loss_mask, kept=kept)
     if not weight >= 0:
@@ -60,17 +50,11 @@ def distillation_loss(
 def kld_losses(
     student_logits: Tensor, teacher_logits: Tensor, *, vocab_size: int | None = None
 ) -> Tensor:
-    """Give KL(student || teacher) of each token's two predicted distributions.
+    """Give KL(student || teacher) of each token, nats, for models that share a tokenizer.
 
-    Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...],
-    nats, infinite where only the teacher excludes (logit -inf) a token. Only the student gets a
-    gradient. Tokens are independent, so `pipeline.losses.cross_entropy.map_token_chunks` bounds the
-    memory.
-
-    Both models must share the tokenizer. Columns from `vocab_size` on, the tokenizer's
-    (`manifest.student.vocab_size`), are padding, of which related models have different numbers
-    (Llemma 32,016 for Llama's 32,000 tokens, Qwen2.5 151,936 or 152,064). None: both must have
-    equally many columns, and all count.
+    Logits are float [..., V], the student's with a gradient; the result is at least fp32 [...],
+    infinite where only the teacher excludes a token. Columns from `vocab_size` on are padding;
+    None: all count, equally many for both.
 
     Source: Eq. 5.
     """
@@ -104,15 +88,10 @@ def _check_inputs(student_logits: Tensor, teacher_logits: Tensor, vocab_size: in
 
 
 def uld_losses(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Give the distance between the sorted probabilities of each pair of tokens.
+    """Give the L1 distance of the sorted probabilities of each pair of tokens, in 0..2.
 
-    Logits are float [..., V] of either model; the result is fp32 (fp64 for fp64 inputs) [...], in
-    0..2. Only the student gets a gradient. Tokens are independent: sort large vocabularies through
-    `pipeline.losses.cross_entropy.map_token_chunks`.
-
-    Example:
-        >>> uld_losses(torch.zeros(1, 2), torch.zeros(1, 4))
-        tensor([1.])
+    Logits are float [..., V] of either model, the student's with a gradient; the result is at least
+    fp32 [...].
 
     Source: Eq. 6.
     """
@@ -131,12 +110,8 @@ def truncated_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Pair the t-th student token of each segment with its t-th teacher token.
 
-    Takes the segments' starts among either's tokens, int [segments + 1]; returns student_index and
-    teacher_index, int64 [pairs], with min(student, teacher length) pairs per segment.
-
-    Example:
-        >>> truncated_pairs(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4]))
-        (tensor([0, 1, 2]), tensor([0, 1, 3]))
+    Takes each side's segment bounds, int [segments + 1]; returns student and teacher indices, int64
+    [pairs].
     """
     if student_cu_seqlens.shape != teacher_cu_seqlens.shape:
         raise ValueError(
@@ -159,17 +134,9 @@ def truncated_turns(
 ) -> tuple[Tensor, Tensor]:
     """Pair the labels of each turn with the places that predict the teacher's tokens of it.
 
-    Two templates put different numbers of tokens around a turn, so in chats the t-th tokens of
-    segments have nothing to do with each other. A turn is a run of labels in the loss; its first
-    mapped label is paired with the place before its first teacher token, and so on, until either
-    side's turn ends. Given [rows, T], [rows, T, 2] and bool [rows, T_teacher], it returns places of
-    rows laid end to end, int64 [pairs] each, as `truncated_pairs` does.
-
-    Example:
-        >>> mask = torch.tensor([[0, 1, 1, 0]])
-        >>> spans = torch.tensor([[[0, 0], [3, 4], [4, 6], [6, 6]]])
-        >>> truncated_turns(mask, spans, torch.ones(1, 8, dtype=torch.bool))
-        (tensor([1, 2]), tensor([2, 3]))
+    Chat templates differ in length, so segments' t-th tokens don't correspond. A turn is a run of
+    labels; its first mapped label is paired with the place before its first teacher token, and so
+    on, until either side ends. The result is as in `truncated_pairs`, of rows laid end to end.
     """
     counted = loss_mask.bool()
     begins = counted.clone()

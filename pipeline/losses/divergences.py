@@ -1,8 +1,6 @@
 """A student's divergence from the stored part of a teacher's next-token distribution.
 
-K entries of the teacher's distribution are known, and one more bin for the rest, the *residual*.
-The student has the same K + 1 bins, its residual being all other tokens together, so the residuals'
-divisions don't matter.
+The bins of both are K entries and the *residual*, the rest.
 """
 
 import math
@@ -29,31 +27,21 @@ def distribution_divergences(
 ) -> Tensor:
     """Return KL(teacher || student) of each place over K entries and the residual, [n], nats.
 
-    `entry_log_probs`, fp32 or fp64 [n, K], are log q, nats, with a gradient, -inf for no entry;
-    `probs`, float [n, K], are p, 0 for no entry, and get none. With p the teacher's and q the
-    student's probabilities of the entries, and p_0 = 1 - sum p, q_0 = 1 - sum q,
+    With p the teacher's and q the student's probabilities, p_0 = 1 - sum p and q_0 = 1 - sum q,
 
         KL = p_0 log(p_0 / q_0) + sum_k p_k log(p_k / q_k)
 
-    Merging tokens into one bin never raises a divergence: this is a lower bound of the whole
-    vocabularies' KL, and equal to it if the residual is empty. It is infinite where the student
-    excludes (log-probability -inf) what the teacher doesn't.
+    This is a lower bound of the whole vocabularies' KL, and infinite where only the student
+    excludes a token.
 
-    - `temperature` τ acts on the bins of both sides, p_k^(1/τ) / sum_j p_j^(1/τ), and the result
-      is multiplied by τ², so that gradients keep their size (Hinton).
-    - `reverse` gives KL(student || teacher) of the same bins.
-    - Entries whose mass exceeds 1, by the rounding of stored log-probabilities, are divided by it;
-      their residual is 0. 0 log 0 = 0.
-    - The student's residual counts at least `MIN_RESIDUAL` (2^-20), below which fp32 can't know it;
-      its gradient is 0 there. The teacher's counts 0 there. Reversed, each of the teacher's bins
-      counts at least as much, for the divergence from an impossible token would be infinite.
-
-    Example:
-        >>> log_probs = torch.tensor([[0.5, 0.25]]).log()
-        >>> distribution_divergences(log_probs, torch.tensor([[0.5, 0.5]]))
-        tensor([0.3466])
-
-    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2 (temperature).
+    - `entry_log_probs`, [n, K], are log q, with a gradient, -inf for no entry.
+    - `probs`, [n, K], are p, 0 for no entry; normalised if rounding made their sum exceed 1.
+    - `temperature` τ acts on both sides' bins, p_k^(1/τ) / sum_j p_j^(1/τ); the factor τ² keeps the
+      size of gradients.
+    - `reverse` gives KL(student || teacher).
+    - The student's residual counts at least `MIN_RESIDUAL`, below which fp32 can't know it; a
+      smaller one of the teacher counts 0. Reversed, each teacher bin counts at least as much, so
+      the result stays finite.
     """
     if entry_log_probs.shape != probs.shape or probs.dim() != 2:
         raise ValueError(
@@ -80,15 +68,15 @@ def distribution_divergences(
 
 @dataclass(frozen=True)
 class LabelDistributions:
-    """Distributions of the labels of a batch, over the student's vocabulary.
+    """Distributions of a batch's labels, over the student's vocabulary.
 
     Attributes:
         ids: int64 [rows, seq_length, K], -1 for none; the first is -1 if a label has no
             distribution.
-        probs: float32 [rows, seq_length, K], their mass; the rest of 1 is the residual.
-        own_ids: int64 [rows, seq_length], `own_token_ids` of the rows.
-        shape: which of the K columns are exact, and which drawn.
-        cells: the cells of tokens; None: each token is its own.
+        probs: float32, like `ids`; the rest of 1 is the residual.
+        own_ids: `own_token_ids` of the rows.
+        shape: which columns are exact, and which drawn.
+        cells: of tokens; None: each token is its own.
     """
 
     ids: Tensor
@@ -103,11 +91,10 @@ class LabelDistributions:
         return self.ids[..., 0] >= 0
 
     def in_cells(self, cells: Cells, before: Tensor) -> "LabelDistributions":
-        """Return them over cells, `before` being the tokens before the labels, int64 [rows, S].
+        """Return them over cells, given the tokens before the labels, int64 [rows, seq_length].
 
-        What can't come after that token goes to the text's own: on average over texts that divides
-        it as the teacher expects of what can come, without a quotient, so that draws stay right on
-        average.
+        The mass of tokens that can't follow goes to the text's own. On average over texts this
+        renormalises without a quotient, which would bias draws.
         """
         before = before.long().unsqueeze(-1).expand_as(self.ids)
         is_out = cells.on(self.ids.device).rule_out(self.ids, before)
@@ -116,44 +103,29 @@ class LabelDistributions:
         return replace(self, ids=ids, cells=cells)
 
     def can_teach(self, labels: Tensor) -> Tensor:
-        """Return which labels have a usable distribution, bool [rows, seq_length].
-
-        Their own token is in the label's cell. Labels are int [rows, seq_length].
-        """
+        """Return which labels have a distribution, and their own token in their cell."""
         if self.cells is None:
             return self.is_known
         cells = self.cells.on(labels.device)
         return self.is_known & (cells.number_of(self.own_ids) == cells.number_of(labels.long()))
 
     def asked_of(self, labels: Tensor) -> Tensor:
-        """Return the tokens whose log-probabilities are needed, int64 [rows, seq_length, 1 + K].
-
-        The label comes first, -1 if it has no distribution.
-        """
+        """Return each label, then its entries, int64 [rows, seq_length, 1 + K]; -1 for none."""
         own = labels.long().where(self.is_known, -1)
         return torch.cat((own.unsqueeze(-1), self.ids), -1)
 
     def numbers_of(self, ids: Tensor) -> Tensor:
-        """Return the cells of tokens, int64 [...]; -1 for none."""
+        """Return the cells of tokens; -1 for none."""
         return ids if self.cells is None else self.cells.on(ids.device).number_of(ids)
 
 
 @torch.no_grad()
 def teacher_entropies(known: LabelDistributions) -> Tensor:
-    """Return a lower bound of the entropy of each label's partly known distribution.
+    """Return a lower bound of the entropy of each label's distribution, nats; 0 without one.
 
-    A token that isn't among the K likeliest is no likelier than the last of them, nor than all such
-    tokens together, p_0: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). As one
-    bin the rest would make a flat distribution look certain. The text's own token is known whatever
-    its rank, so it doesn't count as the last. If the mapping to another vocabulary adds masses up,
-    the result is an estimate.
-
-    The result is fp32 [rows, seq_length], nats, of exact columns; 0 if a label has no distribution.
-
-    Example:
-        >>> ids, probs = torch.tensor([[[3, 5]]]), torch.tensor([[[0.5, 0.25]]])
-        >>> teacher_entropies(LabelDistributions(ids, probs, torch.tensor([[3]]), EntryShape(2)))
-        tensor([[1.0397]])
+    Unknown tokens are no likelier than the last of the K likeliest, nor than p_0, all of them
+    together: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). The text's own
+    token, known anyway, isn't that last one.
     """
     exact = known.shape.exact
     ids, probs = known.ids[..., :exact], known.probs[..., :exact].float()
@@ -184,40 +156,27 @@ def distilled_loss(
 
         λ D(P, Q) + (1 - λ) (-log Q(c)) - log (q(label) / Q(c))
 
-    D is KL(P || Q) over the known cells and the residual. Which token of its cell the label is, the
-    text alone says. Where each token is a cell, this is λ D + (1 - λ) cross entropy.
+    D is KL(P || Q) over the known cells and the residual; only the text says which token of its
+    cell the label is. Without cells, this is λ D + (1 - λ) cross entropy. With draws D is the cross
+    entropy of Q with all columns: linear in P, so its gradient is right on average.
 
-    Args:
-        scores: the student's, [rows, seq_length], with the log-probabilities of what
-            `known.asked_of(labels)` names, of its cells if there are some.
-        known: what the teacher expects.
-        labels: int [rows, seq_length].
-        loss_mask: bool or float [rows, seq_length].
-        weight: λ, 0..1.
-        chosen: bool [rows, seq_length], the labels whose distribution is learned; None: all that
-            have one.
-        temperature: as in `distribution_divergences`.
-        reverse: as there.
-
-    Where tokens are drawn, D is the cross entropy of Q with all columns, which is linear in
-    what the teacher says: its gradient is right on average. `divergence` stays the KL of the exact
-    entries and the residual, without a gradient.
+    The scores hold log-probabilities of `known.asked_of(labels)`; `weight` is λ; `chosen` labels
+    learn their distribution, None: all that can. For temperature and `reverse`, not possible with
+    draws, see `distribution_divergences`.
 
     Returns:
-        The sum over the mask, its size, and metrics: `student_loss` over all labels,
-        `student_loss_taught` and `divergence` (KL, nats) over those whose distribution is learned,
-        `cell_loss`, -log Q(c) over the same, so that with exact columns alone the mean loss is
-        student_loss + λ taught_fraction (divergence - cell_loss); `student_loss_untaught` over the
-        others, `taught_fraction` of all; `distribution_fraction`, the share of labels with a
-        distribution, `mass_held`, what its exact entries hold on average, and `crossing_fraction`,
-        the share of them whose own token is in another cell: they learn by cross entropy alone.
+        The sum over the mask, its size, and metrics. Of all labels: `student_loss`,
+        `taught_fraction` (learn a distribution), `distribution_fraction` (have one). Of those
+        taught: `student_loss_taught`, `divergence` (KL even with draws), `cell_loss` (-log Q(c));
+        of the others `student_loss_untaught`. Of those with a distribution: `mass_held` (mean of
+        exact entries), `crossing_fraction` (own token in another cell). Without draws the mean loss
+        is student_loss + λ taught_fraction (divergence - cell_loss).
 
     Raises:
-        NonFiniteLossError: NaN or infinite values where the mask counts; names the row.
-        ValueError: shapes disagree, λ or the temperature are impossible, or tokens are drawn and
-            there is a temperature or `reverse`.
+        NonFiniteLossError: NaN or infinite values where the mask counts.
+        ValueError: shapes or options don't fit.
 
-    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2, for λ and the temperature.
+    Source: Hinton, Vinyals and Dean, arXiv 1503.02531, section 2: λ and temperature.
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must lie in 0..1, got {weight}: it is the λ of λ KL + (1 - λ) CE")
@@ -247,7 +206,7 @@ def distilled_loss(
     learned = divergences
     if known.shape.drawn:
         learned = _cross_entropies(student, teacher).view(taught.shape)
-    # What the label's cell costs is learned from the teacher in part.
+    # The weight of the divergence is taken from the cross entropy of the label's cell.
     cell_losses = -label_cells.where(taught, 0.0)
     learned = learned - cell_losses
     check_finite({"student_losses": (scores.losses, mask), "divergences": (learned, taught)})
@@ -265,23 +224,15 @@ def distilled_loss(
 
 
 def merge_cells(numbers: Tensor, entry_log_probs: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the student's and the teacher's probabilities with one entry per cell.
+    """Add up `probs` of one cell's entries, [n, K], whose log-probabilities are equal.
 
-    Numbers are int64 [n, K], -1 for none; entries of one cell have equal log-probabilities, fp32
-    [n, K], with a gradient, and their probabilities, float [n, K], are added up. The result is [n,
-    K] each, -inf and 0 for a repeated cell.
-
-    Example:
-        >>> merge_cells(
-        ...     torch.tensor([[7, 7]]), torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.25, 0.5]])
-        ... )
-        (tensor([[-1., -inf]]), tensor([[0.7500, 0.0000]]))
+    Repeated cells, and `numbers` of -1, get 0 and -inf.
     """
     ordered, order = numbers.sort(dim=-1, stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     is_first &= ordered >= 0
-    # The sum of a cell is added up at its first entry: gradients pass nothing that comes twice.
+    # A cell is added up at its first entry, so gradients pass no repeated one.
     first = torch.where(is_first, torch.arange(numbers.shape[-1], device=order.device), 0)
     first = first.cummax(-1).values
     places = torch.arange(len(numbers), device=order.device).unsqueeze(-1).expand_as(first)
@@ -311,22 +262,21 @@ def _metrics(
 
 
 def _cross_entropies(entry_log_probs: Tensor, probs: Tensor) -> Tensor:
-    """Return the cross entropy with entries over all tokens, [n]; repeated ones add up."""
     return -(probs.to(entry_log_probs.dtype) * entry_log_probs.where(probs > 0, 0.0)).sum(-1)
 
 
 def _student_bins(entries: Tensor) -> Tensor:
-    """Append all other tokens' log-probability to the entries', [n, K + 1]."""
+    """Append the residual's log-probability, [n, K + 1]."""
     # log(1 - exp(x)) as log(-expm1(x)): exact where the entries hold nearly everything.
     mass = entries.logsumexp(-1, keepdim=True).clamp_max(_MOST_LOG_MASS)
     return torch.cat((entries, torch.log(-torch.expm1(mass))), -1)
 
 
 def _teacher_bins(probs: Tensor, absent: Tensor, floor: float) -> Tensor:
-    """Return the log-probabilities of the same bins; -inf for an empty one, if allowed."""
+    """Return the log-probabilities of the same bins, at least of `floor`."""
     mass = probs.sum(-1, keepdim=True)
     entries = (probs / mass.clamp_min(1.0)).clamp_min(floor).log().masked_fill(absent, _NO_BIN)
     residual = 1.0 - mass
-    # Of entries that hold all of it, rounding leaves 1e-7: at a temperature of 2 that is 3e-4.
+    # If entries hold everything, rounding leaves 1e-7, which a temperature of 2 makes 3e-4.
     residual = residual.where(residual >= MIN_RESIDUAL, floor).log()
     return torch.cat((entries, residual), -1)

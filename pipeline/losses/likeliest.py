@@ -1,8 +1,6 @@
 """The likeliest next tokens, found in the walk over the vocabulary that also gives the losses.
 
-As in `pipeline.losses.cross_entropy` only one chunk of logits is held at a time. A token's
-likeliest so far are compared with a chunk only if it has a larger logit, so most chunks cost
-little.
+Most chunks cost little: a token's likeliest so far are compared only with larger logits.
 
 Shapes: n tokens, v rows of the vocabulary, K likeliest tokens.
 """
@@ -44,28 +42,13 @@ def score_with_likeliest(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return losses of labels and a model's likeliest tokens, from one walk; no gradient.
 
-    Args:
-        hidden: float [n, H], the states that enter the output layer.
-        output_layer: with its scale and cap.
-        labels: int64 [n]; -1 without a label, whose loss is undefined.
-        top_k: K, how many tokens.
-        vocab_size: only tokens below it are chosen; probabilities are of all rows of the output
-            layer in any case. None: all rows.
-        share: this rank's rows of the whole output layer, if ranks share it; all call, with the
-            same states and labels, and get the same. Rows after them are padding.
-        tail: draws tokens from those neither among the likeliest nor the label.
+    States are float [n, H], labels int64 [n], -1 for none. Only tokens below `vocab_size` are
+    chosen; None: all rows. If ranks `share` the layer, all call with the same states and labels,
+    and get the same. `tail` draws tokens other than the likeliest and the label.
 
-    Returns:
-        fp32 (fp64 for fp64 inputs) [n], `-log softmax(logits)[label]` in nats; int64 [n, K], token
-        ids, likeliest first, equally likely ones by rising id; and [n, K], their log-probabilities.
-
-    Raises:
-        ValueError: `top_k` exceeds the number of tokens.
-
-    Example:
-        >>> layer = OutputLayer(torch.tensor([[0.0], [0.0]]))
-        >>> score_with_likeliest(torch.ones(1, 1), layer, torch.tensor([1]), 1)
-        (tensor([0.6931]), tensor([[0]]), tensor([[-0.6931]]))
+    Returns losses, at least fp32 [n], nats; token ids, int64 [n, K], likeliest first, equally
+    likely ones by ascending id; and their log-probabilities over all rows, [n, K]. ValueError if
+    `top_k` exceeds the number of tokens.
     """
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
     tail = tail if tail is not None and tail.ids.shape[1] else None
@@ -123,10 +106,7 @@ def _walk(
     tail: TailDraws | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids [n, K], logits [n, K] and log normalisers [n]; `tail` sees the chunks.
-
-    For it the layer's first row is token `first`.
-    """
+    """Return ids [n, K], logits [n, K] and log normalisers [n]; row 0 is `tail`'s token `first`."""
     num_rows = layer.vocab_size
     if not 1 <= top_k <= num_ids:
         raise ValueError(f"the likeliest {top_k} tokens of {num_ids}: ask for 1 to {num_ids}")
@@ -156,11 +136,10 @@ def _walk(
 
 
 class _RunningTop:
-    """The largest K logits seen so far, equal ones by rising id.
+    """The largest K logits seen so far, equal ones by ascending id.
 
-    torch doesn't define which of equal values `topk` returns. So K + 1 are taken per chunk: if the
-    last two are equal, the tokens of this value are checked again at the end, if it is among the
-    largest by then.
+    torch doesn't define which of equal values `topk` returns. So K + 1 are taken per chunk; if the
+    last two are equal, `tell_apart` checks again.
     """
 
     def __init__(self, like_n: Tensor, top_k: int) -> None:
@@ -169,7 +148,6 @@ class _RunningTop:
         self._tied = like_n.new_full((len(like_n),), -torch.inf)
 
     def add(self, logits_nv: Tensor, start: int, largest_n: Tensor) -> None:
-        """Take a chunk of the vocabulary, whose first token is `start`."""
         top_k = self.values.shape[1]
         # An equal logit comes later here, so it changes nothing. NaN is let through, to be seen.
         rows = (~(largest_n <= self.values[:, -1])).nonzero().squeeze(-1)

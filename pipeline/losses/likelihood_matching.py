@@ -1,15 +1,14 @@
 """Approximate Likelihood Matching: the student gives text the likelihood that the teacher gives it.
 
-Selection takes from a teacher which tokens count. This takes how likely it finds them, and still
-needs no more than its losses, stored or online. Between two byte boundaries that both tokenizations
-share lies a chunk; both models have a likelihood of it, the sum of their tokens' losses.
+It needs only the teacher's losses. A chunk is the text between two byte boundaries that both
+tokenizations share; its loss is the sum of its tokens' losses.
 
     student  Pro|b|ability  ,  ·Un|certain|ty
     teacher  Probability    ,  ·Unc|ertainty
     chunks   Probability    ,  ·Uncertainty
 
-The published method also makes up for a chunk that one model would continue and the other would
-end; that takes a number more per token, which is not stored, and is left out.
+The published correction for chunks that only one model would continue is left out: it needs another
+stored number per token.
 
 Source: Minixhofer, Vulić and Ponti, arXiv 2503.20083.
 """
@@ -25,7 +24,7 @@ from pipeline.losses.spans import check_spans, span_sums
 
 TEMPERATURE = 100.0
 """Of the paper: likelihoods of chunks of several tokens would all be 0 without it."""
-# Nats. A chunk that a model is sure of has no logarithm of what remains.
+# Nats. The rest of a chunk's probability must be above 0 to have a logarithm.
 _MIN_LOSS = 1e-3
 
 
@@ -41,38 +40,14 @@ def likelihood_divergences(
 ) -> Tensor:
     """Return how far the student's likelihood of each chunk is from the teacher's.
 
-    With p = exp(-loss / temperature) for both models it is the KL divergence of two coins,
-    KL(p_teacher || p_student), times the temperature. For high temperatures that is `student -
-    teacher + teacher * log(teacher / student)` of the chunk's losses, so the gradient is cross
-    entropy's times `1 - teacher / student`: text that both models find equally unlikely teaches
-    nothing.
+    With p = exp(-loss / temperature) it is temperature * KL(p_teacher || p_student) of two coins.
+    At high temperatures the gradient is cross entropy's times `1 - teacher / student`, by the
+    chunk's losses: text that both models find equally unlikely teaches nothing.
 
-    Args:
-        student_losses: float [rows, seq_length], nats, with a gradient.
-        teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens.
-        teacher_spans: int [rows, seq_length, 2], as in `aggregate_teacher_losses`, of documents
-            whose first student token is a label, too.
-        loss_mask: bool or float [rows, seq_length].
-        teacher_loss_mask: bool [rows, teacher_seq_length], which teacher tokens have a loss.
-        temperature: divides the losses.
-        spans_checked: whether spans are known to be sound: then the host doesn't wait for the
-            device to check them.
-
-    Returns:
-        fp32 (fp64 for fp64 losses) [rows, seq_length], nats: a chunk's divergence at its first
-        label, 0 elsewhere, and 0 for chunks of which either model lacks a loss.
-
-    Raises:
-        NonFiniteLossError: NaN or infinite losses where a mask counts; names the row.
-        ValueError: shapes disagree, a span leaves the row, or the temperature is not positive.
-
-    Example:
-        >>> likelihood_divergences(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]),
-        ...     torch.tensor([[[0, 1], [0, 1]]]), loss_mask=torch.ones(1, 2),
-        ...     teacher_loss_mask=torch.ones(1, 1, dtype=torch.bool))
-        tensor([[0., 0.]])
-
-    Source: arXiv 2503.20083, section 3, with the divergence that it reports.
+    Losses, spans and errors are those of `aggregate_teacher_losses`, with masks of the tokens that
+    have a loss; a document's first student token must be a label. If `spans_checked`, the host
+    doesn't wait for the device. The result, at least fp32 [rows, seq_length], nats, is 0 except at
+    the first label of a chunk whose tokens all have a loss.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}; the paper takes 100")
@@ -102,13 +77,13 @@ def likelihood_divergences(
 
 @dataclass(frozen=True)
 class _Chunks:
-    """The text between common boundaries, as tokens; chunk c of a row is at place c.
+    """The chunks of each row, by number; all [rows, seq_length].
 
-    Attributes, all [rows, seq_length]:
-        numbers: each label's chunk; -1: no teacher token covers the label, so it is in none.
-        opens: labels that are the first of their chunk.
-        teacher_starts, teacher_stops: the teacher tokens of each chunk.
-        whole: chunks all of whose tokens have a loss.
+    Attributes:
+        numbers: each label's chunk; -1 if no teacher token covers it.
+        opens: labels that begin a chunk.
+        teacher_starts, teacher_stops: each chunk's teacher tokens.
+        whole: chunks whose tokens all have a loss.
     """
 
     numbers: Tensor
@@ -120,11 +95,9 @@ class _Chunks:
 
 @torch.no_grad()
 def _find_chunks(teacher_spans: Tensor, loss_mask: Tensor, teacher_loss_mask: Tensor) -> _Chunks:
-    """Find the chunks between boundaries that both tokenizations share, from the spans alone.
+    """Find the chunks: no teacher token crosses a common boundary.
 
-    Between two student tokens there is a common boundary if no teacher token crosses it: if the
-    spans so far end before the next one starts. The spans 0-1, 0-1, 1-2, 2-4, 3-4 are in the chunks
-    0, 0, 1, 2, 2.
+    The spans 0-1, 0-1, 1-2, 2-4, 3-4 are in the chunks 0, 0, 1, 2, 2.
     """
     starts, stops = teacher_spans.long().unbind(-1)
     mapped = stops > starts

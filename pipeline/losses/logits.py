@@ -20,14 +20,14 @@ MIN_EXPONENT = -87.0
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """An output layer without a bias, and its model's changes to the products.
+    """An output layer without a bias; models may scale and cap its products.
 
     A logit is `product * scale`, and with a cap `cap * tanh(product * scale / cap)`.
 
     Attributes:
         weight: float [V, H].
-        scale: factor of products (Granite, Cohere, Falcon-H1).
-        cap: the bound that logits never reach (Gemma, RecurrentGemma, xLSTM); None: no bound.
+        scale: used by Granite, Cohere, Falcon-H1.
+        cap: used by Gemma, RecurrentGemma, xLSTM; None: no bound.
     """
 
     weight: Tensor
@@ -40,7 +40,7 @@ class OutputLayer:
         return len(self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return whole logits, fp32 at least [..., V], differentiable; for few tokens at once.
+        """Return whole logits, at least fp32 [..., V], differentiable; for few tokens at once.
 
         Example:
             >>> OutputLayer(torch.eye(2), scale=0.5).logits(torch.ones(1, 2))
@@ -53,7 +53,7 @@ class OutputLayer:
 
 
 def to_logits(products: Tensor, scale: float, cap: float | None) -> Tensor:
-    """Turn products of hidden states and output layer into logits; see `OutputLayer`."""
+    """Scale and cap products; see `OutputLayer`."""
     scaled = products if scale == 1.0 else products * scale
     return scaled if cap is None else torch.tanh(scaled / cap) * cap
 
@@ -66,8 +66,8 @@ def logit_slopes(logits: Tensor, scale: float, cap: float | None) -> Tensor | fl
 def matmul_wide(left: Tensor, right: Tensor) -> Tensor:
     """Multiply with an fp32 result (fp64 for fp64 inputs).
 
-    torch has a half-precision product with an fp32 result only on CUDA (2.15); elsewhere operands
-    are widened first. A gradient of logits (fp32) is narrowed to meet half-precision weights.
+    torch (2.15) multiplies half-precision operands so only on CUDA, where a gradient of logits
+    (fp32) is narrowed to meet its weights.
     """
     half = next(
         (t.dtype for t in (left, right) if t.dtype in (torch.bfloat16, torch.float16)), None
@@ -99,8 +99,8 @@ class _WideProducts(torch.autograd.Function):
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     """Return the dtype to which an autocast rounds a product's operands; None without one.
 
-    A student's weights stay fp32, and so do the states after its last norm: unless both are
-    rounded, its largest product would run in fp32, without tensor cores.
+    A student's weights and last states stay fp32: unless both are rounded, its largest product
+    would run without tensor cores.
     """
     kind = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
@@ -114,13 +114,13 @@ def narrow(tensor: Tensor, half: torch.dtype | None) -> Tensor:
 
 
 def narrow_once(gradient: Tensor, rows: Tensor) -> Tensor:
-    """Narrow once what `matmul_wide` would narrow for every product."""
+    """Narrow once, not in every `matmul_wide`."""
     is_half = gradient.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)
     return gradient.to(rows.dtype) if is_half else gradient
 
 
 def widen_once(hidden: Tensor) -> Tensor:
-    """Widen once what `matmul_wide` would widen for every chunk."""
+    """Widen once, not in every `matmul_wide`."""
     return hidden if hidden.is_cuda else widen(hidden)
 
 
@@ -130,13 +130,13 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def row_chunks(vocab_size: int, chunk_rows: int) -> list[slice]:
-    """Return a vocabulary's rows in chunks; the last may be shorter."""
+    """Cut a vocabulary's rows into chunks; the last may be shorter."""
     starts = range(0, vocab_size, chunk_rows)
     return [slice(start, min(start + chunk_rows, vocab_size)) for start in starts]
 
 
 def rows_at_once(num_tokens: int, device: torch.device) -> int:
-    """Return the rows of the vocabulary per chunk of logits of `num_tokens` tokens."""
+    """Return the rows of the vocabulary per chunk of logits."""
     elements = _CPU_CHUNK_ELEMENTS if device.type == "cpu" else _ACCELERATOR_CHUNK_ELEMENTS
     return max(_MIN_CHUNK_ROWS, elements // max(1, num_tokens))
 
@@ -145,7 +145,7 @@ def rows_at_once(num_tokens: int, device: torch.device) -> int:
 class VocabularyShare:
     """This rank's part of a group's vocabulary, `num_own` tokens from `first` on.
 
-    It may be only padding. Without a group this process has the whole vocabulary.
+    It may be only padding. Without a group it is the whole vocabulary.
     """
 
     vocab_size: int
@@ -157,13 +157,9 @@ class VocabularyShare:
     def of(
         cls, num_rows: int, vocab_size: int | None, group: dist.ProcessGroup | None
     ) -> "VocabularyShare":
-        """Return a rank's share in a group, each rank with `num_rows` rows, in order.
+        """Return this rank's share if each rank has `num_rows` rows, in order.
 
-        `vocab_size` of all rows are tokens, ValueError if there are fewer rows; None: all rows.
-
-        Example:
-            >>> VocabularyShare.of(512, 500, None)
-            VocabularyShare(vocab_size=500, first=0, num_own=500, group=None)
+        `vocab_size` of all rows are tokens, None: all; ValueError if there are fewer rows.
         """
         ranks = 1 if group is None else group.size()
         vocab_size = num_rows * ranks if vocab_size is None else vocab_size
@@ -178,14 +174,14 @@ class VocabularyShare:
         return cls(vocab_size, first, min(max(vocab_size - first, 0), num_rows), group)
 
     def own_ids(self, token_ids: Tensor) -> Tensor:
-        """Return tokens' rows in this rank's layer, int64 [...]; -1 for other ranks'."""
+        """Return tokens' rows in this rank's layer; -1 for other ranks'."""
         if self.group is None:
             return token_ids
         own = token_ids - self.first
         return own.where((own >= 0) & (own < self.num_own), -1)
 
     def sum(self, own: Tensor) -> Tensor:
-        """Return the sum over the ranks, in place."""
+        """Add up over the ranks, in place."""
         if self.group is not None:
             dist.all_reduce(own, group=self.group)
         return own
@@ -199,14 +195,14 @@ class VocabularyShare:
         return largest
 
     def logsumexp(self, own: Tensor) -> Tensor:
-        """Return the logarithm of the sum of the ranks' exponentials; -inf is none."""
+        """Return the log-sum-exp over the ranks."""
         if self.group is None:
             return own
         largest = self.maximum(own).clamp_min(torch.finfo(own.dtype).min)
         return self.sum(torch.exp(own - largest)).log_().add_(largest)
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return all ranks' columns [n, ranks * K], in order, of this rank's [n, K]."""
+        """Gather the ranks' columns [n, K], in order, as [n, ranks * K]."""
         if self.group is None:
             return own
         ranks = [torch.empty_like(own) for _ in range(self.group.size())]

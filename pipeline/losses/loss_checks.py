@@ -1,7 +1,6 @@
-"""Shared checks of the losses: a broken input is named, with its row, before it spreads.
+"""Checks of losses: a broken one is named, with its row, before it spreads.
 
-To read a device's result, the host waits for it. A trainer postpones that to the end of a step
-(`put_off`), where it reads its numbers anyway.
+A trainer puts them off to the end of a step, where the host waits for the device anyway.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,33 +14,29 @@ from torch import Tensor
 
 
 class NonFiniteLossError(ValueError):
-    """A model gave NaN or an infinite loss for a token that counts."""
+    """NaN or an infinite loss of a token that counts."""
 
 
 class Checks:
-    """Checks whose results haven't been read yet.
-
-    Attributes:
-        flags: bool scalars on the device, True if something is broken.
-    """
+    """Checks that are put off; `flags` are bool scalars on the device, True if broken."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without checks."""
         self.flags: list[Tensor] = []
         self._explanations: list[Callable[[], None]] = []
 
     def add(self, flag: Tensor, explain: Callable[[], None]) -> None:
-        """Remember a flag, and a function that raises its error."""
+        """Add a flag, and a function that raises its error."""
         self.flags.append(flag)
         self._explanations.append(explain)
 
     def look(self) -> None:
-        """Read the flags, for which the host waits once, and raise as `refuse`."""
+        """Read the flags, for which the host waits once, and `refuse` them."""
         if self.flags:
             self.refuse(torch.stack(self.flags).tolist())
 
     def refuse(self, flags: Sequence[float]) -> None:
-        """Raise the error of the first set flag, given the flags' values."""
+        """Raise the error of the first flag that is set, given their values."""
         for flag, explain in zip(flags, self._explanations, strict=True):
             if flag:
                 explain()
@@ -62,7 +57,7 @@ def put_off() -> Iterator[Checks]:
 
 
 def refuse_any(broken: Tensor, explain: Callable[[], None]) -> None:
-    """Let `explain` raise if any is broken: at once, or when postponed checks are read."""
+    """Let `explain` raise if any is broken: at once, or when checks put off are read."""
     flag = broken.any()
     checks = _put_off.get()
     if checks is not None:
@@ -76,8 +71,7 @@ def check_finite(
 ) -> None:
     """Raise NonFiniteLossError, with the rows, for NaN and infinite values where a mask counts.
 
-    Each name's tensors are values [rows, T] and the bool mask [rows, T] of those that count. A
-    group shares the finding, so every rank raises and none waits for a broken one.
+    Each name has values and a bool mask, [rows, T]. In a group every rank raises.
     """
     num_broken = count_broken(tensors)
     if group is not None:
@@ -86,12 +80,12 @@ def check_finite(
 
 
 def count_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """Count NaN or infinite values that count, int64 scalar; see `check_finite`."""
+    """Count NaN and infinite values where masks count, int64 scalar."""
     return torch.stack([bad.sum() for bad in _broken(tensors).values()]).sum()
 
 
 def refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]], num_broken: Tensor) -> None:
-    """Raise NonFiniteLossError, with the rows, if `num_broken` values of all ranks are broken."""
+    """Raise NonFiniteLossError, with the rows, if `num_broken` of all ranks isn't 0."""
     refuse_any(num_broken, partial(_refuse_broken, tensors))
 
 
@@ -117,7 +111,7 @@ def _broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_same_shape(student_losses: Tensor, **others: Tensor | None) -> None:
-    """Raise ValueError for tensors of different tokens; None is skipped."""
+    """Raise ValueError unless shapes are equal; None is skipped."""
     for name, other in others.items():
         if other is not None and other.shape != student_losses.shape:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A loss that adds up over microbatches and ranks, and its metrics."""
+"""A loss with its metrics."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,9 @@ class LossResult(NamedTuple):
     A tuple, because wrappers of modules look for tensors in tuples.
 
     Attributes:
-        loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable. The loss is
-            `loss_sum / num_tokens`.
-        num_tokens: int64 scalar, the divisor; 0 when nothing was kept (then `loss_sum` is 0 and so
-            is its gradient).
-        metrics: by name, fp64 [2] = (numerator, denominator), detached. Add them over microbatches
-            and ranks, then divide: `metric_values`.
+        loss_sum: fp32 (fp64 for fp64 losses) scalar, nats, differentiable.
+        num_tokens: int64 scalar, the divisor; 0 if nothing was kept.
+        metrics: by name, fp64 [2] = (numerator, denominator), detached; `metric_values` divides.
     """
 
     loss_sum: Tensor

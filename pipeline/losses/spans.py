@@ -1,4 +1,4 @@
-"""Spans of a row's tokens: tokens with context, sums over spans, and checks."""
+"""Spans of a row's tokens: context, sums, and checks."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,8 @@ from torch import Tensor
 def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
     """Return which teacher tokens follow another of their document: only they can have a loss.
 
-    The one rule for every teacher: a document's context token, or its text's first token if the
-    convention has none, is predicted by nothing. `cu_seqlens`, int [..., segments + 1], are each
-    row's segment bounds from 0 on, padded with `seq_length`. The result is bool [..., seq_length];
-    padding is a segment like any other.
+    `cu_seqlens`, int [..., segments + 1], are each row's segment bounds from 0 on, padded with
+    `seq_length`. The result is bool [..., seq_length]; padding is a segment, too.
 
     Example:
         >>> has_context(torch.tensor([[0, 3, 4, 4]]), 4)
@@ -22,10 +20,9 @@ def has_context(cu_seqlens: Tensor, seq_length: int) -> Tensor:
 
 
 def span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    """Return the sum of each span of a row's values, by a prefix sum: fp64 or whole numbers.
+    """Add up each span of a row's values, fp64 or integers.
 
-    In fp32 it would lose small losses after a long prefix (1e-3 after 8,192 tokens of 3 nats); fp64
-    keeps them to 1e-11.
+    An fp32 prefix sum would lose small losses: 1e-3 after 8,192 tokens of 3 nats.
     """
     prefix = torch.nn.functional.pad(values.cumsum(-1), (1, 0))
     return prefix.gather(-1, ends) - prefix.gather(-1, starts)
@@ -34,11 +31,7 @@ def span_sums(values: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 def check_spans(
     teacher_losses: Tensor, teacher_spans: Tensor, teacher_loss_mask: Tensor | None = None
 ) -> int:
-    """Refuse spans that don't belong to the losses, as in `aggregate_teacher_losses`.
-
-    Returns the teacher tokens of the widest span; ValueError if shapes disagree or a span leaves
-    the row.
-    """
+    """Return the widest span's width; ValueError if shapes disagree or a span leaves the row."""
     if (
         teacher_losses.dim() != 2
         or teacher_spans.dim() != 3

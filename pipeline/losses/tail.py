@@ -1,15 +1,11 @@
 """Draws from a model's next tokens except its likeliest, in proportion to their probability.
 
-The walk over the vocabulary that finds the likeliest tokens also gives the mass of each block of
-256 tokens. A draw takes a block, then one of its tokens, both by the largest of log-mass plus
-Gumbel noise. Only blocks with an excluded token, and drawn blocks, have their logits computed a
-second time: none are kept.
+The walk that finds the likeliest tokens also gives the mass of each block of 256. A draw takes a
+block, then one of its tokens, both by the largest of log-mass plus Gumbel noise. Logits are
+computed again for drawn blocks, and those with an excluded token.
 
-Noise is a hash of a key (`draw_keys`: the tokens that the model reads, and the place among them),
-of the draw and of the block or token, so it depends on no batch, chunk or device. Rounding changes
-the largest noisy value only if two agree to the last digits, unlike a point of the cumulated
-distribution. Ranks that share a vocabulary draw the same as one with all of it: each adds up its
-part of a block, and the largest noisy value of all ranks is taken.
+Noise is a hash of a key (`draw_keys`), the draw, and the block or token, so batch, chunk, device
+and ranks don't matter.
 
 Shapes: n places, v rows of the vocabulary, b blocks, K excluded tokens.
 """
@@ -38,7 +34,7 @@ BLOCK = 256
 
 _WORD = 0xFFFFFFFF
 _NOISE_AT_ONCE = 1 << 20
-# Of a token that the model excludes; above -inf, which means that it may not be drawn.
+# For a token that the model excludes; -inf is for one that may not be drawn.
 _LEAST_LOGIT = -1e30
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -47,12 +43,8 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
     """Return the key of the draws after each token of a text, int64 [l, 2] below 2^32.
 
-    Keys differ between texts, even with a common beginning: means over texts lose their noise.
-    `input_ids`, integers [l], are all that a model reads, including tokens before the text.
-
-    Example:
-        >>> draw_keys(np.array([5, 7]), seed=0).tolist()
-        [[4080391683, 3180947691], [453309473, 4037488632]]
+    `input_ids` are all that a model reads. Texts with a common beginning have different keys, too,
+    so noise averages out over texts.
     """
     digest = blake2b(input_ids.astype("<i4").tobytes(), digest_size=8, key=seed.to_bytes(8))
     first = np.uint64(int.from_bytes(digest.digest(), "little"))
@@ -65,9 +57,9 @@ def draw_keys(input_ids: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
 
 
 def row_draw_keys(input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the keys of rows' places, int64 [rows, T, 2]; segments are texts.
+    """Return the keys of rows' places, int64 [rows, T, 2], on the host; segments are texts.
 
-    The seed is 0, the default of `vocag score`. Ids are int32 [rows, T], in host memory.
+    The seed is the default of `vocag score`.
     """
     tokens = input_ids.numpy()
     keys = np.zeros((*tokens.shape, 2), np.int64)
@@ -86,23 +78,20 @@ class TailDraws:
     """
 
     def __init__(self, keys: Tensor, num_draws: int) -> None:
-        """Draw `num_draws` times per place, possibly 0, with keys of `draw_keys`, int64 [n, 2]."""
+        """Draw `num_draws` times per place, possibly 0, with keys of `draw_keys`."""
         self.ids = torch.empty((len(keys), num_draws), dtype=torch.int64, device=keys.device)
         self._keys = keys
         self._log_masses: list[tuple[int, Tensor]] = []
 
     @staticmethod
     def chunks(num_rows: int, at_once: int, first: int) -> list[slice]:
-        """Return rows, of which the first is token `first`, in chunks of about `at_once`.
-
-        Each chunk but the first begins with a block.
-        """
+        """Cut rows from token `first` on into chunks of about `at_once` that end with a block."""
         step = max(1, at_once // BLOCK) * BLOCK
         inner = range(step - first % BLOCK, num_rows, step)
         return [slice(*bounds) for bounds in pairwise([0, *inner, num_rows])]
 
     def see(self, exponentials_nv: Tensor, maximum_n: Tensor, first: int) -> None:
-        """Add up the blocks of a chunk from token `first` on, relative to a maximum."""
+        """Add up a chunk's blocks, relative to a maximum; its first token is `first`."""
         lead = first % BLOCK
         rest = -(lead + exponentials_nv.shape[1]) % BLOCK
         if lead or rest:
@@ -118,7 +107,7 @@ class TailDraws:
         num_ids: int,
         share: VocabularyShare,
     ) -> None:
-        """Draw tokens below `num_ids`, none of the excluded ones (-1: none); all ranks call."""
+        """Draw tokens below `num_ids`, without the excluded ones; all ranks must call."""
         excluded_nk = excluded_nk.where(excluded_nk < num_ids, -1)
         shape = len(hidden_nh), -(-num_ids // BLOCK)
         wide = torch.promote_types(hidden_nh.dtype, torch.float32)
@@ -155,13 +144,13 @@ class TailDraws:
         self.ids[:] = share.gather(drawn.unsqueeze(-1)).gather(-1, winner).view_as(self.ids)
 
     def behind(self, ids_nk: Tensor, log_probs_nk: Tensor) -> tuple[Tensor, Tensor]:
-        """Return entries for `pipeline.distributions`: with a free place, then the draws, added."""
+        """Append a free place, then the draws, to entries for `pipeline.distributions`."""
         ids = torch.cat([pad(ids_nk, (0, 1), value=-1), self.ids], -1)
         return ids, pad(log_probs_nk, (0, 1 + self.ids.shape[1]), value=-torch.inf)
 
 
 class _Tail:
-    """Logits of some places in this rank's part of a block, -inf for excluded tokens."""
+    """Logits of this rank's part of a block, -inf for excluded tokens."""
 
     def __init__(
         self,
@@ -175,7 +164,7 @@ class _Tail:
         self._own = range(share.first, min(share.first + share.num_own, num_ids))
 
     def by_block(self, blocks: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Yield this rank's tokens of each occurring block, and their places in the list, int64."""
+        """Yield this rank's tokens of each block that occurs, and its places in `blocks`."""
         blocks, order = blocks.sort(stable=True)
         found, counts = blocks.unique_consecutive(return_counts=True)
         for block, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
@@ -188,7 +177,7 @@ class _Tail:
         rows = self._layer.weight[ids.start - self._own.start : ids.stop - self._own.start]
         products = matmul_wide(self._states[places], rows.T)
         logits = to_logits(products, self._layer.scale, self._layer.cap).clamp_min(_LEAST_LOGIT)
-        # One column more, for those of other blocks.
+        # One more column takes tokens of other blocks.
         own = self._excluded[places] - ids.start
         own = own.where((own >= 0) & (own < len(rows)), len(rows))
         is_excluded = logits.new_zeros((len(places), len(rows) + 1), dtype=torch.bool)
@@ -196,10 +185,9 @@ class _Tail:
 
 
 def _gumbel(keys_n: Tensor, streams: Tensor, counters_v: Tensor) -> Tensor:
-    """Return Gumbel noise, fp32 [n, v]; streams are int64 [n] or [1]."""
     first = _mix(keys_n[:, 0] + streams).unsqueeze(-1)
     hashed = _mix(_mix(counters_v ^ first) ^ keys_n[:, 1:])
-    # The least of exponential values wins: small ones differ finely, and none is 0.
+    # The smallest exponential value wins: small ones are finely resolved, and none is 0.
     uniform = (hashed.float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))
 
