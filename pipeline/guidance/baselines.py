@@ -1,17 +1,6 @@
 """The paper's baseline selections: by a reference model (Rho-1), and by equal chunks.
 
-`select_by_reference` is Rho-1 proper, which keeps 60 % of the tokens for its 1B model;
-`select_by_self_reference` is what VocAgnoLM's Table 1 calls Rho-1. With one vocabulary every token
-of the mask has a reference loss, including the end of a document: none is unmapped.
-
-`select_chunks` shows the worth of alignment. Both token sequences of a row are cut into the same
-number of equal chunks (8, 16, 32 or 64), and chunk i of one is matched with chunk i of the other. A
-chunk is kept or dropped as a whole, by its mean student loss minus its mean teacher loss (selector
-`teacher`) or by chance (`random`). In the paper's sequences of 2,048 tokens each chunk has tokens
-of both models. A chunk without teacher tokens, possible in a short row, takes the average of all
-teacher token losses and competes: 40 % of the chunks are kept, whatever their number.
-
-Source: VocAgnoLM (arXiv 2503.19123), section 2, Tables 1 and 2; Lin et al. (arXiv 2404.07965).
+Source: VocAgnoLM (arXiv 2503.19123); Lin et al. (arXiv 2404.07965).
 """
 
 from dataclasses import replace
@@ -33,12 +22,12 @@ def select_by_reference(
     rule: SelectionRule,
     group: dist.ProcessGroup | None = None,
 ) -> Selection:
-    """Keep the tokens on which the student is furthest behind the reference model.
+    """Keep the tokens with the largest excess loss over a reference model: Rho-1.
 
-    Losses, mask, group and errors are those of `select_tokens`; the reference's losses are of the
-    same labels, and the selection's guidance. Only the rule's share and scope are read.
+    The reference's losses of the same labels become the guidance; only the rule's share and scope
+    are read. Other arguments and errors are those of `select_tokens`.
 
-    Source: arXiv 2404.07965, section 2.2: the excess loss.
+    Source: arXiv 2404.07965, section 2.2.
     """
     check_same_shape(student_losses, reference_losses=reference_losses, loss_mask=loss_mask)
     check_finite({"reference_losses": (reference_losses, loss_mask.bool())}, group)
@@ -56,15 +45,13 @@ def select_by_self_reference(
     rule: SelectionRule,
     group: dist.ProcessGroup | None = None,
 ) -> Selection:
-    """Keep the tokens that are easy for the reference model by its loss and by its entropy.
+    """Keep the tokens that a reference model finds easy, both by loss and by entropy.
 
-    Both are float [rows, seq_length], nats, of the student's labels. The rule gives the lowest
-    share by loss and by entropy, and their scope. Tokens in both are kept, so fewer: 0.49 for
-    Rho-1's 0.7 if they were independent. The selection's guidance is the reference loss, its
-    threshold minus the largest loss that passes; mask, group and errors are those of
-    `select_tokens`.
+    VocAgnoLM's Table 1 calls this Rho-1. The rule's share is taken by least loss and by least
+    entropy; tokens in both are kept. The guidance is the reference loss, the threshold minus the
+    largest loss that passes. Other arguments and errors are those of `select_tokens`.
 
-    Source: arXiv 2404.07965, self-reference with the intersection of loss and entropy.
+    Source: arXiv 2404.07965, self-reference.
     """
     check_same_shape(reference_losses, reference_entropies=reference_entropies, loss_mask=loss_mask)
     mask = loss_mask.bool()
@@ -79,14 +66,9 @@ def select_by_self_reference(
 
 
 def row_chunk_ids(is_text: Tensor, num_chunks: int) -> Tensor:
-    """Cut the text of packed rows into equal chunks: token i of n is in floor(i * chunks / n).
+    """Cut each row's text into equal chunks: token i of n is in floor(i * num_chunks / n).
 
-    `is_text` is bool [rows, T], False at padding: `Rows.student_is_text` or `teacher_is_text`. The
-    result is int64 [rows, T], in 0..num_chunks - 1, and -1 at padding.
-
-    Example:
-        >>> row_chunk_ids(torch.arange(6)[None] < 4, 2)
-        tensor([[ 0,  0,  1,  1, -1, -1]])
+    `is_text` is bool [rows, T], False at padding; ids are int64, -1 there.
     """
     if num_chunks < 1:
         raise ValueError(f"num_chunks must be positive, got {num_chunks}")
@@ -108,16 +90,15 @@ def select_chunks(
     group: dist.ProcessGroup | None = None,
     step: int = 0,
 ) -> Selection:
-    """Choose whole chunks of student tokens; a token's guidance is its chunk's mean teacher loss.
+    """Choose whole chunks of student tokens, each compared with the teacher's chunk of its number.
 
-    Losses, mask, group, step and errors are those of `select_tokens`; teacher losses are of the
-    teacher's own tokens, float [rows, teacher_seq_length], None for selectors that don't rank by
-    them. Chunk ids are those of the labels, int [rows, seq_length], and of the teacher's tokens, -1
-    for a token of no chunk, which is never kept.
+    Chunks compete by their mean losses; `keep_fraction` is of those with a student token that
+    counts. A chunk without teacher tokens, possible in a short row, competes with the scope's mean
+    teacher loss; `unmapped` isn't read. A token's guidance is its chunk's mean teacher loss.
 
-    The rule applies to chunks: `keep_fraction` is of all chunks with a student token that counts.
-    `unmapped` isn't read: a chunk without a teacher loss takes the average of the teacher's losses
-    in all chunks of the scope, and competes.
+    Arguments and errors are those of `select_tokens`; teacher losses are None if the selector
+    doesn't rank by them. Chunk ids are those of the labels and of the teacher's tokens, -1 for
+    none.
 
     Source: Table 2.
     """
@@ -152,7 +133,7 @@ def select_chunks(
 
 
 def _chunk_means(losses: Tensor, mask: Tensor, chunk_ids: Tensor, num_chunks: int) -> Tensor:
-    """Mean over each chunk's counted tokens, in fp64 to be independent of the device's order."""
+    """Average each chunk's losses, in fp64 to be independent of the device's order."""
     counted = mask & (chunk_ids >= 0)
     ids = chunk_ids.long().clamp_min(0)
     sums = torch.zeros(losses.shape[0], num_chunks, dtype=torch.float64, device=losses.device)

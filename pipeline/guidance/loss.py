@@ -9,14 +9,9 @@ Three steps, all pure functions of tensors:
 
 Source: VocAgnoLM (arXiv 2503.19123), Eq. 2 to 4 and section 6.2.
 
-A token without a loss: `teacher_losses` is NaN for teacher tokens without a context (the first of a
-document) and for padding. Such a token is left out of its span: Φ runs over the span's remaining
-tokens, and the student token is unmapped if none remain. NaN can't distinguish "no loss" from "the
-model broke", so losses that come straight from a model should come with `teacher_loss_mask`; then
-NaN where a loss was expected is an error. Infinite losses are always an error.
-
-Shapes: rows of `seq_length` student labels and `teacher_seq_length` teacher tokens. Student-side
-tensors are [rows, seq_length], aligned with the labels.
+Φ skips teacher losses of NaN: padding, and tokens without context (the first of a document). With
+losses straight from a model give `teacher_loss_mask`, so that NaN where a loss was expected is an
+error.
 """
 
 import torch
@@ -32,12 +27,10 @@ from pipeline.selection_rule import Expectation, check_choice
 
 @torch.no_grad()
 def mapped_tokens(teacher_spans: Tensor, has_loss: Tensor, *, checked: bool = False) -> Tensor:
-    """Return which student tokens have a teacher token with a loss, bool [rows, seq_length].
+    """Find the student tokens with a teacher token that has a loss, bool [rows, seq_length].
 
-    For `mapped` of `select_tokens`: selectors that don't rank by a teacher also treat unmapped
-    tokens by the rule. Spans are as in `aggregate_teacher_losses`, `has_loss`, bool [rows,
-    teacher_seq_length], such as `Rows.teacher_has_loss`. Unless `checked`, spans are checked, for
-    which the host waits for the device.
+    For `select_tokens` if the selector doesn't rank by a teacher. If spans are `checked`, the host
+    doesn't wait for the device. `has_loss` is bool [rows, teacher_seq_length].
 
     Example:
         >>> mapped_tokens(torch.tensor([[[0, 1], [0, 2]]]), torch.tensor([[False, True]]))
@@ -54,18 +47,16 @@ def guided_loss(
 ) -> LossResult:
     """Sum the student's loss over the kept tokens, with its divisor.
 
-    Eq. 3's expectation can be read as the mean over the kept tokens (the default, as in Rho-1) or
-    over all tokens with the others' loss set to 0; they differ by the kept fraction, which acts on
-    the learning rate.
-
     Args:
         student_losses: float [rows, seq_length], nats, with a gradient.
         selection: of the same tokens.
-        expectation: `kept`: count the kept tokens; `all`: count the loss mask.
+        expectation: of Eq. 3, the mean over the `kept` tokens (as in Rho-1), or over `all` with the
+            others' loss set to 0, which scales the learning rate by the kept fraction.
 
     Returns:
-        Sum, count and metrics: `kept_fraction`, `mapped_fraction`, `teacher_loss`, `student_loss`,
-        `student_loss_mapped`, `student_loss_unmapped`, `student_loss_kept`, `threshold`.
+        Sum, divisor and metrics: `kept_fraction`, `mapped_fraction`, `teacher_loss`,
+        `student_loss`, `student_loss_mapped`, `student_loss_unmapped`, `student_loss_kept`,
+        `threshold`.
 
     Raises:
         ValueError: shapes disagree or the expectation is unknown.

@@ -1,7 +1,4 @@
-"""Choose the student tokens whose loss counts: by the teacher, and by control methods.
-
-Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
-"""
+"""Selection of student tokens: by the teacher, and by control methods."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ _FIXED_POINT = 2.0**24
 
 @dataclass(frozen=True)
 class Selection:
-    """The tokens that count, and the values behind the choice.
+    """The chosen tokens, and the values that decided.
 
     Attributes:
         kept: bool [rows, seq_length].
         mapped: bool [rows, seq_length], tokens of the loss mask that a teacher token with a loss
-            covers (all of them without a teacher).
+            covers; all of them without a teacher.
         loss_mask: bool [rows, seq_length].
         guidance: fp32 [rows, seq_length], nats, NaN = unmapped; None without a teacher's losses.
-        threshold: fp32 [rows] for scope `row`, else [1]: the smallest ranking among the kept tokens
-            that competed; NaN if none was kept or nothing competed.
+        threshold: fp32 [rows] for scope `row`, else [1]: the lowest ranking that won a place; NaN
+            if none did.
     """
 
     kept: Tensor
@@ -54,37 +51,33 @@ def select_tokens(
 ) -> Selection:
     """Choose the student tokens whose loss counts, from detached values.
 
-    With scope `group` every rank of the group must call; the choice is exact, as if one process
-    held all rows. Ties at the threshold go to the smaller position.
+    With scope `group` all its ranks must call; they choose as one process with all rows would. Ties
+    at the threshold go to the smaller position.
 
     Args:
         student_losses: float [rows, seq_length], nats.
         guidance: float [rows, seq_length], the teacher's loss for each label, NaN = unmapped. None:
             no teacher's losses (not for selectors `teacher` and `teacher_loss`).
         loss_mask: bool or float [rows, seq_length], 0 for labels that never count.
-        rule: selector, fraction, strategy for unmapped tokens, scope.
-        group: the data-parallel ranks that share the choice; scope `group` only.
+        rule: selector, share, strategy for unmapped tokens, scope.
+        group: the ranks that choose together; scope `group` only.
         teacher_losses: float [rows, teacher_seq_length], nats, of the teacher's own tokens, NaN
-            without a loss, such as padding; of each token on one rank of the group. For `mean` with
-            a selector that ranks by the teacher; otherwise not read.
-        mapped: bool [rows, seq_length] of `pipeline.guidance.mapped_tokens`, instead of guidance if
-            nothing is ranked by a teacher. None without guidance: every token is mapped.
-        entropies: float [rows, seq_length], nats, of the predictions of the model that the selector
-            names; selectors `student_entropy` and `teacher_entropy` only.
+            without a loss; each token on one rank of the group. Only for `mean` with a selector
+            that ranks by the teacher.
+        mapped: bool [rows, seq_length] of `mapped_tokens`, in place of guidance. Without either all
+            are mapped.
+        entropies: float [rows, seq_length], nats, of the model that selector `student_entropy` or
+            `teacher_entropy` names.
         step: of training; selector `random` differs between steps.
 
-    Returns:
-        The selection.
-
     Raises:
-        NonFiniteLossError: NaN or infinite losses where the mask counts; names the row. In a group,
-            every rank raises.
-        ValueError: shapes disagree or the rule needs an argument that is missing.
+        NonFiniteLossError: NaN or infinite losses where the mask counts; on every rank of a group.
+        ValueError: shapes disagree, or arguments don't fit each other or the rule.
 
     Example:
         >>> select_tokens(student_losses, guidance, loss_mask=loss_mask).kept.sum()
 
-    Source: Eq. 4 and section 6.2.
+    Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
     """
     values = _Values(student_losses, guidance, mapped, entropies, teacher_losses)
     _check_selection_inputs(values, loss_mask, rule, group)
@@ -133,7 +126,7 @@ def _keep_top(
 
 @dataclass(frozen=True)
 class _Values:
-    """Values to rank tokens by, and which tokens the teacher covers, as in `select_tokens`."""
+    """The arguments of `select_tokens` that tokens are ranked by."""
 
     student_losses: Tensor
     guidance: Tensor | None
@@ -142,7 +135,6 @@ class _Values:
     teacher_losses: Tensor | None
 
     def detached(self) -> _Values:
-        """Return fp32 values without gradient, and `mapped` from guidance, if any."""
         guidance = _detach(self.guidance)
         mapped = self.mapped if guidance is None else ~guidance.isnan()
         return _Values(
@@ -165,7 +157,6 @@ def _needs_teacher_losses(rule: SelectionRule) -> bool:
 def _that_count(
     values: _Values, mask: Tensor, known: Tensor, rule: SelectionRule
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the values that must be finite, each with the mask of those that count."""
     counted = {"student_losses": (values.student_losses, mask)}
     if values.guidance is not None:
         counted["guidance"] = (values.guidance, known)
@@ -184,7 +175,6 @@ def _ranking(
     step: int,
     positions: Tensor,
 ) -> Tensor:
-    """Return the rule's ranking of tokens, fp32 [rows, seq_length], highest first."""
     if rule.selector == "random":
         return _hash(positions, rule.seed, step)
     if rule.selector in RANKED_BY_ENTROPY:
@@ -202,7 +192,7 @@ def _ranking(
 def _hash(positions: Tensor, seed: int, step: int) -> Tensor:
     """Map positions to fp32 in 0..1, the same on every device and for every sharding.
 
-    The finaliser of SplitMix64 (Steele et al., 2014); int64 products wrap, as it requires.
+    The finaliser of SplitMix64 (Steele et al., 2014), for which int64 products wrap.
     """
     state = positions
     for salt in (seed, step):
@@ -264,9 +254,7 @@ def _check_selection_inputs(
 class Totals:
     """Counts and sums over a scope: each row, this process, or all ranks of a group.
 
-    `num_broken` counts NaN or infinite values that count, on all ranks, and `num_before` tokens on
-    the ranks before this one, int64 scalars; candidates are int64 [rows or 1], mean losses fp32
-    [rows or 1, 1], nats, 0 without any.
+    `num_broken` counts non-finite values on all ranks, `num_before` tokens on earlier ranks.
     """
 
     num_broken: Tensor
@@ -283,16 +271,7 @@ def sum_totals(
     per_row: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Totals:
-    """Add up a scope's totals, in one collective.
-
-    Candidates, bool [rows, T], are the competing tokens; teacher losses, fp32 [rows,
-    teacher_seq_length], nats, are averaged, without NaN. A scope is a row, this process, or all
-    ranks of the group: every one must call.
-
-    Example:
-        >>> sum_totals(torch.tensor(0), torch.tensor([[True, False]]), None).num_candidates
-        tensor([1])
-    """
+    """Add up a scope's totals, in one collective that all ranks of a group must call."""
     rows = torch.stack((candidates.sum(-1), *_fixed_point_sums(candidates, teacher_losses)))
     counted = rows if per_row else rows.sum(-1, keepdim=True)
     num_before = num_broken.new_zeros(())
@@ -313,8 +292,7 @@ def sum_totals(
 def _fixed_point_sums(candidates: Tensor, losses: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return each row's sum of losses and their number, int64 [rows].
 
-    Fixed-point integers have the same sum in any order, so one process and many ranks get the same
-    mean to the last bit, and hence the same selection.
+    Fixed-point sums don't depend on the order, so one process and many ranks select alike.
     """
     if losses is None:
         nothing = candidates.new_zeros(len(candidates), dtype=torch.int64)

@@ -1,9 +1,8 @@
 """The exact top fraction of a ranking, in one process or over the ranks of a process group.
 
-A radix search finds the k-th largest value by counting digits: three histograms of 2,048 bins,
-summed over the ranks, for any number of tokens. No values travel, nothing is sorted, the host never
-waits, and the result is the same for one process and for many that hold the same tokens. Ties at
-the threshold go to the first tokens, row by row and rank by rank.
+A radix search finds the k-th largest value by three histograms of 2,048 digits, summed over the
+ranks: nothing is sorted, and the host never waits. Ties at the threshold go to the first tokens,
+row by row and rank by rank, so the result doesn't depend on how ranks share them.
 """
 
 import torch
@@ -25,14 +24,13 @@ def keep_top_fraction(
     group: dist.ProcessGroup | None = None,
     num_candidates: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Keep the highest-ranking `floor_of_fraction` of the candidates, bool [rows, T].
+    """Keep the highest-ranking `floor_of_fraction` of the candidates.
 
     The ranking is fp32 [rows, T], finite for candidates. They compete within each row, or over all
-    rows, of all ranks of the group if there is one: then every rank must call, and
-    `num_candidates`, int64 [rows, or 1], counts those of all ranks.
+    rows of all ranks in the group, which must all call; `num_candidates`, int64 [rows or 1], counts
+    them.
 
-    Returns which candidates are in the top fraction, bool [rows, T]; and the smallest kept value of
-    each group, fp32 (one per row, or one for all), NaN if nothing is kept.
+    Returns which are kept, and the smallest kept values, fp32 [rows or 1], NaN if none is.
     """
     shape = ranking.shape
     rows = shape if per_row else (1, ranking.numel())
@@ -43,7 +41,7 @@ def keep_top_fraction(
     last, num_tied = _kth_smallest(keys, members, num_kept, group)
     kept = members & (keys < last.unsqueeze(-1)) & (num_kept > 0).unsqueeze(-1)
     tied = members & (keys == last.unsqueeze(-1))
-    # The first `num_tied` of them, those on the ranks before this one counted.
+    # The first `num_tied` of them, counted from the first rank on.
     numbers = tied.cumsum(-1) + _sum_before(tied.sum(-1), group).unsqueeze(-1)
     tied &= numbers <= num_tied.unsqueeze(-1)
     threshold = _ranking_of_keys(last).masked_fill(num_kept == 0, torch.nan)
@@ -71,7 +69,7 @@ def _kth_smallest(
 
 
 def _descending_keys(ranking: Tensor) -> Tensor:
-    """Map fp32 to integers in 0..2**32 - 1 whose order is the reverse of the ranking's."""
+    """Map fp32 to integers in 0..2**32 - 1, in reverse order."""
     bits = (ranking + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0, which ties with it
     ascending = torch.where(bits < 0, ~bits, bits + 2**31)
     return 2**32 - 1 - ascending
