@@ -1,9 +1,8 @@
 """The methods of training, each in one file, with its loss.
 
-A new method is a new file with its `KINDS`, named here; a user's own is the `package.module` given
-to `--method`. A new way to rank tokens is a selector of `pipeline.guidance.selection`, and so a
-method of both trainers. torch is imported only when a loss is requested, so options and help don't
-need it.
+To add one, write a file with its `KINDS` and name it here; users name theirs by `--method
+package.module`. A new way to rank tokens is a selector of `pipeline.guidance.selection`. Only a
+loss imports torch: options and help don't need it.
 """
 
 from dataclasses import fields
@@ -27,10 +26,6 @@ def kind_of(method: Method) -> MethodKind:
     Raises:
         ValueError: an unknown name, or an option that the method doesn't read.
         ImportError: a user's module can't be imported.
-
-    Example:
-        >>> kind_of(Method("full")).needs
-        'nothing'
     """
     if "." not in method.name:
         require_known("method=", [method.name], METHODS, or_else="or name your own package.module")

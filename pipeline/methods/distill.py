@@ -33,7 +33,6 @@ def _loss(given: MicroBatchLoss) -> LossResult:
 
 
 def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
-    """Return the labels whose distribution is learned, bool [rows, seq_length]."""
     from pipeline.guidance import select_tokens
     from pipeline.losses.divergences import teacher_entropies
 
@@ -43,7 +42,7 @@ def _chosen(given: MicroBatchLoss, known: LabelDistributions) -> Tensor:
         entropies = given.scores.entropies
         if given.rule.selector == "teacher_entropy":
             entropies = teacher_entropies(known)
-        # Others have nothing to be chosen for, and would take places in the share.
+        # Labels without a distribution would take places in the share.
         kept = select_tokens(
             given.scores.losses,
             None,

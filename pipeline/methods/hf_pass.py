@@ -23,18 +23,15 @@ from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 @dataclass(frozen=True, kw_only=True)
 class StudentPass(MicroBatchLoss):
-    """A micro-batch that the student has read; the teacher reads it on request.
+    """A `MicroBatchLoss` of models of transformers.
 
     Attributes:
-        student: the trained model.
-        teacher: frozen; for rho1 the reference model; None also if rows hold its losses.
-        hidden: of the student, [rows, seq_length, H], with a gradient.
+        teacher: frozen, or for rho1 the reference model; None if none runs.
+        hidden: the student's states, [rows, seq_length, H], with a gradient.
         vocab_size: of the tokenizer that kld's models share; further rows are padding.
-        with_distributions: whether labels' distributions are needed.
         vocabulary_map: of the rows' tokenizers, if a running teacher gives distributions.
         asked: the entries that such a teacher gives.
-        cells: cells of tokens in distributions.
-        all_learn: whether nearly every label gets a gradient.
+        all_learn: as in `MethodKind`.
     """
 
     student: PreTrainedModel
@@ -73,7 +70,7 @@ class StudentPass(MicroBatchLoss):
 
     @property
     def known_losses(self) -> Tensor:
-        """See `MicroBatchLoss`: the rows' losses, or the running teacher's."""
+        """See `MicroBatchLoss`."""
         if "teacher_losses" in self.batch:
             losses = self.batch["teacher_losses"].masked_fill(~self.teacher_has_loss, torch.nan)
         else:
@@ -84,7 +81,7 @@ class StudentPass(MicroBatchLoss):
 
     @property
     def running_teacher(self) -> PreTrainedModel:
-        """The teacher, for a method that needs the model itself."""
+        """The teacher, for methods that need a model."""
         assert self.teacher is not None
         return self.teacher
 
@@ -95,26 +92,26 @@ class StudentPass(MicroBatchLoss):
 
     @torch.no_grad()
     def reference_states(self) -> Tensor:
-        """Return the states of a teacher with the student's vocabulary, of the student's tokens."""
+        """Return the teacher's states of the student's tokens; both share a vocabulary."""
         return student_states(self.running_teacher, self.batch)
 
     @torch.no_grad()
     def reference_scores(self, *, with_entropy: bool = False) -> TokenScores:
-        """Return the scores of a teacher with the student's vocabulary, of the same labels."""
+        """Return the teacher's scores of the student's labels."""
         return score_labels(
             self.running_teacher, self.reference_states(), self.batch, with_entropy=with_entropy
         )
 
 
 def compute_teacher_losses(teacher: PreTrainedModel, batch: Rows) -> Tensor:
-    """Return the teacher's loss of each of its own tokens, fp32 [rows, T]; NaN: none."""
+    """Return the teacher's losses of its own tokens, fp32 [rows, T]; NaN: none."""
     return _losses_of_states(teacher, _teacher_states(teacher, batch), batch)
 
 
 def mean_teacher_loss(teacher: PreTrainedModel, batch: Rows) -> float:
-    """Return the teacher's mean loss over the labels that it covers, nats; not over padding.
+    """Return the teacher's mean loss over the labels that it covers, nats.
 
-    A good model may find padding as unlikely as an untrained one finds all tokens.
+    Padding is left out: a good model may find it as unlikely as an untrained one finds all tokens.
     """
     guidance = aggregate_teacher_losses(
         compute_teacher_losses(teacher, batch),
@@ -153,10 +150,7 @@ def score_labels(
     known: LabelDistributions | None = None,
     all_learn: bool = False,
 ) -> TokenScores:
-    """Return the losses of a batch's labels from a model's states of the student's tokens.
-
-    Includes the log-probabilities that the known distributions need.
-    """
+    """Score a batch's labels, and entries of `known`, by states of the student's tokens."""
     return linear_cross_entropy(
         hidden,
         output_layer(model),

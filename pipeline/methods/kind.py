@@ -1,4 +1,4 @@
-"""The description of a method of training; no torch, so options and help don't need it."""
+"""The description of a training method."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ Needs = Literal["nothing", "losses", "distributions", "model"]
 
 
 class Served(NamedTuple):
-    """A run's source of its method's teacher data: stored, running, or nothing.
-
-    A running teacher gives these `entries` of each distribution.
-    """
+    """A run's source of teacher data; a running teacher gives `entries` of each distribution."""
 
     by: Literal["nothing", "stored", "running"]
     with_distributions: bool = False
@@ -37,20 +34,19 @@ class MethodKind:
 
     Attributes:
         name: on the command line.
-        help: its description.
+        help: its description there.
         loss: takes a `MicroBatchLoss`, or a `StudentPass` if it needs the model; imports torch
             itself.
         selector: ranks the tokens (or chunks) if the rule decides.
-        needs: from the teacher: nothing, the losses of its own tokens, or its distributions, both
-            of which may be stored, or the model itself.
+        needs: from the teacher: nothing, its tokens' losses or distributions, possibly stored, or
+            the model itself.
         one_vocabulary: whether the teacher must share the student's.
         every_token: whether every token of the text, including the first, must have a loss.
-        all_learn: whether nearly every label gets a gradient, so that searching for those that do
-            gains nothing.
+        all_learn: whether nearly every label gets a gradient.
         keep_fraction: default share to keep.
-        weight: default λ of the divergence, if there is one.
-        options: fields of `Method` that only this method, and others that name them, read.
-        known: what this project measured of it, where a user should hear it before a run.
+        weight: default λ of the divergence.
+        options: fields of `Method` read only by the kinds that name them.
+        known: this project's findings that a user should hear before a run.
     """
 
     name: str
@@ -67,11 +63,11 @@ class MethodKind:
     known: str = ""
 
     def rule(self, method: Method) -> SelectionRule:
-        """Return the rule for choosing tokens, under these options."""
+        """Return the rule for choosing tokens."""
         return method.rule(method.distill_by or self.selector, self.keep_fraction)
 
     def weight_of(self, method: Method) -> float:
-        """Return the λ that holds."""
+        """Return the given or default λ."""
         return self.weight if method.weight is None else method.weight
 
     def uses_cells(self, method: Method) -> bool:
@@ -81,14 +77,8 @@ class MethodKind:
     def serve(self, method: Method, teaching: Teaching, data: Reading | None = None) -> Served:
         """Return how a run by this method gets its teacher data.
 
-        Args:
-            method: the options.
-            teaching: the available teachers.
-            data: the data, whose scores a hint may name; None: unknown.
-
-        Raises:
-            ValueError: the method's needs are missing, or it doesn't read an option, or can't learn
-                from the data with its options.
+        ValueError if these teachers don't fit the method or its options; a hint may name the data's
+        scores.
         """
         stored, running = teaching.stored_losses is not None, bool(teaching.teacher)
         if stored and self.needs in ("nothing", "model"):
@@ -113,17 +103,16 @@ class MethodKind:
         return Served("running", True, method.entries_of(top_k, teaching.draws))
 
     def row_needs(self, method: Method, served: Served) -> dict[str, Any]:
-        """Return the fields of `StreamConfig` by which rows hold what a run so served needs."""
+        """Return the fields of `StreamConfig` that make rows hold a run's needs."""
         return {
             "with_distributions": served == Served("stored", with_distributions=True),
             "with_cells": self.uses_cells(method),
         }
 
     def require_rows(self, method: Method, rows: AlignedRows) -> None:
-        """Check that the method can learn from rows; all trainers do.
+        """Raise ValueError unless the method can learn from rows.
 
-        ValueError if a document's first token, or a part's, has nothing before it and the method
-        needs whole chunks of text, or if the stored distributions don't suit the options.
+        A text's first token may lack a loss, or stored distributions may not suit the options.
         """
         method.require_learnable(rows.layout.entries)
         student = rows.rules.student

@@ -1,4 +1,4 @@
-"""The teacher's distribution for each label: read with the rows, or from a running teacher."""
+"""The teacher's distributions of labels: from the rows, or from a running teacher."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from schemas.distribution_rule import EntryShape
 
 
 def read_distributions(batch: Rows) -> LabelDistributions:
-    """Return the rows' distributions, or raise ValueError."""
+    """Return the rows' distributions; ValueError if they hold none."""
     if "next_token_ids" not in batch:
         raise ValueError(
             "rows hold no distributions: read them with StreamConfig("
@@ -34,11 +34,7 @@ def read_distributions(batch: Rows) -> LabelDistributions:
 def ask_distributions(
     states: Tensor, layer: OutputLayer, batch: Rows, tables: VocabularyMap, shape: EntryShape
 ) -> LabelDistributions:
-    """Return a running teacher's distributions, in the form of rows but unrounded.
-
-    `states` are those of its own tokens, float [rows, teacher_seq_length, H]. Draws equal those
-    that `vocag score` stores with its default seed.
-    """
+    """Return a running teacher's distributions, in the form of rows but unrounded."""
     fields = batch.host or Rows(batch.buffer.cpu(), batch.layout)
     vocab_size = len(tables.tables.teacher_starts) - 1
     losses, ids, log_probs = ask_entries(states, layer, fields, shape, vocab_size=vocab_size)
@@ -53,12 +49,8 @@ def ask_entries(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """Return a running teacher's losses and entries for its own tokens, for `map_batch`.
 
-    States are float [rows, T, H]; rows are in host memory; the teacher's tokenizer has `vocab_size`
-    tokens. Draws equal those that `vocag score` stores: its pieces of documents are the rows'
-    segments.
-
-    Returns losses, float32 [rows, T], nats, NaN if undefined; ids and log-probabilities [rows, T,
-    K], of the shape's columns.
+    Rows are in host memory, states float [rows, T, H]. Draws equal those that `vocag score` stores
+    with its default seed. Losses are nats, NaN if undefined.
     """
     tokens, has_loss = rows["teacher_input_ids"].long(), rows.teacher_has_loss
     # A place's own next token; a segment's last place has none.

@@ -1,4 +1,4 @@
-"""The options of the student's loss; no torch, so options and help don't need it."""
+"""The options of the student's loss."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -74,7 +74,7 @@ class Method:
     reverse_kl: bool = False
 
     def __post_init__(self) -> None:
-        """Check the rule of choice; `pipeline.methods` knows the names."""
+        """Check all but the name, which `kind_of` checks."""
         self.rule("full", PAPER_RULE.keep_fraction)
         check_choice("distill_map", self.distill_map, DistillMap)
         check_choice("distill_tokens", self.distill_tokens, DistillTokens)
@@ -89,10 +89,7 @@ class Method:
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
     def entries_of(self, top_k: int, draws: int | None) -> EntryShape:
-        """Return the entries to request of a running teacher; None: the default number of draws.
-
-        ValueError if these options can't learn from the given draws.
-        """
+        """Return the entries to request of a teacher; `draws` of None: a default number."""
         if draws is None:
             draws = DRAWS if self._is_linear and top_k + DRAWS < MOST_ENTRIES else 0
         asked = EntryShape(top_k + 1, draws)
@@ -111,10 +108,9 @@ class Method:
 
     @property
     def _is_linear(self) -> bool:
-        """Whether the loss is linear in the teacher's probabilities."""
         return self.temperature == 1 and not self.reverse_kl
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
-        """Return the rule for choosing tokens; `keep_fraction` is the default share."""
+        """Return the rule for choosing tokens, with a default share."""
         share = keep_fraction if self.keep_fraction is None else self.keep_fraction
         return SelectionRule(selector, share, self.unmapped, self.scope, self.seed)

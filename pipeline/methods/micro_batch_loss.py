@@ -31,13 +31,12 @@ class MicroBatchLoss(ABC):
 
     Attributes:
         method: makes the loss.
-        batch: rows of `pipeline.streaming`, on the models' device.
-        rule: the choice of tokens, in a scope that `group` can serve.
-        group: the processes that choose together; scope "group" only.
+        batch: on the models' device.
+        rule: chooses tokens, in a scope that `group` can serve.
+        group: the processes that choose together; scope `group` only.
         step: of training; random choices differ between steps.
         weight: λ of a divergence.
-        widest_span: teacher tokens of the widest span, if spans and losses were checked already:
-            the host then doesn't wait for the device; None: both are checked.
+        widest_span: as in `aggregate_teacher_losses`.
     """
 
     method: Method
@@ -51,20 +50,21 @@ class MicroBatchLoss(ABC):
     @property
     @abstractmethod
     def scores(self) -> TokenScores:
-        """The labels' losses, with a gradient, and other scores of the student.
+        """The student's scores of the labels.
 
-        Entropies if the rule ranks by them, log-probabilities if labels have distributions.
+        Losses with a gradient; entropies if the rule ranks by them, log-probabilities if labels
+        have distributions.
         """
 
     @property
     @abstractmethod
     def distributions(self) -> LabelDistributions | None:
-        """The teacher's distribution for each label; None if the method needs none."""
+        """The teacher's distributions of the labels; None if the method needs none."""
 
     @property
     @abstractmethod
     def known_losses(self) -> Tensor:
-        """The losses of the teacher's own tokens, [rows, teacher_seq_length]; NaN: none."""
+        """The teacher's losses of its own tokens, [rows, teacher_seq_length]; NaN: none."""
 
     @property
     def loss_mask(self) -> Tensor:
@@ -77,11 +77,11 @@ class MicroBatchLoss(ABC):
         return self.batch.teacher_has_loss
 
     def teacher_losses(self) -> Tensor | None:
-        """Return the losses of the teacher's own tokens; None if the rule needs none."""
+        """Return `known_losses`; None if the rule doesn't need them."""
         return self.known_losses if self.rule.selector in RANKED_BY_TEACHER else None
 
     def select(self, teacher_losses: Tensor | None) -> Selection:
-        """Choose the labels to learn, by the losses of `teacher_losses`."""
+        """Choose the labels to learn by the result of `teacher_losses`."""
         spans, has_loss = self.batch["teacher_spans"], self.teacher_has_loss
         guidance = mapped = None
         if teacher_losses is None:

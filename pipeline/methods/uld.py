@@ -38,7 +38,7 @@ def _loss(given: StudentPass) -> LossResult:
 
 
 def _joined_bounds(cu_seqlens: Tensor) -> Tensor:
-    """Return the segment bounds of all rows laid end to end; those between rows are empty."""
+    """Return the bounds of all rows' segments end to end, some of them empty."""
     import torch
 
     starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device) * cu_seqlens[0, -1]
