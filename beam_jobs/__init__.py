@@ -1,4 +1,4 @@
-"""Apache Beam commands that make and enrich aligned datasets."""
+"""Beam commands that make and enrich datasets."""
 
 from vocag.own_packages import require_own_packages
 

@@ -1,6 +1,6 @@
 """Local copies of Hugging Face datasets, `hf://datasets/OWNER/NAME`.
 
-The hub allows some hundred commits an hour, and each write would be one. So a job works in a copy,
+The hub allows some hundred commits an hour, and each write would be one. So jobs work in a copy,
 uploaded at the end, manifests last.
 """
 
@@ -44,8 +44,8 @@ def input_here(pattern: str) -> str:
 def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True) -> Iterator[str]:
     """Yield a job's folder: for the hub a local copy, uploaded at the end.
 
-    A killed job resumes in its copy. `say` gets a line about the upload. OptionsError if the
-    repository can't be used or has changed since it was copied, or another job has the copy.
+    A killed job resumes in its copy. OptionsError if the repository can't be used or has changed
+    since it was copied, or another job has the copy.
     """
     if not url.startswith(HUB):
         yield url
@@ -202,7 +202,6 @@ def _download(
 
 @contextmanager
 def _explained(url: str, left: str = "") -> Iterator[None]:
-    """Turn the client's errors into OptionsErrors."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

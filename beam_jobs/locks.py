@@ -1,8 +1,8 @@
 """One job at a time in an output folder.
 
 A local lock ends with its process. In an object store, an object names the job, which renews it. It
-expires without renewal, or at once if this machine sees that its process has ended. If two jobs
-start within a second, the last writer wins: Beam's file systems offer nothing stricter.
+expires without renewal, or at once if this machine sees its process ended. If two jobs start within
+a second, the last writer wins: Beam's file systems offer nothing stricter.
 """
 
 import json
@@ -49,7 +49,7 @@ def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def hold_remote(path: str, folder: str) -> Iterator[None]:
-    """Hold a lock in an object store; see `hold_lock`."""
+    """`hold_lock` in an object store."""
     owner = _describe_owner()
     _require_free(path, folder)
     _write(path, owner)
@@ -109,7 +109,7 @@ def _has_ended(owner: dict[str, Any]) -> bool:
 
 
 def _see(process: int) -> list[str] | None:
-    """Boot id, container id and start time in ticks, which identify a process.
+    """Identity of a process: boot id, container id, start in ticks.
 
     Ticks are "" once it has ended, even as a zombie. None if it can't be seen.
     """
@@ -126,7 +126,6 @@ def _see(process: int) -> list[str] | None:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """A lock's owner; None if missing or unreadable."""
     try:
         if storage.num_bytes_of(path) is None:
             return None

@@ -33,12 +33,7 @@ Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
-    """Folder of a configuration's temporary files.
-
-    Example:
-        >>> run_folder_of("aligned", {"name": "corpus"})
-        'aligned/.vocag-f49c293b139871fd'
-    """
+    """Folder of a configuration's temporary files."""
     canonical = json.dumps(configuration, sort_keys=True).encode()
     return storage.join(output, f"{_RUN_PREFIX}{sha256(canonical).hexdigest()[:16]}")
 
@@ -46,7 +41,7 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 def find_finished(
     output: str, configuration: Mapping[str, Any], describe: Describe | None = None
 ) -> Manifest | None:
-    """Return the dataset in `output` if this configuration made it.
+    """The dataset in `output` if this configuration made it.
 
     OptionsError if another dataset or run is there, or files are lost.
     """

@@ -1,8 +1,8 @@
 """Files of a dataset, local or in an object store.
 
-Local files go through `os`: fast, with atomic renames. Anything with a scheme such as gs:// goes
-through Beam's FileSystems, where an object appears whole when closed. Only stores import Beam,
-which takes two seconds.
+Local files go through `os`: fast, with atomic renames. Anything with a scheme goes through Beam's
+FileSystems, where an object appears whole when closed. Only stores import Beam: it takes two
+seconds.
 """
 
 import errno
@@ -106,8 +106,8 @@ def open_to_write(path: str) -> BinaryIO:
 def open_shard_to_write(path: str) -> BinaryIO:
     """Open a new file, as `open_to_write`, outside the page cache.
 
-    Shards are read much later. Dropping their pages keeps those that a worker needs, and saves a
-    fifth of its CPU time on virtual machines that return free memory.
+    Shards are read much later. This saves a fifth of a worker's CPU time on virtual machines that
+    return free memory.
     """
     if is_local(path) and hasattr(os, "posix_fadvise"):
         return io.BufferedWriter(_UncachedFile(path, "wb", opener=open_unlinked), _BUFFER_BYTES)
@@ -125,7 +125,7 @@ def read_bytes(path: str) -> bytes:
 def write_atomically(path: str, data: bytes, *, scratch: str) -> None:
     """Replace a file: readers see the old or the new one, whole.
 
-    `scratch`, a folder of the same file system, holds an incomplete local file.
+    `scratch`, on the same file system, holds incomplete local files.
     """
     target = path if not is_local(path) else join(scratch, f"{uuid.uuid4().hex}.partial")
     with naming(path), open_to_write(target) as file:
@@ -231,7 +231,7 @@ def _copy_object(source: str, destination: str) -> None:
 class _S3Writer(io.BufferedWriter):
     """A new S3 object, written whole or not at all, even if empty.
 
-    Beam's client (2.77) completes a failed upload, and an empty one, which S3 refuses.
+    Beam's client (2.77) completes failed uploads, and empty ones, which S3 refuses.
     """
 
     def __init__(self, file: Any) -> None:

@@ -15,10 +15,7 @@ from schemas.errors import ForeignTokenizerError
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """A tokenizer's copy; `fast` holds for these `versions` of libraries.
-
-    A worker with others checks again.
-    """
+    """A tokenizer's copy. `fast` holds for these `versions`; workers with others check again."""
 
     path: str
     sha256: str

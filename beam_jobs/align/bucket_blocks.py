@@ -1,8 +1,7 @@
-"""The shuffle: documents packed into blocks of bytes, keyed by bucket.
+"""The shuffle: documents in blocks of bytes, keyed by bucket.
 
-Beam's cost is per element, so one holds many documents. If workers share a file system, blocks wait
-in the run's folder and only references pass through the runner, whose in-memory shuffle would hold
-the corpus in RAM.
+Beam's cost is per element, so one holds many documents. If workers share a file system, only
+references pass through the runner: its shuffle would hold the corpus in RAM.
 """
 
 import json
@@ -62,7 +61,7 @@ class BlockStore:
             yield bucket, _REFERENCE + json.dumps(reference).encode()
 
     def fetch(self, elements: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield elements' blocks in any order; FileNotFoundError if a file is gone or cut."""
+        """Yield blocks in any order; FileNotFoundError if a file is gone or cut."""
         references: dict[str, list[tuple[int, int]]] = {}
         for element in elements:
             if element[:1] == _INLINE:
@@ -85,7 +84,7 @@ class BlockStore:
 
 
 def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket, block of its records); taken ids get their own blocks."""
+    """Yield (bucket, block of its records); taken ids get their own."""
     buckets: dict[int, list[Record]] = {}
     sizes: dict[int, int] = {}
     buffered = 0
@@ -106,7 +105,7 @@ def pack_blocks(records: Iterable[Record], num_buckets: int) -> Iterator[tuple[i
 
 
 def key_of(record: Record) -> str:
-    """Sort key: the id's key, or a dead letter's place's."""
+    """Sort key: that of the id, or of a dead letter's place."""
     if isinstance(record, DeadLetter):
         return document_key(f"{record.source}#{record.position}")
     return document_key(record.document_id)
@@ -124,7 +123,7 @@ def holds_taken_ids(block: bytes) -> bool:
 
 
 def unpack_block(block: bytes) -> list[Record]:
-    """Return a block's records in packed order."""
+    """A block's records in packed order."""
     return _records.decode(memoryview(block)[1:])
 
 

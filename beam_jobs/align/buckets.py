@@ -36,8 +36,8 @@ _align_lock = threading.Lock()
 def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketRecord:
     """Align a bucket's documents into temporary tars, unless an earlier attempt did.
 
-    `elements` are its blocks, or references to them, in any order. The returned commit record is
-    also in the run's folder.
+    `elements` are its blocks, or references to them, in any order. The commit record is also
+    written to the run's folder.
     """
     store = BlockStore(job.shuffle, job.run_folder)
     records = unpack(store.fetch(elements))
@@ -54,7 +54,7 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
 
 
 def find_commit(bucket: int, digest: str, job: Job) -> BucketRecord | None:
-    """An earlier attempt's record for the same documents, if its files are whole."""
+    """An earlier attempt's record of the same documents, if its files are whole."""
     path = storage.join(job.run_folder, _commit_name(bucket))
     record = read_commit(path, BucketRecord)
     if record is None:
@@ -69,10 +69,7 @@ def encode_dead_letter(letter: DeadLetter) -> bytes:
 
 
 def unpack(blocks: Iterable[bytes]) -> list[Record]:
-    """Return a bucket's records, with taken ids only if a document repeats them.
-
-    A dataset may have a million taken ids for each new document.
-    """
+    """A bucket's records; of many taken ids only those that documents repeat."""
     records: list[Record] = []
     of_taken_ids: list[bytes] = []
     for block in blocks:
@@ -137,7 +134,7 @@ class _Tars:
         self._file = self._writer = None
 
     def _is_full(self) -> bool:
-        """Whether the rest goes into another shard; slow: it waits for the writer."""
+        """Whether the rest goes into another shard; waits for the writer."""
         if self._writer is None or self._rest < self._job.shard_bytes // 4:
             return False
         return self._writer.num_bytes >= self._job.shard_bytes
@@ -148,7 +145,7 @@ class _Tars:
 
 
 def _order(record: Record) -> tuple[str, bool, str, int]:
-    """Sort key in a shard: equal ids together, taken ones first, then input order."""
+    """Sort key in a shard: by id, taken ones first, then input order."""
     return key_of(record), not isinstance(record, TakenId), record.source, record.position
 
 
@@ -182,7 +179,7 @@ def _write_bucket(bucket: int, digest: str, records: Sequence[Record], job: Job)
 
 
 def _separate(records: Iterable[Record]) -> tuple[list[PlacedDocument], list[DeadLetter]]:
-    """Split usable documents from dead letters; an id's first document is usable."""
+    """Split usable documents from dead letters; an id's first stays."""
     documents: list[PlacedDocument] = []
     letters: list[DeadLetter] = []
     first: PlacedDocument | TakenId | None = None  # that has the id
@@ -226,7 +223,7 @@ def _align(batch: Sequence[PlacedDocument], job: Job) -> AlignedBatch:
 
 
 def count_control_strings(documents: Iterable[PlacedDocument], job: Job) -> dict[str, int]:
-    """Count texts that spell control tokens, by their first such string."""
+    """Count texts that spell control tokens, by the first."""
     tokenizers = dict.fromkeys((load_stored(job.student), load_stored(job.teacher)))
     patterns = [each.control_strings for each in tokenizers if each.control_strings]
     counts: Counter[str] = Counter()

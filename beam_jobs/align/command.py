@@ -72,7 +72,7 @@ def _align(options: AlignOptions, started: float) -> Manifest:
 
 
 def describe(options: AlignOptions) -> tuple[str, str]:
-    """What `align` would do, and any excessive loss, see `describe_job`."""
+    """What `align` would do, and excessive loss, see `describe_job`."""
     if STANDARD_INPUT in options.input:
         raise InputError(
             "--dry-run reads a sample, and standard input can't be read again: save it"
@@ -85,7 +85,6 @@ def describe(options: AlignOptions) -> tuple[str, str]:
 
 
 def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
-    """Check options and Beam's; make the output path absolute."""
     options = replace(options, input=tuple(map(input_here, options.input)))
     beam_options = make_beam_options(
         options.beam_arguments, run=options.run, own=option_names(AlignOptions)
@@ -97,7 +96,6 @@ def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
 
 
 def _find_finished(attempt: Attempt) -> Manifest | None:
-    """Return the dataset if nothing is left to do, and say so."""
     output, options = attempt.output, attempt.options
     manifest = attempt.find_made()
     summary = storage.join(attempt.run_folder, SUMMARY_FILE)

@@ -30,7 +30,7 @@ _OF_THE_INPUT = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the command, at `started` by `time.monotonic()`."""
+    """One start of the command, at `time.monotonic()` `started`."""
 
     opened: OpenedInput
     configuration: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Attempt:
         return run_folder_of(self.output, self.configuration)
 
     def find_made(self) -> Manifest | None:
-        """Return the dataset, or its newest generation, if this configuration made it."""
+        """The dataset, or its newest generation, if made by this configuration."""
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)
@@ -61,7 +61,7 @@ class Attempt:
 
 
 def configure(opened: OpenedInput) -> dict[str, Any]:
-    """Exactly what determines the dataset; OptionsError if --append can't add to it."""
+    """Everything that determines the dataset; OptionsError if --append can't add to it."""
     options, dataset = opened.options, opened.dataset
     configuration = {
         "schema_version": SCHEMA_VERSION,
@@ -86,7 +86,6 @@ def configure(opened: OpenedInput) -> dict[str, Any]:
 
 
 def _rules_of(opened: OpenedInput) -> dict[str, Any]:
-    """The reading rules; those of texts name no field of chats."""
     rules = asdict(opened.rules)
     return {n: v for n, v in rules.items() if v or n not in ("messages_field", "tools_field")}
 
@@ -96,7 +95,7 @@ def tokenizer_records(
 ) -> tuple[TokenizerRecord, TokenizerRecord]:
     """Describe both tokenizers for the manifest; TokenizerError if one lacks a token.
 
-    Templates render the tokens around chats; a piece that continues one begins like a text.
+    Templates render the tokens around chats; pieces that continue one begin like a text.
     """
     student, teacher = tokenizers
     if options.chats.messages:
@@ -126,7 +125,7 @@ def _append_configuration(
 ) -> dict[str, Any]:
     """Add the existing shards to a configuration.
 
-    A finished or interrupted run of the newest generation keeps its own.
+    A run of the newest generation keeps its own.
     """
     manifest = read_newest(output)
     require_all_files(output, manifest)
@@ -153,7 +152,6 @@ def _require_alike(
 
 
 def _describe(opened: OpenedInput) -> Describe:
-    """A function that names differing options."""
     sides = zip(("student", "teacher"), opened.tokenizers, strict=True)
     sources = {side: tokenizer.source for side, tokenizer in sides}
     return partial(describe_configurations, output=opened.options.output, sources=sources)

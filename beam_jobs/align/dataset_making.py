@@ -1,4 +1,4 @@
-"""Make a dataset, or finish what an earlier attempt left."""
+"""Make a dataset, or finish an earlier attempt."""
 
 import time
 import uuid
@@ -51,7 +51,7 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 def make_dataset(attempt: Attempt) -> Manifest:
     """Make or finish a dataset; errors as in `align`.
 
-    If too much is left out, the rest is still written.
+    Unless nothing is left, it is written before TooManyDeadLettersError.
     """
     output, options, run_folder = attempt.output, attempt.options, attempt.run_folder
     manifest, began = attempt.find_made(), attempt.started
@@ -116,7 +116,6 @@ def _run(attempt: Attempt) -> tuple[Manifest, float]:
 def _count_lost_texts(
     attempt: Attempt, tasks: Sequence[str], rules: ReadingRules, *, disk_bytes: int
 ) -> None:
-    """Count unrecoverable texts; refuse too many before aligning."""
     options, dataset, run_folder = attempt.options, attempt.opened.dataset, attempt.run_folder
     if dataset is None or dataset.keeps_text:
         return
@@ -134,7 +133,6 @@ def _count_lost_texts(
 
 
 def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
-    """Store both tokenizers in the dataset; return the workers' job."""
     options, tokenizers, output = attempt.options, attempt.opened.tokenizers, attempt.output
     stored = []
     for side, tokenizer in zip(("student", "teacher"), tokenizers, strict=True):
@@ -165,7 +163,7 @@ def _make_job(attempt: Attempt, rules: ReadingRules, generation: int) -> Job:
 
 
 def _read_result(attempt: Attempt, job: Job) -> Manifest:
-    """Return the new manifest, or the old one if every id was known."""
+    """The new manifest, or the old one if every id was known."""
     manifest = None
     if storage.num_bytes_of(storage.join(job.output, MANIFEST_FILE)) is not None:
         manifest = read_manifest(job.output)
@@ -223,7 +221,6 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
 
 
 def _describe_pair(dataset: Dataset) -> str:
-    """How the pair would distil distributions, "" for equal tokenizers."""
     if dataset.manifest.student.sha256 == dataset.manifest.teacher.sha256:
         return ""
     try:

@@ -29,8 +29,7 @@ def describe_configurations(
 ) -> str:
     """Name differing options with both values; "" if none.
 
-    `theirs` made the dataset in `output`, with its copies of tokenizers; `sources` are the user's
-    names for ours.
+    `theirs` made the dataset in `output`; `sources` are the user's names for our tokenizers.
     """
     names = {name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)} - _FOLLOWS
     copies = {side: storage.join(output, "tokenizers", side) for side in sources}

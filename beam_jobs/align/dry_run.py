@@ -1,4 +1,4 @@
-"""`--dry-run`: estimate a job from a sample of its input; nothing is written."""
+"""`--dry-run`: estimate a job from a sample; nothing is written."""
 
 import io
 import os
@@ -47,7 +47,7 @@ MEASURED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Volume:
-    """Amounts in the sample or in the whole input."""
+    """Amounts in the sample or the whole input."""
 
     num_documents: float = 0
     num_text_bytes: float = 0
@@ -65,10 +65,10 @@ class Volume:
 
 
 def describe_job(opened: OpenedInput) -> tuple[str, str]:
-    """Describe a job's input, output and costs, and any excessive loss.
+    """Describe a job, and why it would end with status 3, if so.
 
-    The second text says why the job would end with status 3, "" if it wouldn't. InputError if no
-    sampled document has the required fields, TooManyDeadLettersError if none is usable.
+    InputError if no sampled document has the required fields, TooManyDeadLettersError if none is
+    usable.
     """
     files, tokenizers = opened.files, opened.tokenizers
     sample = sample_input(files, opened.rules, sampling.ESTIMATE)
@@ -109,7 +109,7 @@ def estimate_volume(
 ) -> tuple[Volume, float, float]:
     """Align and encode a sample as the job would.
 
-    Return the whole input's volume, the sampled bytes of text, and the bytes of tars with indices.
+    Return the whole input's volume, and the bytes of sampled text and of tars with indices.
     """
     tokenizers, keep_text = opened.tokenizers, bool(opened.options.keep_text)
     documents = [document for part in sample for document in part.documents]
@@ -134,7 +134,7 @@ def estimate_volume(
 
 
 def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tuple[Volume, int]:
-    """A sample's volume with long documents cut, and the bytes of its whole text."""
+    """A sample's volume with long documents cut, and its text bytes uncut."""
     documents = _starts(part.documents, opened)
     started, cores, before = time.perf_counter(), time.process_time(), writer.num_bytes
     batch = _align(documents, opened)
@@ -229,8 +229,6 @@ def _letters_of(sample: Sequence[SampledPart]) -> list[DeadLetter]:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Findings in files outside the sample."""
-
     lines: list[str]
     unreadable: list[str]
     unusable: list[str]
@@ -241,7 +239,7 @@ def _look_at_others(
 ) -> _Heads:
     """Look at heads of files without a sampled document.
 
-    Not text files: each is one document, so its loss counts as a share.
+    Not text files: each is one document, so shares count it.
     """
     usable = {part.part.file.source for part in sample if part.documents}
     others = [f for f in files if f.source not in usable and may_be_unusable(f)]
@@ -266,7 +264,6 @@ def _look_at_others(
 
 
 def _describe_loss(sample: Sequence[SampledPart], heads: _Heads, opened: OpenedInput) -> str:
-    """Why the job would end with status 3, "" if it wouldn't."""
     num_outcomes = sum(len(part.outcomes) for part in sample)
     letters, most = _letters_of(sample), opened.options.max_dead_letters
     unread = {each.source for each in letters if each.reason == Reason.UNREADABLE_INPUT}

@@ -1,4 +1,4 @@
-"""A job as workers know it, their reports, and its memory and disk."""
+"""A job for its workers, their reports, and its needs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -27,8 +27,8 @@ documents of 1 and 16 MB."""
 class Job:
     """Everything a worker needs; pickled with Beam's code, so plain values only.
 
-    `run_folder`, inside `output`, holds temporary files and commit records. `attempt` names this
-    start of the command. A `generation` above 0 adds to the one before.
+    `run_folder` is inside `output`. `attempt` names this start of the command. A `generation` above
+    0 adds to the one before.
     """
 
     output: str
@@ -64,7 +64,7 @@ class Job:
 class BucketTar:
     """One finished tar of a bucket, by its temporary names in the run's folder.
 
-    `shard` has the same names until shards are numbered.
+    `shard` has these names until shards are numbered.
     """
 
     tar: str
@@ -77,8 +77,8 @@ class BucketTar:
 class BucketRecord:
     """A bucket's commit record, written last.
 
-    `control_strings` counts texts by the string that comes first. `digest` covers all input.
-    `dead_letters` is a file in the run's folder, or "".
+    `control_strings` counts texts by the first string. `digest` covers all input. `dead_letters` is
+    a file in the run's folder, or "".
     """
 
     bucket: Count
@@ -92,7 +92,7 @@ class BucketRecord:
 
     @property
     def files(self) -> dict[str, int]:
-        """Bytes of each temporary file, by name."""
+        """Bytes of temporary files, by name."""
         sizes = {self.dead_letters: self.dead_letters_bytes} if self.dead_letters else {}
         for tar in self.tars:
             sizes |= {tar.tar: tar.shard.num_bytes, tar.index: tar.shard.index_num_bytes}
@@ -117,21 +117,18 @@ def _name(tar: BucketTar, prefix: str, number: int, total: int) -> BucketTar:
 
 
 def choose_shuffle(options: AlignOptions) -> Shuffle:
-    """Choose how texts travel: in files if workers share a file system."""
+    """How texts travel: in files if workers share a file system."""
     if options.shuffle != "auto":
         return options.shuffle
     return "files" if storage.is_local(options.output) else "runner"
 
 
 def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int = 0) -> int:
-    """Estimate one process's peak bytes of memory, mapped files included."""
+    """Estimate a process's peak bytes of memory, with mapped files."""
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return BASE_MEMORY + 3 * bucket + MEMORY_PER_DOCUMENT_BYTE * longest_document
 
 
 def estimate_disk(text_bytes: int, *, keep_text: bool, shuffle: Shuffle) -> int:
-    """Estimate a job's peak bytes on its output's disk.
-
-    With `shuffle="files"`, blocks of text stay next to the shards until the end.
-    """
+    """Estimate a job's peak bytes on its output's disk."""
     return text_bytes * (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text + (shuffle == "files"))

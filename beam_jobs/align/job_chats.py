@@ -1,7 +1,4 @@
-"""Chats as input: both sides' templates, and documents aligned by them.
-
-Rendering is imported only for chats: jobs on texts start faster.
-"""
+"""Chats as input. What renders them is imported only if needed."""
 
 from __future__ import annotations
 
@@ -37,8 +34,7 @@ SIDES = ("student", "teacher")
 class JobChats:
     """What determines a dataset of chats besides texts and tokenizers; plain values.
 
-    Pairs are (student's, teacher's). `refuse_controls` leaves out chats whose texts hold control
-    strings.
+    Pairs are (student's, teacher's). `refuse_controls` leaves out chats with control strings.
     """
 
     templates: tuple[ChatTemplate, ChatTemplate]
@@ -81,7 +77,7 @@ def open_chats(
     *,
     refuse_controls: bool,
 ) -> JobChats:
-    """Read both sides' templates; OptionsError if one has none that is usable."""
+    """Read both sides' templates; OptionsError if one isn't usable."""
     from pipeline.chats.rendering import LearnRule
     from pipeline.chats.templates import ChatTemplate
     from pipeline.chats.turns import settle_speaker
@@ -124,7 +120,7 @@ def align_documents(
 
 
 def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[bytes]:
-    """Render an input's first chats; InputError if none can be rendered."""
+    """Render an input's first chats; InputError if none can be."""
     from pipeline.chats.rendering import render_chat
 
     renderings, refused = list[bytes](), list[str]()
@@ -175,7 +171,6 @@ def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _defaults_of(source: str) -> GenerationDefaults:
-    """Generation defaults next to a tokenizer."""
     from pipeline.models.generation_defaults import read_generation_defaults
 
     path = Path(source).expanduser()
@@ -202,6 +197,6 @@ def _read_template(side: str, source: str, file: str | None, defaults: Generatio
 
 
 def _names_of(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """BOS and EOS, for a tokenizer without a configuration."""
+    """BOS and EOS, for tokenizers without a configuration."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     return {role: tokenizer.token_name(i) for role, i in ids.items() if i is not None}

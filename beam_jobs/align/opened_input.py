@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedInput:
-    """What a job is made of; the options are all filled in.
+    """What a job is made of, with all options filled in.
 
-    `metadata` is as in the dataset's configuration. `dataset` is None for files.
+    `metadata` is as in the dataset's configuration; `dataset` is None for files.
     """
 
     options: AlignOptions
@@ -100,7 +100,7 @@ def open_input(options: AlignOptions) -> OpenedInput:
 
 
 def reading_rules(options: AlignOptions) -> ReadingRules:
-    """Return the reading rules; OptionsError for an invalid template or metadata."""
+    """Read the rules from options; OptionsError for an invalid template or metadata."""
     try:
         metadata = parse_metadata(options.metadata)
     except ValueError as error:
@@ -142,7 +142,6 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
 
 
 def _fill(options: AlignOptions, made: Mapping[str, Any]) -> AlignOptions:
-    """Fill in missing options, from a dataset or with defaults."""
     keep_text = made.get("keep_text", False) if options.keep_text is None else options.keep_text
     if options.chats.messages:  # a template's control tokens must be read; texts render it again
         options, keep_text = replace(options, special_strings="honoured"), True
@@ -178,7 +177,7 @@ def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Toke
 def _look_at_conventions(options: AlignOptions, student: Tokenizer, teacher: Tokenizer) -> None:
     """Refuse a tokenizer whose template is cut; warn of unknown control tokens.
 
-    A user's choice and a dataset's own tokenizer aren't checked.
+    Not for a user's choice, or a dataset's own tokenizer.
     """
     sides = (
         (student, options.student, options.student_bos, "--student-bos"),
@@ -217,7 +216,6 @@ def _cut_template(tokenizer: Tokenizer, names: Sequence[str], option: str) -> Op
 def _take_conventions(
     options: AlignOptions, made: Manifest, student: Tokenizer, teacher: Tokenizer
 ) -> AlignOptions:
-    """Take a dataset's tokens around texts along with its tokenizers."""
     taken: dict[str, Any] = {}
     own, chosen = student.around_text, made.student.around_text
     if not options.student:

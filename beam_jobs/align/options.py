@@ -1,4 +1,4 @@
-"""The options of `align`, for its command line and the job."""
+"""The options of `vocag align`."""
 
 import argparse
 import re

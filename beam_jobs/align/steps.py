@@ -1,8 +1,7 @@
 """The job that makes a dataset, and one that first counts lost texts.
 
 Each step can run twice, or on two workers at once: temporary names are random, a commit record is
-replaced by an equal one, renames are atomic, and nothing is removed. A restarted job reuses all
-finished work; the launcher cleans up.
+replaced by an equal one, renames are atomic, and nothing is removed until the launcher cleans up.
 """
 
 import json
@@ -57,10 +56,10 @@ class LostTexts:
 
 
 def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> None:
-    """Describe the job: one chain, no tagged outputs and no side inputs.
+    """Describe the job: one chain, no tagged outputs or side inputs.
 
-    The shuffle carries text, not tensors. An id determines its bucket, so shards' contents don't
-    depend on the runner or the number of workers.
+    The shuffle carries text, not tensors. An id determines its bucket, so shards don't depend on
+    the runner or the number of workers.
     """
     folder = job.run_folder
     _ = (
@@ -82,10 +81,9 @@ def build_pipeline(pipeline: beam.Pipeline, tasks: Sequence[str], job: Job) -> N
 def count_lost_texts(
     pipeline: beam.Pipeline, tasks: Sequence[str], rules: ReadingRules, run_folder: str
 ) -> None:
-    """Describe the job that counts documents whose texts are lost.
+    """Describe the job that counts lost texts, before hours of work.
 
-    A dataset may lack texts, and some tokenizers' tokens don't spell them (WordPiece, or a
-    normaliser that changed the text). Losses must be known before hours of work.
+    A dataset may lack texts, and tokens may not spell them (WordPiece, or a normaliser).
     """
     count = partial(_count, rules=rules, run_folder=run_folder)
     _ = (
@@ -118,7 +116,6 @@ def describe_lost_texts(lost: LostTexts, dataset: InputDataset) -> str:
 
 
 def _read_blocks(task: str, job: Job) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket, block of documents and dead letters)."""
     store = BlockStore(job.shuffle, job.run_folder)
     records = show_progress(_read(task, job), job.run_folder)
     yield from store.hand_over(pack_blocks(records, job.num_buckets))
@@ -144,7 +141,6 @@ def _number(all_records: tuple[int, Iterable[str]], job: Job) -> Iterator[str]:
 
 
 def _publish(record: str, job: Job) -> str:
-    """Give a bucket's files their final names; return its record."""
     for tar in read_record(record, BucketRecord).tars:
         shard = tar.shard
         for temporary, final, num_bytes in (
@@ -167,7 +163,6 @@ def _count(task: str, rules: ReadingRules, run_folder: str) -> Iterator[str]:
 
 
 def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
-    """Write the total for the launcher; return its path."""
     parts = [read_record(part, LostTexts) for part in counts[1]]
     first = sorted(name for part in parts for name in part.first)[:_MOST_NAMED]
     whole = LostTexts(sum(part.count for part in parts), tuple(first))
@@ -179,7 +174,7 @@ def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
 def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
     """Write dead letters, summary and, last, the manifest; return its path.
 
-    Without a usable document, no manifest is written.
+    Without a usable document, there is none.
     """
     records = [read_record(record, BucketRecord) for record in all_records[1]]
     records.sort(key=lambda record: record.bucket)

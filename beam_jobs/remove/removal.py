@@ -143,7 +143,6 @@ def _write(location: str, manifest: Manifest, removed: RemovedDocuments) -> Mani
 
 
 def _tidy(location: str, manifest: Manifest) -> None:
-    """Write the card; remove temporary files, a killed command's included."""
     scratch = storage.join(location, _SCRATCH)
     storage.make_folder(scratch)
     write_card(manifest, output=location, scratch=scratch)

@@ -1,1 +1,1 @@
-"""Results of an align job for people: page, card and summary."""
+"""Page, card and summary of an align job."""

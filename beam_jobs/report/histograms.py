@@ -18,7 +18,7 @@ figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .1rem; }
 
 
 def draw_histograms(statistics: AlignmentStatistics, *more: Element) -> list[Element]:
-    """Return a figure for each histogram, and `more`; without matplotlib, tables."""
+    """A figure for each histogram, and `more`; without matplotlib, tables."""
     spans = list(map(int, statistics.span_width_counts))
     lengths = list(map(format_count, LENGTH_EDGES))
     figures = [
@@ -90,7 +90,6 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
 def _trim(
     labels: Sequence[str], series: Mapping[str, Sequence[int]]
 ) -> tuple[Sequence[str], dict[str, Sequence[int]]]:
-    """Drop empty bars at both ends; keep those from 0 if few."""
     used = [bar for bar, counts in enumerate(zip(*series.values(), strict=True)) if any(counts)]
     first, last = (used[0], used[-1] + 1) if used else (0, 1)
     shown = slice(first if first > 2 else 0, last)
@@ -102,5 +101,4 @@ def _both(student: Iterable[int], teacher: Iterable[int]) -> dict[str, list[int]
 
 
 def _up_to(num_bars: int) -> list[str]:
-    """Labels; the last bar includes everything larger."""
     return [*map(str, range(num_bars - 1)), f"{num_bars - 1}+"]

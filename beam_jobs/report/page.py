@@ -52,7 +52,7 @@ details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); fo
 
 @dataclass(frozen=True)
 class SideSummary:
-    """A side's tokens around a text, and why it has no fast path, if so."""
+    """Tokens around a side's texts, and why it has no fast path, if so."""
 
     convention: str
     slow_reason: str | None = None
@@ -63,7 +63,7 @@ class RunSummary:
     """Facts known only to the run that made the dataset.
 
     Seconds are wall time: start to manifest, and start to first document. `input_bytes` are as
-    stored. `control_strings` counts texts by the string that comes first. `pair` may be "".
+    stored. `control_strings` counts texts by the first string.
     """
 
     runner: str
@@ -122,7 +122,6 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
 
 
 def _first_answers(manifest: Manifest) -> list[Element]:
-    """The outcome, losses, and the next step."""
     letters = manifest.dead_letters
     seen = totals_of(manifest.newest_shards)["num_documents"] + letters.count
     whole = f"{format_plural(seen, 'document')} ({format_share(letters.count, seen)})"
@@ -144,7 +143,6 @@ def _first_answers(manifest: Manifest) -> list[Element]:
 
 
 def _opening(documents: Sequence[PreviewDocument], cards: Element) -> list[Element]:
-    """Aligned text with numbers next to it, if any."""
     if not any(document.blocks for document in documents):
         return [cards]
     legend, *texts = page_blocks.draw_documents(documents)

@@ -59,7 +59,7 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
 
 
 def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
-    """Return a run's last lines."""
+    """A run's last lines."""
     totals = totals_of(manifest.newest_shards)
     student_tokens, documents = totals["num_student_tokens"], totals["num_documents"]
     speed = student_tokens / run.aligning_seconds
@@ -116,7 +116,6 @@ def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
 
 
 def _of_chats(dataset: Dataset) -> list[str]:
-    """Count chats' learned tokens, with remarks."""
     indices = [dataset.read_index(number) for number in range(len(dataset.manifest.shards))]
     sums = {
         name: sum(int(index.chats[name].sum()) for index in indices)

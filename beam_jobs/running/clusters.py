@@ -1,4 +1,4 @@
-"""Check a cluster's needs before anything starts or is written.
+"""Check a cluster's needs before anything starts.
 
 Each would fail anyway: after minutes, in a worker's log, or never.
 """
@@ -39,10 +39,10 @@ def require_tried_runner(name: str | None) -> None:
 
 
 def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]]) -> None:
-    """Check a cluster before a job is sent there.
+    """Check a cluster for inputs and outputs, `places` by option name.
 
-    `places` are inputs and outputs by option name. OptionsError if a server or the workers'
-    environment is missing, or workers could not find a place.
+    OptionsError if a server or the workers' environment is missing, or workers could not find a
+    place.
     """
     name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
     if name == "PortableRunner":
@@ -64,7 +64,6 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
 
 
 def _is_elsewhere(name: str, options: PipelineOptions) -> bool:
-    """Whether workers may be on other machines."""
     if name == "FlinkRunner":
         is_inside = options.view_as(FlinkRunnerOptions).flink_master in _INSIDE_THE_LAUNCHER
         return not is_inside or bool(options.view_as(PortableOptions).job_endpoint)
@@ -90,7 +89,6 @@ def _require_reachable(name: str, option: str, path: str) -> None:
 
 
 def _require_package(name: str, options: PipelineOptions) -> None:
-    """Check that workers will have this package: Beam's own image does not."""
     portable = options.view_as(PortableOptions)
     setup = options.view_as(SetupOptions)
     staged = setup.setup_file or setup.requirements_file or setup.extra_packages
@@ -136,7 +134,6 @@ def _require_flink(options: PipelineOptions) -> None:
 
 
 def _require_version(master: str, version: str) -> None:
-    """Check that Flink's master answers, with the job server's version."""
     url = master if re.match("https?://", master) else f"http://{master}"
     try:
         with urlopen(f"{url.rstrip('/')}/overview", timeout=_ANSWER_SECONDS) as answer:

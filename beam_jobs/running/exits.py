@@ -34,8 +34,8 @@ class Terminated(BaseException):
 def exit_status(command: str, work: Callable[[], object]) -> int:
     """Run a command's work; return 0, 1 if the job failed, 2 for wrong usage.
 
-    3 means that more input was left out than allowed; 129, 130 and 143 are for SIGHUP, Ctrl-C and
-    SIGTERM. Errors go to stderr without a traceback.
+    3: more input was left out than allowed. 129, 130 and 143: SIGHUP, Ctrl-C and SIGTERM. Errors go
+    to stderr without a traceback.
     """
     skip_last_collection()
     try:
@@ -62,8 +62,8 @@ def exit_status(command: str, work: Callable[[], object]) -> int:
 def skip_last_collection() -> None:
     """Skip Python's garbage collections at exit.
 
-    They visit every object of Beam and two vocabularies: 0.7 s in each process. With nanobind
-    bindings they still run: otherwise these print pages of leaks.
+    They take 0.7 s in each process. With nanobind bindings they still run: otherwise these print
+    pages of leaks.
     """
     atexit.register(_freeze_unless_bindings_complain)
 
@@ -72,9 +72,9 @@ def skip_last_collection() -> None:
 def terminate_by_exception() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise `Terminated` in the main thread, even if Python loses it.
 
-    A handler may run where nothing can be raised, such as in a weak reference's callback, and
-    libraries have bare `except:`. So the signal is sent again until the block ends. Others' signals
-    meanwhile are ignored: they would cut the end short. SIGHUP stays ignored under nohup.
+    A handler may run where nothing can be raised, such as a weak reference's callback, and
+    libraries have bare `except:`. So the signal is sent again until the block ends; others' signals
+    are ignored meanwhile. SIGHUP stays ignored under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

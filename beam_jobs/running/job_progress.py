@@ -1,7 +1,6 @@
 """The live bar of a local run, and workers' counters for it.
 
-Each worker keeps a small file of running totals in the run's folder, only for display: bundles that
-run twice count twice.
+Each worker keeps running totals in a file, only for display: bundles that run twice count twice.
 """
 
 import io
@@ -29,10 +28,10 @@ HEARTBEAT_SECONDS = 60.0
 
 
 class WorkerProgress:
-    """One process's counts for a run, written to its folder now and then."""
+    """One process's counts for a run, written now and then."""
 
     def __init__(self, folder: str) -> None:
-        """Count for a folder's run; only local folders get a file."""
+        """Count for a folder's run; only local ones get a file."""
         self._path = storage.join(folder, f"{PROGRESS_PREFIX}{uuid.uuid4().hex}.json")
         self._is_local = storage.is_local(folder)
         self._counts: Counter[str] = Counter()
@@ -40,7 +39,7 @@ class WorkerProgress:
         self._lock = threading.Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to counts that the stages below read."""
+        """Add to counts that stages read."""
         with self._lock:
             self._counts.update(counts)
             if time.monotonic() >= self._next_write:
@@ -69,7 +68,7 @@ _workers_lock = threading.Lock()
 
 
 def worker_progress(folder: str) -> WorkerProgress:
-    """Return this process's counter for a run."""
+    """This process's counter for a run."""
     with _workers_lock:
         return _workers.setdefault(folder, WorkerProgress(folder))
 
@@ -142,7 +141,7 @@ def run_with_bar(
 
 
 def _poll(folder: str, finished: threading.Event) -> Iterator[Counter[str]]:
-    """Yield counts repeatedly, and once at the end; stop if the folder is gone."""
+    """Yield counts until finished, or the folder is gone."""
     yield Counter()
     is_last = False
     while not is_last:

@@ -1,4 +1,4 @@
-"""Options of every job: how it runs here, and its messages."""
+"""Options of every job."""
 
 import logging
 import os
@@ -49,8 +49,5 @@ def configure_logging(command: str, options: RunOptions) -> None:
 
 
 def _is_not_beams(record: logging.LogRecord) -> bool:
-    """Whether a record comes from outside Beam.
-
-    Loggers don't show it: a job service uses the root logger, a job server one named after a class.
-    """
+    """Whether a record comes from outside Beam, whose loggers have various names."""
     return "apache_beam/" not in record.pathname

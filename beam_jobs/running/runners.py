@@ -91,7 +91,7 @@ def make_beam_options(
 def make_runner(options: PipelineOptions) -> PipelineRunner:
     """Return the runner that the options name, by default `FnApiRunner`.
 
-    Since Beam 2.65, `DirectRunner` first tries Prism, a download that ignores --direct_num_workers.
+    Since Beam 2.65, its `DirectRunner` first tries Prism, which ignores --direct_num_workers.
     OptionsError for an unknown runner.
     """
     name = options.view_as(StandardOptions).runner
@@ -159,7 +159,6 @@ def _direct_runner(
 
 
 def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> JobError:
-    """Summarise a failure; leave details in the run's folder."""
     has_died = isinstance(error, WorkerDiedError)
     details = error.log if isinstance(error, WorkerDiedError) else traceback.format_exc()
     cause = str(error) if has_died else f"the job failed: {cause_of(str(error)) or repr(error)}"

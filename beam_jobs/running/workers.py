@@ -1,7 +1,7 @@
-"""Worker processes of this machine: start them, explain their deaths, end them.
+"""Worker processes of this machine.
 
-Beam's direct runner starts workers by a shell command and reports only their status. So our command
-keeps each one's output in a file named after the process.
+Beam's direct runner starts them by a shell command and reports only their status. Our command keeps
+their output in a file named after the process.
 """
 
 import json
@@ -38,10 +38,10 @@ type _Outcomes = SimpleQueue[BaseException | None]
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process ended before the job did; `log` is the end of its output."""
+    """A worker process ended before the job; `log` is the end of its output."""
 
     def __init__(self, message: str, log: str) -> None:
-        """Take the user's message and the log."""
+        """Take message and log."""
         super().__init__(message)
         self.log = log
 
@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def environment(self) -> SubprocessSDKEnvironment:
-        """Beam's command for one, deaf to Ctrl-C, the launcher's; `$$` is its number."""
+        """Beam's command for one, deaf to Ctrl-C; `$$` is its number."""
         arguments = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid())]
         log = f"{shlex.quote(self._folder.name)}/$$"
         output = "" if self.verbose else f">{log} 2>&1"
@@ -72,7 +72,7 @@ class Workers:
         return bool(self._logs())
 
     def kill(self) -> None:
-        """Kill all workers and wait until they are gone."""
+        """Kill all workers and wait for their end."""
         for log in self._logs():
             with suppress(ProcessLookupError):
                 os.kill(int(log.name), signal.SIGKILL)
@@ -85,7 +85,7 @@ class Workers:
         self._folder.cleanup()
 
     def explain(self, failure: BaseException | None) -> WorkerDiedError | None:
-        """Name the dead worker and its cause, if one failed a thread of Beam's."""
+        """Name the dead worker and its cause, if Beam's thread failed by one."""
         ended = _ENDED.fullmatch(str(failure))
         if ended is None:
             return None
@@ -104,7 +104,7 @@ def run_supervised(work: Callable[[], object], workers: Workers) -> None:
     """Run a local job's `work` in a thread until it ends, a worker dies, or a signal arrives.
 
     Raise its error, WorkerDiedError, KeyboardInterrupt or Terminated. Beam can't cancel a local
-    job: a thread that runs on is abandoned, and the command's `leave` doesn't wait for it.
+    job: a thread that runs on is abandoned, and `leave` doesn't wait for it.
     """
     outcomes: _Outcomes = SimpleQueue()
 
@@ -149,7 +149,7 @@ def _end_with(launcher: int) -> None:
 
 
 def _cause(outcome: BaseException, outcomes: _Outcomes, workers: Workers) -> BaseException:
-    """A worker's death if reported, possibly after Beam's resulting error."""
+    """A worker's death if reported, perhaps after Beam's resulting error."""
     if isinstance(outcome, WorkerDiedError) or not workers.have_started:
         return outcome
     try:

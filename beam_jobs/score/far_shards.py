@@ -1,7 +1,6 @@
 """Find shards whose losses are far from the others', because a server went wrong in between.
 
-Servers are checked around every shard with one plain text. One that gets only that text right, as a
-cache of answers may, passes, but its shards differ.
+The check around each shard uses one text, which a cache may answer right.
 """
 
 import json
@@ -35,7 +34,7 @@ class FarShard(NamedTuple):
 
 
 def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
-    """Return the shards whose mean loss is far from the others'.
+    """Find shards whose mean loss is far from the others'.
 
     Far means more than 1 nat, plus five times the others' spread, plus the noise of few tokens.
     """
@@ -57,8 +56,8 @@ def refuse_far_shards(
 ) -> None:
     """Remove outlying shards' sidecars, and raise EngineError.
 
-    A shard that comes out the same in a later run is accepted: its text is unusual. The run's
-    folder notes them with `started`, because a step that Beam repeats isn't a later run.
+    Shards that come out the same in a later run are accepted. The run's folder notes them with
+    `started`: a step that Beam repeats isn't a later run.
     """
     path = storage.join(run_folder, FAR_SHARDS_FILE)
     noted: dict[str, dict[str, float]] = {}

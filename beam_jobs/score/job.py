@@ -99,7 +99,7 @@ def _score(options: ScoreOptions) -> list[ScoreManifest]:
 def make_job(
     options: ScoreOptions, opened: OpenedDataset, teacher: JobTeacher, context: ContextRule
 ) -> ScoreJob:
-    """Return the workers' job for one dataset."""
+    """The workers' job for one dataset."""
     dataset = opened.dataset
     is_chats = dataset.manifest.chats is not None
     if options.learned_only and not is_chats:
@@ -200,7 +200,7 @@ def _complete(
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:
-    """Return shards with numbers of scored documents and tokens; refuse to score none."""
+    """Count shards' scored documents and tokens; refuse none."""
     shards = documents.dataset.manifest.shards
     if not documents.where:
         return shards

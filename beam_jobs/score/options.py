@@ -1,4 +1,4 @@
-"""The options of `score`, for its command line and the job."""
+"""The options of `vocag score`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

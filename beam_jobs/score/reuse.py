@@ -1,7 +1,7 @@
 """`--reuse`: losses of other datasets that a job can take over.
 
 The launcher writes digests of their documents to the run's folder; workers map them, and copy
-matching documents' losses.
+losses of matches.
 """
 
 import io
@@ -35,7 +35,7 @@ _CACHE_BYTES = 256 << 30
 def find_reusable(
     locations: Sequence[str], rule: TeacherRule, run: RunOptions
 ) -> list[ScoredShard]:
-    """Return other datasets' shards that the same teacher scored, in any context."""
+    """Other datasets' shards that the same teacher scored, in any context."""
     found = []
     for location in locations:
         dataset, own, reasons = open_dataset(location), [], []
@@ -90,7 +90,7 @@ def open_reusable(run_folder: str) -> ReusableLosses:
 def _teacher(rule: TeacherRule, *, with_top: bool) -> dict[str, Any]:
     """The teacher's part of a rule; digests cover documents and contexts.
 
-    Entries are taken over only if stored by the same rule; losses alone, whatever the entries.
+    Entries must be stored by the same rule; losses alone need not.
     """
     without = {"context", "where"} if with_top else {"context", "where", "distributions"}
     return {name: value for name, value in rule.to_json().items() if name not in without}

@@ -1,8 +1,8 @@
-"""Steps of the job that scores a dataset: one shard, one sidecar per element.
+"""Steps of the job that scores a dataset, a shard per element.
 
-RunInference loads the teacher once per process. The engine batches, since batches of equally long
-pieces take a whole shard's documents. Each step can run twice, or on two workers at once: a sidecar
-is replaced by an equal one, and the score manifest comes last.
+The engine batches, not RunInference: equally long pieces take a whole shard's documents. Each step
+can run twice, or on two workers at once: a sidecar is replaced by an equal one, and the score
+manifest comes last.
 """
 
 import logging
@@ -57,8 +57,8 @@ class ChangedError(ValueError):
 class ScoreJob:
     """Everything a worker needs; plain values only.
 
-    Servers, whose files are out of sight, are checked against `handshake`. `started` is in seconds
-    since 1970. With `reuses`, known losses are in the run's folder.
+    Servers are checked against `handshake`. `started` is in seconds since 1970. With `reuses`,
+    known losses are in the run's folder.
     """
 
     dataset: str

@@ -1,4 +1,4 @@
-"""Messages of `vocag score`: estimates and results."""
+"""Messages of `vocag score`."""
 
 import math
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def estimate_disk(
 ) -> int:
     """Estimate the bytes a job adds to a dataset's disk, to a percent, without existing sidecars.
 
-    `shards` have the scored numbers of documents and tokens. `bytes_per_position` None means as
-    much as the rule allows.
+    `shards` have the scored numbers of documents and tokens. `bytes_per_position` None means the
+    most that the rule allows.
     """
     there = storage.list_folder(dataset)
     of_token, of_document, of_shard = _sizes(rule.distributions, bytes_per_position)
@@ -54,7 +54,7 @@ def estimate_disk(
 
 
 def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
-    """Score the first documents without writing; return an estimate of the job, in lines."""
+    """Score the first documents without writing; estimate the job from them."""
     work, losses, counts, num_documents = _try(teacher)
     rule, folder = teacher.job.rule, teacher.job.dataset
     there = storage.list_folder(folder)
@@ -139,7 +139,7 @@ def summarise(
     reuse: Sequence[str],
     elapsed_seconds: float,
 ) -> str:
-    """Return a run's last lines."""
+    """A run's last lines."""
     sidecars = scores.sidecars
     num_tokens = sum(record.num_tokens for record in sidecars)
     num_losses = sum(record.num_losses for record in sidecars)

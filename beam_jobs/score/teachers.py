@@ -28,8 +28,8 @@ API_KEY = "VOCAG_API_KEY"
 class JobTeacher:
     """A teacher, as named by the user, and its engine; None means transformers.
 
-    `weights_sha256` is of its files, or of its name if they are out of sight. Workers check its
-    servers against `handshake`.
+    `weights_sha256` is of its files, or of its name if they are out of sight. Workers check servers
+    against `handshake`.
     """
 
     source: str
@@ -40,7 +40,7 @@ class JobTeacher:
 
 
 def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRule) -> JobTeacher:
-    """Return a job's teacher, checked as far as possible."""
+    """A job's teacher, checked as far as possible."""
     digest = ""
     if options.teacher:
         digest = find_fitting(options.teacher, dataset, side="teacher").sha256
@@ -83,7 +83,6 @@ def _default_dtype(device: str) -> str:
 def _served(
     options: ScoreOptions, dataset: Dataset, context: ContextRule, digest: str
 ) -> JobTeacher:
-    """Return a teacher behind servers, once each has answered."""
     from pipeline.scoring.engines.openai import connect
 
     settings = options.served

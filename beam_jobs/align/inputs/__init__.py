@@ -1,1 +1,1 @@
-"""Input of align: documents of any format, each with its place."""
+"""Input of align: documents and their places."""

@@ -1,4 +1,4 @@
-"""Arrow's batches as rows of values that JSON could hold."""
+"""Arrow's batches as rows of JSON's values."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
 """Avro object container files, block by block.
 
 An undecodable block costs itself. One that can't be decompressed, or has a wrong length, ends the
-reading: only its length locates the next. Lost last blocks go unnoticed: Avro has no end mark.
+reading. Lost last blocks go unnoticed: Avro has no end mark.
 """
 
 import io
@@ -101,7 +101,7 @@ def _fields(schema: Any) -> list[Mapping[str, Any]]:
 
 
 def _fixed_fields(schema: Any) -> set[str]:
-    """Fields of fixed-length bytes without a logical type, such as hashes."""
+    """Fields of fixed-length bytes without a logical type."""
     named: dict[str, Any] = {}
     parse_schema(schema, named_schemas=named)
 
@@ -117,7 +117,6 @@ def _fixed_fields(schema: Any) -> set[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Times, decimals and UUIDs as text, as in other tables."""
     if isinstance(value, datetime | date | time | Decimal):
         return as_text(pa.array([value])).to_pylist()[0]
     return str(value) if isinstance(value, UUID) else value

@@ -1,12 +1,12 @@
 r"""Rows of CSV and TSV files. A malformed row costs itself; reading continues after it.
 
-Python's reader is strict here: a lenient one drops stray quotes, and reads the rows that an
-unclosed cell swallows as one. If a malformed row's lines after the first begin and end with rows, a
-cell was not closed. Else it is read again, with quotes amid text as text.
+Python's reader is strict: a lenient one drops stray quotes, and joins the rows that an unclosed
+cell swallows. If a malformed row's lines after the first begin and end with rows, a cell was not
+closed. Else it is read again, with quotes amid text as text.
 
-Three dialects are well-formed. Spark writes `\"` for a quote: once a row reads only that way, all
-do. Spreadsheets omit empty last cells; others end rows with a comma. A row that lacks cells is torn
-if an earlier one kept an empty last cell, or if a needed column is missing.
+Spark writes `\"` for a quote: once a row reads only that way, all do. Spreadsheets omit empty last
+cells; others end rows with a comma. A row that lacks cells is torn if an earlier one kept an empty
+last cell, or a needed column is missing.
 """
 
 import csv
@@ -38,8 +38,8 @@ def read_csv(
     """Yield a file's header and rows; for a bad row, its error.
 
     Cells and lines have at most `max_cell` characters. Cells after the `needed` columns may be
-    missing; without `needed`, none may. `head` is the start of a TSV file, None for CSV: if it
-    leaves most quoted cells open, quotes are text. DamageError if reading can't continue.
+    missing; without `needed`, none may. `head` begins a TSV file, None for CSV: if it leaves most
+    quoted cells open, quotes are text. DamageError if reading can't continue.
     """
     require_utf8(data)
     csv.field_size_limit(max_cell)
@@ -61,8 +61,6 @@ class _CutLine(str):
 
 
 class _Lines:
-    """A file's lines, which can be given back."""
-
     def __init__(self, text: TextIO, max_characters: int) -> None:
         self.taken: list[str] = []
         self._text, self._most = text, max_characters
@@ -131,7 +129,7 @@ class _Rows:
         return _unescape(line) if self._escapes else line
 
     def _settle(self, lines: list[str], row: list[str] | None, why: str) -> CsvRow:
-        """Return the row that lines hold; give back others' lines."""
+        """Return the row that lines hold; give back others."""
         if any(type(line) is _CutLine for line in lines):
             self._lines.give_back(lines[1:])
             return UnusableError(Reason.TOO_LARGE, f"a line exceeds {len(lines[-1])} characters")
@@ -158,7 +156,7 @@ class _Rows:
         return UnusableError(Reason.BAD_ROW, why)
 
     def _read_otherwise(self, lines: list[str]) -> list[str] | None:
-        """Read a row with the other meaning of a backslash before a quote."""
+        """Read a row with the other meaning of a backslash before quotes."""
         if not any('\\"' in line for line in lines):
             return None
         row, taken = self._try(lines, str if self._escapes else _unescape)
@@ -175,7 +173,7 @@ class _Rows:
             next(self._lines)
 
     def _begins_row(self, line: str) -> bool:
-        """Whether a line begins a row without quotes amid text."""
+        """Whether a line begins a row, without quotes amid text."""
         row, taken = self._try([line])
         return bool(row) and '"' not in self._quoted.sub("", "".join(taken))
 
@@ -214,5 +212,4 @@ class _Rows:
 
 
 def _unescape(line: str) -> str:
-    """Turn Spark's dialect into the usual one."""
     return line.replace('\\"', '""')

@@ -53,7 +53,7 @@ class StoredDataset(Dataset):
         return storage.join(self.location, *name.split("/"))
 
     def stored_tokenizer(self, record: TokenizerRecord) -> StoredTokenizer:
-        """Locate one of its tokenizers, for spelling only."""
+        """Locate a tokenizer for spelling only."""
         path, versions = self.path_of(record.file), library_versions()
         return StoredTokenizer(path, record.sha256, record.special_strings, False, versions)
 
@@ -62,7 +62,7 @@ class StoredDataset(Dataset):
 class InputDataset:
     """A dataset's newest generation, and the shards to read.
 
-    `scores` is the digest of losses that the condition uses.
+    `scores` is the digest of losses in the condition.
     """
 
     dataset: StoredDataset
@@ -78,7 +78,7 @@ class InputDataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Configuration entries for the dataset and the choice from it."""
+        """Configuration entries for the dataset and its choice."""
         manifest = self.dataset.manifest
         return {
             "input_dataset": manifest.fingerprint,
@@ -89,10 +89,9 @@ class InputDataset:
 
     @property
     def assumed_text_bytes(self) -> int:
-        """Bytes of text from which buckets are counted.
+        """Bytes of text that give as many buckets as the documents' own files.
 
-        They give as many buckets as the documents' own files, if the dataset records their size; if
-        it has grown, only texts count.
+        If these sizes are unknown, or the dataset has grown, its texts count.
         """
         manifest = self.dataset.manifest
         text_bytes, total = sum(f.num_bytes for f in self.files), manifest.totals["num_text_bytes"]
@@ -110,9 +109,9 @@ class InputDataset:
 
 
 def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
-    """Return the folder of the dataset that the input names, None for files.
+    """The folder of the dataset that the input names, None for files.
 
-    InputError for a mixture, a dataset among other input, or a missing dataset.
+    InputError for a mixture, a missing dataset, or one among other input.
     """
     for pattern in patterns:
         if pattern.endswith(_MIXTURE) and not os.path.isdir(pattern):
@@ -138,7 +137,7 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 def open_dataset_as_input(location: str, where: str) -> InputDataset:
     """Open a dataset's newest generation; choose its documents.
 
-    WhereError for a condition that is invalid or matches nothing; OptionsError for missing files.
+    WhereError for an invalid or unmatched condition; OptionsError for missing files.
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -172,8 +171,8 @@ def open_dataset_as_input(location: str, where: str) -> InputDataset:
 def read_texts(part: InputPart, rules: ReadingRules) -> Iterator[Outcome]:
     """Yield a part's documents in shard order.
 
-    InputChangedError if the dataset was made anew since the job was planned, DatasetError if the
-    shard or its index differs from the manifest.
+    InputChangedError if the dataset was made anew since the plan, DatasetError if the shard or its
+    index differs from the manifest.
     """
     source = part.file.source
     location = part.file.path.removesuffix(source).rstrip("/")
@@ -219,7 +218,6 @@ def _dataset_folder(pattern: str) -> str | None:
 
 
 def _count_chosen(index: ShardIndex, kept: Kept) -> tuple[int, int, str]:
-    """A shard's chosen documents: number, bytes of text, encoded choice."""
     if kept is None:
         return len(index), int(index.num_text_bytes.sum()), ""
     chosen = b85encode(zlib.compress(np.packbits(kept).tobytes())).decode()
@@ -237,7 +235,7 @@ def _chosen_places(part: InputPart, num_documents: int) -> Sequence[int]:
 
 @lru_cache(_OPENED)
 def _open(location: str, fingerprint: str) -> StoredDataset:
-    """Open the generation that the job was planned with; it need not be the newest."""
+    """Open the generation that the job was planned with."""
     manifest = read_newest(location)
     number = find_generation(manifest, fingerprint)
     if number is not None and number != manifest.generation:

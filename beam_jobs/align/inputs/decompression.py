@@ -1,7 +1,7 @@
 """Compressed streams that notice cuts.
 
-Beam takes the end of a cut file for the end of the data; `bz2.open` and `lzma.open` take a damaged
-second stream for padding. Here both raise DamageError after the data before the damage.
+Beam takes a cut for the end of the data; `bz2.open` and `lzma.open` take a damaged second stream
+for padding. Here both raise DamageError after the sound data.
 """
 
 import bz2
@@ -39,9 +39,9 @@ class DamageError(ValueError):
 
 
 def decompress(file: BinaryIO, compression: str) -> BinaryIO:
-    """Return a buffered stream of uncompressed bytes.
+    """A buffered stream of uncompressed bytes.
 
-    Consecutive frames are one stream; zeros after them, padding of xz and tapes, are skipped.
+    Consecutive frames are one; zeros after them, padding of xz and tapes, are skipped.
     """
     if compression == "none":
         return file
@@ -103,7 +103,6 @@ class _Frames(io.RawIOBase):
         return data
 
     def _find_frame(self) -> bytes:
-        """Stored bytes from the next frame's start, or none."""
         stored: bytes = self._decompressor.unused_data
         while not (found := stored.lstrip(b"\0")):
             stored = self._file.read(_CHUNK_BYTES)
@@ -113,7 +112,7 @@ class _Frames(io.RawIOBase):
 
 
 class _GzipMember:
-    """A gzip member, with the other decompressors' interface."""
+    """A gzip member, like other decompressors."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)

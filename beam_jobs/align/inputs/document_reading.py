@@ -1,4 +1,4 @@
-"""Read documents from files, with a dead letter for each unusable one."""
+"""Read documents from files, or dead letters."""
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -47,7 +47,7 @@ def read_part(
 
     Damage becomes a dead letter with the bytes lost; earlier documents and a table's later row
     groups are kept. The storage's failures are raised, for a retry. InputChangedError at the end
-    voids what was read. `count_lines` gets the number of lines that begin in a part of JSON lines.
+    voids the part. `count_lines` gets the number of lines that begin in a part of JSON lines.
     """
     file = part.file
     if file.format == DATASET:

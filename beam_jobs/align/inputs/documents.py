@@ -1,8 +1,8 @@
 """Documents of the input, and dead letters for unusable ones.
 
 A document's place is its source and position: byte offset of its line or value in the uncompressed
-file, row of a table, number in a dataset's shard, 0 of a text file. It doesn't depend on where the
-job runs or how files are cut, and names documents without an id.
+file, row of a table, number in a dataset's shard, 0 of a text file. It names documents without an
+id, and doesn't depend on how files are cut.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class DeadLetter(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     """A document, or an unread part of a damaged file, that can't be used.
 
     Never holds text. `line` counts from 1 in a part of JSON lines, else None. `first_line` is that
-    of the document whose id this one repeats.
+    of the first document with this id.
     """
 
     source: str
@@ -70,7 +70,7 @@ class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document
     line: int | None = None
 
     def refuse(self, reason: Reason, detail: str, *, first_line: int | None = None) -> DeadLetter:
-        """Return a dead letter at this place."""
+        """A dead letter at this place."""
         place = self.source, self.position, self.document_id
         return DeadLetter(*place, reason, detail, self.line, first_line)
 
@@ -80,7 +80,7 @@ Outcome = PlacedDocument | DeadLetter
 
 
 class UnusableError(ValueError):
-    """Why a document can't be used: a code, and a detail for people."""
+    """Why a document can't be used, for a dead letter."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         """Take a dead letter's reason and detail."""
@@ -89,7 +89,7 @@ class UnusableError(ValueError):
 
 
 def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> UnusableError:
-    """Explain that a file is unreadable after byte `num_read`, None if unknown."""
+    """Say that a file is unreadable after byte `num_read`, None if unknown."""
     left = 0 if num_read is None else num_bytes - num_read
     lost = f"up to {left} of {num_bytes} bytes" if left else "the rest of the file"
     return UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {error}")
@@ -99,7 +99,7 @@ def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> Un
 class MetadataField:
     """A field stored with each document; dots lead into nested ones.
 
-    Until its column's type is known (None), values pass unchanged.
+    Until `type` is known, values pass unchanged.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ReadingRules:
 
     Fields are a JSON object's or a row's; dots lead into nested ones. Without an id field,
     documents are named by place. A template (`parse_template`) replaces the text field.
-    `max_document_bytes` are of UTF-8. With a messages field, documents are chats, and texts JSON
+    `max_document_bytes` are of UTF-8. With a messages field, texts are chats as JSON
     (`pipeline.chats.messages.Chat.encode`).
     """
 

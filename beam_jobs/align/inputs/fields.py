@@ -19,9 +19,6 @@ _OF_SHAREGPT = (
 def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: bool = True) -> str:
     """Name the fields a record has instead, with a remedy; "" if the field is there but empty.
 
-    The remedy is the field with the longest string, a command that splits nested objects, or the
-    option for conversations.
-
     Example:
         >>> describe_others({"id": 7, "content": "one two"}, "text")
         ', which has "id" and "content": --text-field content has the longest string'
@@ -46,7 +43,7 @@ def name_fields(names: Sequence[str]) -> str:
 
 
 def longest_string(record: Mapping[str, Any]) -> str | None:
-    """Return the dotted field with the longest string, if any.
+    """The dotted field with the longest string, if any.
 
     Example:
         >>> longest_string({"id": "a7", "meta": {"body": "one two"}})

@@ -14,11 +14,11 @@ class FileFormat:
     """A kind of input file.
 
     Attributes:
-        name: its name for `--format`.
+        name: for `--format`.
         suffixes: endings of file names.
-        what: content, for the help; "": unsaid.
-        table: module next to this one whose `TABLE` reads it; "": no table.
-        first_bytes: pattern of its first bytes, which then decide; "": none of its own.
+        what: content, for the help, or "".
+        table: module next to this one whose `TABLE` reads it, or "".
+        first_bytes: pattern of its first bytes, which then decide, or b"".
         expansion: rough bytes of text per byte of a format with its own compression, which can't be
             compressed as a whole; else None.
         is_untyped: whether all cells are text.
@@ -58,7 +58,7 @@ else:
 
 
 def format_of_suffix(suffix: str) -> str | None:
-    """Format of a file name's ending, in either case, or None."""
+    """Format of a file name's ending, or None."""
     return next((each.name for each in _ALL if suffix.lower() in each.suffixes), None)
 
 

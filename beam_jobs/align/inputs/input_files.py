@@ -77,7 +77,7 @@ def find_inputs(
 
 
 def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
-    """The input's identity: count, bytes, and a digest of names and sizes."""
+    """The input's identity, from names and sizes."""
     listing = json.dumps([[file.source, file.num_bytes] for file in files])
     return {
         "input_files": len(files),
@@ -154,7 +154,6 @@ def _by_first_bytes(opened: BinaryIO, file: InputFile, *, is_named: bool) -> Inp
 
 
 def _say_misnamed(named: Sequence[InputFile], found: Sequence[InputFile]) -> None:
-    """Warn once of files whose first bytes contradict their names."""
     what = [
         file.format if FORMATS[file.format].is_packed else file.compression.replace("none", "plain")
         for file in found
@@ -181,7 +180,7 @@ def _lines_or_values(opened: BinaryIO, file: InputFile) -> str:
 
 
 def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
-    """A file's first bytes, decompressed; b"" if damaged, which reading reports later."""
+    """First bytes, decompressed; b"" if damaged, which reading reports later."""
     try:
         return decompress(opened, file.compression).read(num_bytes)
     except DamageError:
@@ -200,7 +199,6 @@ def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[s
 
 
 def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputError:
-    """Suggest another separator, or the likeliest column."""
     separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
     if file.format == "csv" and len(columns) == 1 and separator:
         error = InputError(

@@ -1,7 +1,7 @@
 """Check that the input is unchanged, while a job runs and when it is started again.
 
-`inputs.json`, next to the manifest, keeps each file's *content*: a digest of samples, or an object
-store's checksum. The configuration leaves it out: buckets' digests cover the documents.
+`inputs.json`, next to the manifest, keeps digests of samples, or an object store's checksums. The
+configuration leaves them out: buckets' digests cover the documents.
 """
 
 import json
@@ -35,8 +35,8 @@ class InputChangedError(JobError):
 def content_of(path: str, num_bytes: int) -> str:
     """Return a digest that cheaply distinguishes files of one size; "" if unavailable.
 
-    Locally of eight samples of 32 KiB: an edit between them that keeps the size shows only in the
-    file's time. In an object store its checksum or ETag.
+    Locally of eight samples of 32 KiB: an edit between them shows only in size or time. In an
+    object store its checksum or ETag.
     """
     if not storage.is_local(path):
         try:
@@ -61,8 +61,7 @@ def content_of(path: str, num_bytes: int) -> str:
 def require_unchanged(file: InputFile) -> None:
     """Raise InputChangedError if a file differs from the job's plan.
 
-    Locally by size and time; in an object store by checksum, if any: the precision of its times
-    depends on the request.
+    Locally by size and time; in an object store by checksum, if any.
     """
     change = _find_change(file)
     if change:
@@ -120,7 +119,6 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
 
 
 def _find_change(file: InputFile) -> str:
-    """Describe a file's change since the plan, or ""."""
     if not storage.is_local(file.path):
         content = content_of(file.path, file.num_bytes)
         return "was replaced" if file.content and content not in ("", file.content) else ""

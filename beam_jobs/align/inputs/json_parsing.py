@@ -1,8 +1,7 @@
 """One JSON value, as strict as the required fields need.
 
-A line may hold values that no library takes: half a surrogate pair, invalid UTF-8, lists thousands
-deep, integers of thousands of digits. They stay in the record, and cost the document only if its
-text, id or metadata contains one.
+Values that no library takes (half surrogate pairs, invalid UTF-8, lists thousands deep, integers of
+thousands of digits) cost the document only if its text, id or metadata contains one.
 """
 
 import json
@@ -25,7 +24,7 @@ _SCALAR = re.compile(rb"[^\s,\]}]*")
 
 
 class TooDeep:
-    """Replaces a value nested too deeply to read."""
+    """Replaces a value nested too deeply."""
 
 
 def parse_json(data: bytes) -> Any:
@@ -99,9 +98,9 @@ def _pass_space(data: bytes, at: int) -> int:
 
 @compiled
 def find_end(data: NDArray[np.uint8], start: int, state: NDArray[np.int64]) -> int:
-    """Return the end of the value whose brackets and quotes `state` counts, or the data's end.
+    """Return the end of the value whose brackets and quotes `state` counts, or the data's.
 
-    `state` is depth, whether in a string, whether after a backslash; all 0 outside.
+    `state` is depth, in a string, after a backslash; all 0 outside.
     """
     depth, in_string, escaped = state[0], state[1], state[2]
     i = start

@@ -1,8 +1,7 @@
 """Values of a JSON file that isn't lines: an array, or objects over several lines.
 
-Elements of a top-level array, and other values, come one by one, so memory holds only the longest.
-Counting brackets and quotes finds their ends. A missing one breaks the count: an invalid value ends
-where the next begins like the file's first.
+They come one by one: memory holds only the longest. Counting brackets and quotes finds their ends.
+A missing one breaks the count: an invalid value ends where the next begins like the file's first.
 """
 
 import io
@@ -48,12 +47,7 @@ class JsonValue(NamedTuple):
 def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
     """Whether to read a JSON file by values instead of lines.
 
-    `head` has up to `HEAD_BYTES`. In a `.json` file an object may span lines; in a `.jsonl` file a
-    cut first line is a bad line.
-
-    Example:
-        >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)
-        True
+    `head` has up to `HEAD_BYTES`. Only a `.json` file's objects may span lines.
     """
     if why_not_utf8(head[:4]):
         return True  # it can't be read, and must not be cut into parts that don't know why
@@ -86,12 +80,7 @@ def split_line(line: bytes, error: UnusableError) -> list[JsonValue]:
 
 
 def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
-    """Yield a file's values in order; DamageError if it is cut or stops being JSON.
-
-    Example:
-        >>> [value.record for value in split_values(io.BytesIO(b'[{"a": 1}, {"a": 2}]'), 100)]
-        [{'a': 1}, {'a': 2}]
-    """
+    """Yield a file's values in order; DamageError if it is cut or stops being JSON."""
     window = _Window(file)
     array_start = -1
     while (byte := window.next_byte()) is not None:
@@ -111,8 +100,6 @@ def split_values(file: BinaryIO, max_value_bytes: int) -> Iterator[JsonValue]:
 
 
 class _Window:
-    """The part of a file in memory."""
-
     def __init__(self, file: BinaryIO) -> None:
         self.at = 0
         # `read` would lose the data before damage in a compressed stream.
@@ -126,7 +113,7 @@ class _Window:
         return self._dropped + self.at
 
     def next_byte(self) -> bytes | None:
-        """First byte of the next value or bracket, None at the file's end."""
+        """First byte of the next value or bracket, None at the end."""
         while True:
             found = _BETWEEN.match(self._buffer, self.at)
             self.at = found.end() if found else self.at
@@ -176,9 +163,8 @@ class _Window:
     ) -> JsonValue | None:
         """Skip from an invalid value to the next one; return the skipped part.
 
-        None if the value may be valid so far, or is one value that isn't JSON. If its brackets and
-        quotes end it (`ends_here`), the next must begin in it. With `may_go_on` it may extend
-        beyond the bytes read.
+        None if the value may be valid, or is one that isn't JSON. If its brackets and quotes end it
+        (`ends_here`), the next must begin in it. `may_go_on`: it may extend beyond the bytes read.
         """
         start = position - self._dropped
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)

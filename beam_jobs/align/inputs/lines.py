@@ -1,7 +1,6 @@
 """Line numbers for dead letters of files read in parts.
 
-Each part leaves its number of lines in the run's folder; the last step adds up those before a
-letter's part.
+Parts leave their numbers of lines in the run's folder; the last step adds up those before a letter.
 """
 
 import json
@@ -20,14 +19,14 @@ _PREFIX = "lines-"
 
 
 def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
-    """Leave a part's number of lines in the run's folder."""
+    """Leave a part's number of lines."""
     if part.start or part.end is not None:
         path = storage.join(run_folder, f"{_stem(part.file.source)}{part.start:015d}.json")
         storage.write_atomically(path, json.dumps(num_lines).encode(), scratch=run_folder)
 
 
 def name_lines(letters: Iterable[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return dead letters with lines counted from the start of files."""
+    """Count dead letters' lines from the start of files."""
     stems: dict[str, list[str]] = {}
     for name in sorted(storage.list_folder(run_folder)):
         stems.setdefault(name.rpartition("-")[0] + "-", []).append(name)

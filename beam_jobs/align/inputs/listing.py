@@ -133,9 +133,9 @@ def _visible(paths: Sequence[str], pattern: str) -> Sequence[str]:
 
 
 def _walk(pattern: str) -> Iterator[str]:
-    """Yield every match that isn't a folder; links are followed once.
+    """Yield matches that aren't folders; links are followed once.
 
-    Beam's listing drops dangling links.
+    Beam's listing drops dangling ones.
     """
     matches = _matcher(pattern)
     root = fixed_folder(pattern)
@@ -170,7 +170,6 @@ def _why_not_a_file(path: str) -> str | None:
 
 
 def _files_of_folder(folder: str) -> Iterator[FoundFile]:
-    """Yield the Arrow files of a folder by `datasets.save_to_disk`."""
     splits = os.path.join(folder, _DATASET_SPLITS)
     if os.path.isfile(splits):
         with open(splits, "rb") as file:
@@ -196,7 +195,7 @@ def _files_of_folder(folder: str) -> Iterator[FoundFile]:
 
 
 def _name_files(folder: str) -> str:
-    """Options that name a folder's files of the commonest format."""
+    """Options for a folder's files of the commonest format."""
     pattern = os.path.join(folder, "**")
     paths = [] if WILDCARD.search(folder) else sorted(_walk(pattern))
     by_suffix: dict[str, list[str]] = {}

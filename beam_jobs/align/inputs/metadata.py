@@ -1,7 +1,6 @@
 """`--metadata source,meta.score:float64`: fields that travel with each document.
 
-A column's type is given, or inferred from the first documents. Values may be missing; one of
-another type makes its document a dead letter.
+Values may be missing; one of another type than its column's makes its document a dead letter.
 """
 
 import math
@@ -45,8 +44,8 @@ def parse_metadata(text: str) -> tuple[MetadataField, ...]:
 def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
     """Return a value as its column holds it, unchanged if the type is unknown.
 
-    None and pandas' NaN are missing. With `is_text`, as in CSV, strings are converted and an empty
-    one is missing. UnusableError if it doesn't fit.
+    None and NaN are missing. With `is_text`, as in CSV, strings are converted and "" is missing.
+    UnusableError if it doesn't fit.
 
     Example:
         >>> fit_value(MetadataField("score", "float64"), 3, is_text=False)
@@ -67,7 +66,7 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
 def settle_columns(
     fields: Sequence[MetadataField], documents: Sequence[Sequence[Any]]
 ) -> tuple[MetadataField, ...]:
-    """Return the fields with types; missing types are inferred from the first documents.
+    """Infer missing types from the first documents.
 
     InputError for a field without a value among them, or with incompatible ones.
 
@@ -100,7 +99,6 @@ def _parse_field(text: str) -> MetadataField:
 
 
 def _fit(value: Any, kind: MetadataType, is_text: bool) -> Value:
-    """The value as its column holds it, None if it doesn't fit."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if is_text and isinstance(value, str):

@@ -1,8 +1,7 @@
 """Input files, and the parts in which they are read.
 
 A *part* is what one worker reads alone: a file, bytes of a large JSON lines file, row groups of a
-parquet file, or documents of a dataset's shard. Small parts share a *task*. Results don't depend on
-where parts end.
+parquet file, or documents of a dataset's shard. Small parts share a *task*.
 """
 
 import json
@@ -35,16 +34,15 @@ class InputFile:
 
     Attributes:
         path: on this machine or in the object store.
-        source: name in ids and dead letters, relative to its glob's fixed part: the same
-            everywhere.
-        num_bytes: its size; of a dataset's shard, the UTF-8 bytes of the chosen texts.
+        source: name in ids and dead letters, relative to its glob's fixed part.
+        num_bytes: its size; of a dataset's shard, the UTF-8 bytes of chosen texts.
         format: a name of `formats.FORMATS`.
         compression: "none", "gzip", "zstd", "bzip2" or "xz".
         modified: time of writing, in nanoseconds since 1970; 0 in an object store.
-        content: see `content_of`, "" if unknown; of a shard its dataset's fingerprint.
+        content: see `content_of`; of a shard its dataset's fingerprint.
         row_group_bytes: uncompressed, of a parquet file; empty if its footer is unreadable.
         num_documents: in a dataset's shard, chosen or not; else 0.
-        chosen: encoded choice of them, "" for all.
+        chosen: encoded choice, "" for all.
     """
 
     path: str
@@ -70,7 +68,7 @@ class InputFile:
 class InputPart:
     """[start, end) of a file, in bytes of JSON lines, row groups or a shard's documents.
 
-    JSON lines belong to the part in which they begin. An `end` of None is the file's end.
+    Lines belong to the part in which they begin; `end` None is the file's.
     """
 
     file: InputFile
@@ -99,7 +97,7 @@ def plan_tasks(files: Sequence[InputFile], *, task_bytes: int = TASK_BYTES) -> l
 
 
 def decode_task(task: str) -> list[InputPart]:
-    """Return a task's parts."""
+    """A task's parts."""
     return msgspec.convert(json.loads(task), list[InputPart])
 
 

@@ -31,15 +31,7 @@ def place_record(
     line: int | None = None,
     is_text: bool = False,
 ) -> Outcome:
-    """Place a JSON object or a table's row.
-
-    `is_text`: all values are text, as in CSV.
-
-    Example:
-        >>> record = {"text": "Two: 2"}
-        >>> place_record(record, ReadingRules(), source="a.jsonl", position=7).document_id
-        'a.jsonl#7'
-    """
+    """Place a JSON object or a table's row; `is_text`: all values are text."""
     document_id = None
     try:
         if not isinstance(record, dict):
@@ -175,7 +167,6 @@ def _fit_metadata(
 
 
 def _decode(value: bytes) -> str | bytes:
-    """Decode a string stored as bytes; other bytes stay."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -183,7 +174,6 @@ def _decode(value: bytes) -> str | bytes:
 
 
 def _encode(text: str, field: str) -> bytes:
-    """Encode as UTF-8; UnusableError for invalid Unicode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

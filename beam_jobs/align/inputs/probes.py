@@ -1,4 +1,4 @@
-"""Checks of an input's first documents before a job starts."""
+"""Checks of an input's first documents."""
 
 from collections.abc import Sequence
 from dataclasses import replace

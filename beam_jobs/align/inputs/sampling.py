@@ -1,7 +1,7 @@
 """A representative sample of a job's input.
 
-Parts are chosen by size, so every byte has the same chance. Documents' positions, not their
-lengths, show a part's sampled share: records have other fields, and compressed files expand.
+Every byte has the same chance. Documents' positions, not lengths, show a part's sampled share:
+records have other fields, and compressed files expand.
 """
 
 import io
@@ -76,7 +76,7 @@ class SampledPart:
 def sample_input(
     files: Sequence[InputFile], rules: ReadingRules, size: SampleSize
 ) -> list[SampledPart]:
-    """Return a sample of the input."""
+    """Sample the input."""
     chosen = _choose(files, size.num_places)
     most = max(1, size.num_documents // max(1, len(chosen)))
     most_bytes = size.num_bytes // max(1, len(chosen))
@@ -135,7 +135,7 @@ def _read_first(
 
 
 def _num_units(part: InputPart) -> float:
-    """Approximate a part's rows or uncompressed bytes: the unit of its positions."""
+    """Approximate a part's rows or uncompressed bytes, as positions count."""
     if part.file.format == DATASET and part.end is not None:
         return part.end - part.start
     if not FORMATS[part.file.format].table:
@@ -154,7 +154,6 @@ def _num_uncompressed_bytes(part: InputPart) -> float:
 
 
 def _num_decompressed(start: bytes, compression: str) -> int:
-    """Bytes to which a compressed file's start expands."""
     num_bytes = 0
     try:
         file = cast(io.BufferedReader, decompress(io.BytesIO(start), compression))

@@ -1,6 +1,6 @@
 """`--input -`: standard input, copied next to the dataset while the job runs.
 
-A job seeks in its input and reads it several times; a pipe allows neither.
+A job seeks and rereads, which pipes don't allow.
 """
 
 import glob
@@ -29,7 +29,7 @@ def spool_standard_input(
 ) -> Iterator[tuple[str, ...]]:
     """Replace `-` with the path of a copy, removed when the job ends.
 
-    Without `format`, the first bytes decide. InputError if standard input is a terminal, empty, or
+    Without `format`, first bytes decide. InputError if standard input is a terminal, empty, or
     named twice.
     """
     if STANDARD_INPUT not in patterns:

@@ -36,7 +36,7 @@ class TableFormat(NamedTuple):
     Attributes:
         shape: gives columns and row groups. InputError if a sound file can't be read here.
         rows: yields a part's rows, and a row number before one that doesn't follow the last.
-        num_rows: gives a part's number of rows and None; without a recorded count, the rows at the
+        num_rows: gives a part's number of rows and None; without a recorded count, those at the
             file's start and their uncompressed bytes.
         damage: its library's errors for damage. Functions also raise those of `as_damage`,
             DamageError and the storage's failures; no others.
@@ -52,7 +52,7 @@ class TableFormat(NamedTuple):
 def as_damage(
     damage: tuple[type[Exception], ...] = (), tell: Callable[[], int] = int
 ) -> Iterator[None]:
-    """Turn errors of a damaged table into DamageError; the storage's failures pass."""
+    """Turn errors of a damaged table into DamageError; failures of the storage pass."""
     # A column's name need not be UTF-8.
     errors: tuple[type[Exception], ...] = (UnicodeDecodeError, *damage)
     try:
@@ -71,7 +71,7 @@ def as_damage(
 
 
 def count_until(file: BinaryIO, counts: Iterable[int]) -> tuple[int, int | None]:
-    """Add up counts for a limited part of a file; return rows, and their bytes or None."""
+    """Add up counts in a limited part of a file; return rows, and their bytes or None."""
     total = 0
     for count in counts:
         total += count

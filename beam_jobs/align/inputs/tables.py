@@ -27,8 +27,7 @@ def read_rows(
 ) -> Iterator[tuple[int, Row]]:
     """Yield (row number, row) for a part, (row number, error) for damage.
 
-    Missing columns are left out; a nested field brings its whole column. Rows of CSV may lack cells
-    after the `needed` columns.
+    Missing columns are left out; a nested field brings its whole column.
     """
     position, wanted = 0, Wanted(fields, needed, max_cell_bytes)
     try:

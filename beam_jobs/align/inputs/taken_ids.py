@@ -1,4 +1,4 @@
-"""Ids that a dataset has already; they win over new documents."""
+"""Ids that a dataset has already, which new documents can't take."""
 
 from collections.abc import Iterator
 from hashlib import sha256
@@ -16,7 +16,7 @@ TAKEN_IDS = "taken_ids"
 
 
 class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """The id of a document, removed or not, with its place in a shard's index."""
+    """The id of a document, with its place in a shard's index."""
 
     source: str
     position: int
@@ -24,7 +24,7 @@ class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 def plan_taken_ids(manifest: Manifest, output: str) -> list[str]:
-    """Return tasks that read a dataset's ids, see `plan_tasks`."""
+    """Tasks that read a dataset's ids, see `plan_tasks`."""
     return plan_tasks(
         [
             InputFile(

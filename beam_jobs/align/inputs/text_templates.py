@@ -19,8 +19,8 @@ class TemplatePart(NamedTuple):
 def parse_template(template: str) -> tuple[TemplatePart, ...]:
     r"""Return the parts of a template.
 
-    `\n`, `\t` and `\\` are escapes, which shells pass as typed; `{{` and `}}` are braces.
-    ValueError for another escape, a lone brace, or no field.
+    `\n`, `\t` and `\\` are escapes; `{{` and `}}` are braces. ValueError for another escape, a lone
+    brace, or no field.
 
     Example:
         >>> parse_template(r"Q: {question}\n")

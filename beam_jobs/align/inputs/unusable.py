@@ -1,8 +1,7 @@
 """Find files without a usable document, although they are read in parts.
 
-Such a file may be an error page, lack the field, or hold all documents in one object. Its number of
-documents is unknown, so shares don't count. Parts without a usable document leave notes in the
-run's folder; if they cover a file, the last step adds a dead letter for it.
+Such a file may be an error page, or hold all documents in one object, so shares don't count. Parts
+leave notes in the run's folder; if these cover a file, the last step adds a dead letter.
 """
 
 import json
@@ -23,7 +22,7 @@ _PREFIX = "unusable-"
 
 
 def may_be_unusable(file: InputFile) -> bool:
-    """Whether a file holds documents: neither a text, which is one, nor a dataset's."""
+    """Whether a file holds several documents, and isn't a dataset's."""
     return file.format not in (DATASET, "text")
 
 
@@ -42,7 +41,7 @@ def note_unusable(
 
 
 def letters_of_files(letters: Sequence[dict[str, Any]], run_folder: str) -> list[dict[str, Any]]:
-    """Return a dead letter for each file that notes cover; `letters` are in files' order.
+    """A dead letter for each file that notes cover.
 
     Unreadable files, which have letters already, and empty files get none.
     """
@@ -58,13 +57,7 @@ def letters_of_files(letters: Sequence[dict[str, Any]], run_folder: str) -> list
 
 
 def describe_unusable(letters: Sequence[Mapping[str, Any]], *, of: str = "") -> str:
-    """Explain why a file's documents are unusable.
-
-    Example:
-        >>> letter = {"position": 0, "line": 1, "reason": "bad_json", "detail": "it is cut"}
-        >>> describe_unusable([letter])
-        'not one document can be used: bad_json 1 (line 1: it is cut)'
-    """
+    """Explain why a file's documents are unusable."""
     first: dict[str, str] = {}
     for letter in letters:
         place = f"line {letter['line']}" if letter["line"] else f"#{letter['position']}"
@@ -87,7 +80,6 @@ def _read_notes(run_folder: str) -> set[str]:
 
 
 def _covers(parts: Iterable[tuple[int, int | None]]) -> bool:
-    """Whether ranges lead from 0 to an open end."""
     expected: int | None = 0
     for start, end in parts:
         if start != expected:
