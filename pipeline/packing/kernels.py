@@ -23,7 +23,7 @@ def split_documents(
     student_room: NDArray[np.int64],
     teacher_room: NDArray[np.int64],
 ) -> NDArray[np.uint32]:
-    """Split D documents into segments, uint32 [G, 6], columns as in `SEGMENT`.
+    """Split documents into segments, [G, 6], columns as in `SEGMENT`.
 
     Cuts are as in `ShardIndex`; `at_turn` marks chats' turns, and is empty for texts. Rooms are as
     in `PackingRules`. ValueError if a document's cuts don't rise.
@@ -71,7 +71,7 @@ def measure_segments(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return segments' student and teacher tokens, added ones included, and their share of a row.
 
-    The share is the larger of both sides'.
+    The share is the larger side's.
     """
     student = np.empty(len(segments), np.int64)
     teacher = np.empty(len(segments), np.int64)
@@ -122,7 +122,7 @@ def fit_segments(
 ) -> NDArray[np.int64]:
     """Return each segment's row by best fit; rows count in the order they open.
 
-    Best is the open row that keeps the fewest free student tokens. `seq_length` is below 2**31.
+    Best is the row left with the fewest free student tokens. `seq_length` is below 2**31.
     """
     row = np.empty(len(student), np.int64)
     free_s = np.empty(len(student), np.int64)
@@ -216,7 +216,6 @@ def _write_pieces(
     stop: Place,
     end: Place,
 ) -> None:
-    """Write a stretch of a document as equal pieces."""
     here = start
     for piece in range(1, pieces + 1):
         until = stop

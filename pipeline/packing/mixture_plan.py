@@ -4,7 +4,7 @@ Weights, shares of student tokens, become shares of rows by each dataset's mean 
 of `PERIOD`, so any row is found in a table of one period.
 
 A *stretch* is a run of rows with the same shares. It ends with its stage, or when a dataset is used
-up and the others take over.
+up.
 """
 
 from bisect import bisect_right
@@ -100,7 +100,7 @@ class MixturePlan:
         return self.stretch_at(run_position).locate(run_position)
 
     def counts_before(self, run_position: int) -> tuple[int, ...]:
-        """Return each source's rows before a run position, possibly the end."""
+        """See `Stretch.counts_before`; the position may be the end."""
         return self.stretch_at(run_position).counts_before(run_position)
 
     def tokens_before(self, run_position: int) -> tuple[int, ...]:
@@ -186,7 +186,6 @@ def _first_used_up(sources: Sequence[Source], stretch: Stretch) -> int | None:
 
 
 def _next_stage(sources: Sequence[Source], stages: Sequence[Stage], stretch: Stretch) -> int | None:
-    """Return where a stretch reaches the next stage's tokens."""
     if stretch.stage + 1 == len(stages):
         return None
     left = stages[stretch.stage + 1].from_tokens - _tokens(sources, stretch.counts)

@@ -100,10 +100,7 @@ class OpenedRun:
         return True
 
     def require_no_overlap(self, documents: Sequence[NDArray[np.uint32]]) -> None:
-        """Check that parts of one dataset share no document; else DatasetError.
-
-        `documents`, uint32 [G] per dataset, may repeat.
-        """
+        """Check that parts of one dataset share no document of `documents`; else DatasetError."""
         for (first, own), (second, others) in combinations(
             zip(self.datasets, documents, strict=True), 2
         ):

@@ -99,7 +99,7 @@ class ReplicaBatches:
 
     A global batch is the next `global_batch_size` samples, whatever the number of replicas.
     Micro-batch m of replica r begins at its sample `(m * num_replicas + r) * micro_batch_size`.
-    ValueError if sizes don't divide each other, or a step would be cut.
+    ValueError if sizes don't divide each other.
     """
 
     num_samples: int
@@ -128,7 +128,6 @@ class ReplicaBatches:
                 )
 
     def __len__(self) -> int:
-        """Micro-batches left."""
         left = max(0, self.num_samples - self.consumed_samples)
         return left // (self.micro_batch_size * self.num_replicas)
 

@@ -2,10 +2,8 @@
 
 A *row* is one training sample: at most `seq_length` student and `teacher_seq_length` teacher tokens
 in *segments*. A segment is a document, or a piece of one longer than a row; pieces meet where both
-sides' tokens share a byte boundary.
-
-Rows are filled largest segment first, within windows of neighbouring documents, so a row touches
-few shards.
+sides' tokens share a byte boundary. Rows are filled within windows of neighbouring documents, so
+each touches few shards.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -56,10 +54,10 @@ class RowPlan:
 
     Attributes:
         segments: SEGMENT [G], in row order; `document` counts through all shards.
-        row_starts: int64 [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
-        window_row_starts: int64 [W + 1], each window's rows.
-        window_shards: int64 [W], each window's first shard.
-        shard_document_starts: int64 [shards + 1], each shard's documents.
+        row_starts: [R + 1]; row r owns segments row_starts[r]:row_starts[r + 1].
+        window_row_starts: [W + 1], each window's rows.
+        window_shards: [W], each window's first shard.
+        shard_document_starts: [shards + 1], each shard's documents.
     """
 
     rules: PackingRules
@@ -93,7 +91,7 @@ class RowPlan:
         return int(student), int(teacher)
 
     def row_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each row's student and teacher tokens, int64 [R], added ones included."""
+        """Return each row's student and teacher tokens, [R], added ones included."""
         own = _measure(self.segments, self.rules)
         return _sums(own.student, self.row_starts), _sums(own.teacher, self.row_starts)
 
@@ -108,16 +106,15 @@ class RowPlan:
 
 
 def plan_rows(each: Callable[[Splitter], Iterable[SplitShard]], rules: PackingRules) -> RowPlan:
-    """Plan the rows of a dataset's documents: every token once.
+    """Plan the rows of a dataset's documents, every token once, by best fit within windows.
 
-    A document longer than a row, on either side, is split at the last cut point that fits, at most
-    `schemas.index.CUT_STRIDE` tokens before the row is full (more if no boundary is shared); a chat
+    A document longer than a row, on either side, is split at the last cut point that fits; a chat
     at the last turn that fits, if any. A run without a shared boundary that is longer than a row is
     divided in proportion, in segments marked FORCED; a student token is unmapped if its teacher
     tokens are in another segment.
 
-    `each` applies a function to every shard's index and documents to plan, bool [N] or None for
-    all. ValueError from 2**32 documents on.
+    `each` applies a function to every shard's index and documents to plan, [N]. ValueError from
+    2**32 documents on.
     """
     counts: list[int] = []
     windows: list[tuple[NDArray[np.void], NDArray[np.int64]]] = []
@@ -222,7 +219,7 @@ def _rooms(rules: PackingRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _cut_windows(
     measured: _Measured, rules: PackingRules
 ) -> tuple[list[_Measured], NDArray[np.void]]:
-    """Return runs of segments worth about `window_rows` rows, and the rest."""
+    """Return windows of about `window_rows` rows, and the rest."""
     segments, student, teacher, fill = measured
     window = (np.cumsum(fill) // rules.window_rows).astype(np.int64)
     stops = np.searchsorted(window, np.arange(1, window.max(initial=0) + 1))

@@ -15,7 +15,7 @@ class PackingRules:
 
     `student` and `teacher` are the tokens around texts; they count towards a row's length. Rows are
     packed `window_rows` at a time: more leave less padding, but spread a row over more shards.
-    `one_document_a_row` pads instead. ValueError for impossible numbers.
+    ValueError for impossible numbers.
     """
 
     seq_length: int
@@ -95,7 +95,7 @@ def suggest_teacher_seq_length(manifest: Manifest, seq_length: int) -> int:
 def teacher_share(manifest: Manifest) -> float:
     """Return the teacher tokens per student token of a dataset's first generation.
 
-    So a growing dataset's rows and stored losses stay valid.
+    Constant while a dataset grows, so stored losses stay valid.
     """
     shards = manifest.shards
     first = [shard for shard in shards if not generation_of(shard.file, name=manifest.name)]

@@ -1,8 +1,7 @@
 """Plans on disk: made once per dataset and rules, memory-mapped by every process.
 
 A plan is a folder of `.npy` files and a `plan.json` with its inputs and the files' SHA-256, all
-checked on opening; a plan that fails is made again. A folder appears only when complete; processes
-that start together wait for the first.
+checked on opening; a plan that fails is made again. A folder appears only when complete.
 """
 
 import json

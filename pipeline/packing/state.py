@@ -11,15 +11,13 @@ class StreamMismatchError(ValueError):
 class StreamState:
     """The data's part of a checkpoint; `dataclasses.asdict` makes it JSON.
 
+    Other fields are the `StreamConfig`'s.
+
     Attributes:
         fingerprint: the dataset's or the mixture's.
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row.
         rules: fingerprint of lengths, conventions and packing.
-        seed: of the order.
-        shuffle_shards: shards shuffled together.
-        samples_per_epoch: rows of a dataset's whole global batches, or of a mixture's datasets
-            once each.
+        samples_per_epoch: rows of a dataset's whole global batches, or of a mixture's datasets once
+            each.
         consumed_samples: samples used, over all epochs.
         where: condition on documents, "" for all.
         scores: digest of the losses that conditions use, "" without any.

@@ -1,9 +1,7 @@
 """Compare two teachers' stored losses of one dataset, token by token.
 
-What matters is which tokens a student learns from. That depends on the student's losses, too, which
-aren't stored; so tokens are ranked as if the student's loss were constant, by the teacher's largest
-loss over a student token's span, as in training by default, within each shard. A real student's
-losses spread the ranking further.
+Students' losses aren't stored, so tokens are ranked as if those were constant: within a shard, by
+the teacher's largest loss over a student token's span. Real ones spread the ranking further.
 """
 
 from dataclasses import dataclass
@@ -25,15 +23,10 @@ KEPT = 0.4
 
 @dataclass
 class Comparison:
-    """Differences between two teachers' losses: B minus A.
+    """Differences between two teachers' losses, B minus A, in nats.
 
-    Attributes:
-        num_tokens: tokens with a loss of both.
-        mean: mean difference, nats.
-        mean_absolute: mean absolute difference, nats.
-        largest: largest absolute difference, nats.
-        num_kept: student tokens that each would keep.
-        num_changed: those of the first that the second would not keep.
+    Both have losses of `num_tokens` tokens. Each would keep `num_kept` student tokens;
+    `num_changed` of A's are not among B's.
     """
 
     num_tokens: int = 0
@@ -45,9 +38,9 @@ class Comparison:
 
 
 def compare_scores(location: str, first: str, second: str) -> Comparison:
-    """Compare two scores of a dataset, in documents that are not removed.
+    """Compare two scores of a dataset, named as in `find_scores`, without removed documents.
 
-    They are named as in `find_scores`; ForeignLossesError if their contexts differ.
+    ForeignLossesError if their contexts or documents differ.
     """
     dataset = open_dataset(location)
     found_scores = (find_scores(name, dataset.location) for name in (first, second))
@@ -76,14 +69,10 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
 
 
 def kept_tokens(guidance: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which tokens a student with constant loss would keep, bool [T].
+    """Return which tokens a student with constant loss would keep, [T].
 
-    Their number is rounded down as in training; of equal ones the earlier is kept. A teacher's
-    `guidance`, float64 [T], is in nats, NaN if a token is unmapped.
-
-    Example:
-        >>> kept_tokens(np.array([3.0, 1.0, np.nan, 2.0, 0.5, 9.0])).tolist()
-        [False, True, False, False, True, False]
+    `guidance` is NaN for unmapped tokens. The number kept is rounded down; of equal tokens the
+    earlier is kept.
     """
     kept = np.zeros(len(guidance), np.bool_)
     num_kept = floor_of_fraction(int(np.count_nonzero(~np.isnan(guidance))), KEPT)
@@ -110,7 +99,7 @@ def _require_comparable(scores: list[ScoreFiles]) -> None:
 def _count_kept(
     dataset: Dataset, number: int, index: ShardIndex, a: ShardLosses, b: ShardLosses
 ) -> tuple[int, int]:
-    """Count a shard's student tokens that one teacher keeps, and those the other doesn't."""
+    """Count a shard's student tokens that A keeps, and those of them that B doesn't."""
     scored = np.flatnonzero(np.diff(a.starts)).tolist()
     # As ranges of the shard's losses.
     parts = [
@@ -125,8 +114,7 @@ def _count_kept(
 
 
 def _largest(losses: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the largest loss of each span, float64 [T]; NaN for an empty one."""
-    # One more, so that a span may end where the losses do.
+    # One more, so a span may end where the losses do.
     padded = np.append(np.where(np.isnan(losses), -np.inf, losses), -np.inf)
     largest = np.maximum.reduceat(padded, spans.ravel())[::2] if len(spans) else np.empty(0)
     return np.where((spans[:, 0] < spans[:, 1]) & (largest > -np.inf), largest, np.nan)

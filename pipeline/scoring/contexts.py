@@ -1,12 +1,8 @@
 """The left context in which a teacher sees each token, for every way of scoring.
 
-A loss is `-log P(token | context)`, so two losses of a token agree only if their contexts do. In
-training rows every document has its own context; one longer than a row is split, and tokens after a
-split don't see those before it. `ContextRule` defines where contexts start, as *pieces* of
-documents; `context_sha256` digests them, so stored losses can be checked against a plan of rows
-without reading either.
-
-A document of 10 teacher tokens in rows of 4 has the pieces 0…3, 4…7 and 8…9.
+Two losses of a token agree only if their contexts do. Rows split a long document into *pieces*, and
+tokens don't see those before their piece: 10 teacher tokens in rows of 4 make pieces 0…3, 4…7 and
+8…9. Their digests show whether stored losses fit a plan.
 """
 
 from __future__ import annotations
@@ -29,13 +25,9 @@ from schemas.index import ShardIndex
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """P runs of teacher tokens that are scored together, in the order of a shard's documents.
+    """P runs of teacher tokens that are scored together, in the order of documents.
 
-    Attributes:
-        document: int64 [P], number in the shard.
-        start: int64 [P], the first teacher token.
-        stop: int64 [P], after the last one.
-        continues: bool [P], whether the document continues here, after a split.
+    Each `continues` its document after a split, or begins it.
     """
 
     document: NDArray[np.int64]
@@ -44,11 +36,10 @@ class Pieces:
     continues: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Number of pieces."""
         return len(self.document)
 
     def of_documents(self, wanted: NDArray[np.bool_]) -> Pieces:
-        """Return the pieces of wanted documents, bool [N], which keep their numbers."""
+        """Return the pieces of wanted documents, [N], which keep their numbers."""
         own = wanted[self.document]
         return Pieces(*(getattr(self, entry.name)[own] for entry in fields(self)))
 
@@ -67,14 +58,9 @@ class Pieces:
 class ContextRule:
     """Where the left context of each teacher token starts: where rows split documents.
 
-    Attributes:
-        seq_length: student tokens per row.
-        teacher_seq_length: teacher tokens per row, the context token included.
-        first_token_id: comes before a document's first token, None for nothing: then that token has
-            no loss.
-        continued_token_id: comes before a piece that continues a document.
-        student_added_tokens: numbers of tokens that rows add to the student's side of a segment
-            that starts, continues or ends a document; they take room.
+    `first_token_id` comes before a document, whose first token otherwise has no loss, and
+    `continued_token_id` before its later pieces. `student_added_tokens` is from
+    `PackingRules.student_room`.
     """
 
     seq_length: int
@@ -87,8 +73,7 @@ class ContextRule:
     def of_rows(cls, rules: PackingRules) -> ContextRule:
         """Return the rule by which an online teacher scores rows.
 
-        ValueError if the teacher's convention ends documents with a token: it isn't part of the
-        text, so its loss is never stored or used.
+        ValueError if the teacher's convention has an end token, whose loss is never stored.
         """
         teacher = rules.teacher
         if teacher.end_token_id is not None:
@@ -106,7 +91,7 @@ class ContextRule:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ContextRule:
-        """Read a rule from `to_json`; DatasetError if it is invalid."""
+        """Read a rule from `to_json`; DatasetError if invalid."""
         try:
             values = dict(body)
             if values.pop("stride") is not None:
@@ -119,7 +104,7 @@ class ContextRule:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; the format has a stride, null for rows."""
+        """Return plain values, with a null stride for rows."""
         added = list(self.student_added_tokens)
         return {**asdict(self), "student_added_tokens": added, "stride": None}
 
@@ -128,11 +113,11 @@ class ContextRule:
         return f"rows of {self.seq_length} student and {self.teacher_seq_length} teacher tokens"
 
     def context_token(self, *, continues: bool) -> int | None:
-        """Return the id that comes before a piece, None for nothing."""
+        """Return the id before a piece, None for nothing."""
         return self.continued_token_id if continues else self.first_token_id
 
     def pieces(self, index: ShardIndex) -> Pieces:
-        """Return the pieces in which a shard's documents are scored; they cover every token."""
+        """Return the pieces of a shard's documents; they cover every token."""
         added = (int(token is not None) for token in (self.first_token_id, self.continued_token_id))
         student_room = (self.seq_length, *self.student_added_tokens)
         teacher_room = (self.teacher_seq_length, *added, 0)
@@ -141,7 +126,7 @@ class ContextRule:
 
 
 def plan_contexts(plan: RowPlan) -> list[str]:
-    """Return each shard's `Pieces.context_sha256` for an online teacher of a plan's rows."""
+    """Return each shard's `Pieces.context_sha256` in a plan's rows."""
     # A plan may hold tens of millions of segments, of which few continue a document.
     continuing = plan.segments[(plan.segments["flags"] & STARTS) == 0]
     order = np.lexsort((continuing["teacher_start"], continuing["document"]))
@@ -155,10 +140,9 @@ def plan_contexts(plan: RowPlan) -> list[str]:
 
 
 def _of_segments(segments: NDArray[np.void]) -> Pieces:
-    """Return the teacher's side of segments, without those that lack teacher tokens.
+    """Return the teacher's side of segments, without empty ones.
 
-    After such a first segment, the next still counts as a continuation: rows put the continuing
-    context token there.
+    After an empty first segment, the next one still continues its document.
     """
     segments = segments[segments["teacher_stop"] > segments["teacher_start"]]
     return Pieces(

@@ -1,4 +1,4 @@
-"""Read stored distributions back as arrays; each entry is checked."""
+"""Stored distributions as arrays, each entry checked."""
 
 from typing import Any
 
@@ -23,11 +23,11 @@ def fill_entries(
     log_probs: NDArray[np.float32],
     at: str,
 ) -> None:
-    """Fill in the entries and draws of a document's positions from `start` on.
+    """Fill in a document's entries and draws, from position `start` on.
 
-    `ids`, int32 [n, K + draws or more] by the rule's K and draws, gets token ids, entries first and
-    draws last, -1 if missing; `log_probs`, float32 of the same shape, falling nats, -inf for draws
-    and missing entries. DamagedShardError, with the sidecar's path `at`, for impossible entries.
+    `ids`, [n, K + draws or more], gets token ids, entries first and draws last, -1 if missing;
+    `log_probs` gets falling nats, -inf for draws and missing entries. DamagedShardError for
+    impossible entries of the sidecar `at`.
     """
     own = int(entries.position_starts[document])
     rule, codes = entries.rule, entries.log_probs
@@ -51,10 +51,7 @@ def fill_entries(
 def copy_entries(
     entries: ShardEntries, document: int, top: TopTokens, positions: slice, *, at: str
 ) -> None:
-    """Copy a document's stored entries to its positions in another shard's `top`.
-
-    Both have one rule. DamagedShardError for impossible entries.
-    """
+    """Copy a document's entries to its positions in `top`; errors as in `fill_entries`."""
     rule = entries.rule
     ids = np.empty((positions.stop - positions.start, rule.top_k + rule.draws), np.int32)
     fill_entries(entries, document, 0, ids=ids, log_probs=np.empty(ids.shape, np.float32), at=at)
@@ -64,7 +61,7 @@ def copy_entries(
 
 
 def require_sound(entries: ShardEntries, *, at: str) -> None:
-    """Check a shard's entries, and that no position repeats a token; else DamagedShardError."""
+    """Check a shard's entries, also for repeated tokens; else DamagedShardError."""
     top_k = entries.rule.top_k
     shape = _BLOCK, top_k + entries.rule.draws
     ids, log_probs = np.empty(shape, np.int32), np.empty(shape, np.float32)
@@ -119,10 +116,7 @@ def _fill(
     ids: NDArray[np.int32],
     log_probs: NDArray[np.float32],
 ) -> tuple[int, int]:
-    """Unpack positions' next tokens, from `start` on; return the first bad one, and why.
-
-    `entry` and `draw` are those of the first of `counts`.
-    """
+    """Unpack next tokens; return the first bad position's place, and why."""
     num_bits, vocab_size, draws = sizes
     nats, least = values
     width = ids.shape[1]

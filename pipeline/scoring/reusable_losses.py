@@ -1,8 +1,7 @@
-"""Find losses known from another dataset, by what the teacher saw, never by an id.
+"""Find losses known from another dataset by what the teacher saw, never by an id.
 
-A document's digest covers all that a frozen teacher sees of it: its tokens, their division into
-pieces, and the token before each; of a chat also which tokens are learned. Equal digests under one
-teacher mean equal losses, whatever the student, shard or dataset.
+A document's digest covers its tokens, their pieces, the token before each, and which tokens of a
+chat are learned.
 """
 
 from __future__ import annotations
@@ -33,17 +32,13 @@ _DIGEST = np.dtype(f"S{_DIGEST_BYTES}")
 class ReusableDocuments:
     """K documents whose losses are stored somewhere; 24 bytes each.
 
-    Attributes:
-        digests: bytes of 16 [K], ascending, each once.
-        places: uint32 [K, 2], the number of the file with a document's losses, and its first loss
-            there.
+    `digests` ascend; `places`, [K, 2], are a file's number and a first loss there.
     """
 
     digests: NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, _DIGEST))
     places: NDArray[np.uint32] = field(default_factory=lambda: np.empty((0, 2), np.uint32))
 
     def __len__(self) -> int:
-        """Number of documents."""
         return len(self.digests)
 
     @classmethod
@@ -56,7 +51,7 @@ class ReusableDocuments:
         return cls(unique, np.concatenate([part.places for part in parts])[first])
 
     def find(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
-        """Return the documents' numbers here, int64 [N]; -1 for unknown ones."""
+        """Return documents' numbers here, [N], -1 for unknown ones."""
         if not len(self):
             return np.full(len(digests), -1, np.int64)
         found = np.minimum(np.searchsorted(self.digests, digests), len(self) - 1)
@@ -65,7 +60,7 @@ class ReusableDocuments:
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """A dataset's shard, by number, with a teacher's stored losses."""
+    """A dataset's shard with a teacher's stored losses."""
 
     dataset: Dataset
     number: int
@@ -78,11 +73,9 @@ class ScoredShard:
         return self.scores.sidecar(self.record)
 
     def list_documents(self, file: int) -> ReusableDocuments:
-        """Return the documents with losses in the sidecar, which is file number `file`.
+        """Return the documents with losses in the sidecar, as file number `file`.
 
-        Raises:
-            DamagedShardError: the shard or its sidecar is missing, cut or altered.
-            ForeignLossesError: the sidecar is of another shard.
+        DamagedShardError or ForeignLossesError if shard and sidecar are unusable.
         """
         rule = ContextRule.from_json(self.scores.manifest.rule.context)
         shard = ShardToScore.open(select_documents(self.dataset), self.number, rule)
@@ -95,13 +88,7 @@ class ScoredShard:
 
 @dataclass(frozen=True, eq=False)
 class ReusableLosses:
-    """Finds losses by what a teacher sees; keeps the sidecars that it has read, mapped.
-
-    Attributes:
-        documents: of `ScoredShard.list_documents`.
-        sidecars: the files that they number.
-        cache: for remote ones.
-    """
+    """Finds losses by what a teacher sees; keeps the sidecars mapped."""
 
     documents: ReusableDocuments
     sidecars: Sequence[ListedFile]
@@ -109,16 +96,15 @@ class ReusableLosses:
     _open: dict[int, ShardLosses] = field(default_factory=dict, init=False)
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
-        """Return the documents' numbers for `read`, int64 [N]; -1 for unknown ones."""
+        """Return documents' numbers for `read`, [N], -1 for unknown ones."""
         if not len(self.documents):  # then no digest is needed
             return np.full(len(tokens.starts) - 1, -1, np.int64)
         return self.documents.find(document_digests(tokens, pieces, rule))
 
     def read(self, found: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the known losses of some documents' tokens, float32 [M], nats; NaN for the rest.
+        """Return the known losses of documents' tokens, [M], nats; NaN for the rest.
 
-        `found` is int64 [N] from `find`, `starts` int64 [N + 1] as in `DocumentTokens`.
-        DamagedShardError if a sidecar is missing or was altered since it was listed.
+        `starts` is `DocumentTokens`'. DamagedShardError if a sidecar is missing or was altered.
         """
         losses = np.full(starts[-1], np.nan, np.float32)
         for document, number, first in self._known(found):
@@ -128,20 +114,17 @@ class ReusableLosses:
         return losses
 
     def read_top(self, found: NDArray[np.int64], tokens: DocumentTokens, top: TopTokens) -> None:
-        """Fill the known documents' entries, stored by the same rule, into their positions' `top`.
-
-        `found` is int64 [N] from `find`. Errors are those of `read` and `fill_entries`.
-        """
+        """Fill the known documents' entries, stored by the same rule, into `top`."""
         for document, number, first in self._known(found):
             stored = self._open_sidecar(number)
             own = slice(*tokens.position_starts[document : document + 2].tolist())
-            # Of several documents that start there, the last one has the tokens.
+            # Several documents may start there; the last one has the tokens.
             there = int(np.searchsorted(stored.starts, first, "right")) - 1
             assert stored.entries is not None, "the rule is compared before"
             copy_entries(stored.entries, there, top, own, at=self.sidecars[number].url)
 
     def _known(self, found: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-        """Yield each known document, its sidecar's number, and its first loss there."""
+        """Yield known documents, their sidecar's number, and first loss there."""
         known = np.flatnonzero(found >= 0)
         files, firsts = self.documents.places[found[known]].T.astype(np.int64)
         # One sidecar after another: each is read once.
@@ -157,10 +140,7 @@ class ReusableLosses:
 def document_digests(
     tokens: DocumentTokens, pieces: Pieces, rule: ContextRule
 ) -> NDArray[np.bytes_]:
-    """Return 16 bytes over all that a teacher sees of each document, [N].
-
-    Pieces are in the documents' order, as from `ContextRule.pieces`.
-    """
+    """Return 16 bytes over all that a teacher sees of each document, [N]."""
     first, continued = (
         -1 if token is None else token for token in (rule.first_token_id, rule.continued_token_id)
     )
@@ -171,7 +151,7 @@ def document_digests(
     starts, digests = tokens.starts.tolist(), bytearray()
     learned = tokens.learned
     for (start, stop), (cut, end) in zip(pairwise(starts), pairwise(bounds.tolist()), strict=True):
-        # The length first, so that tokens and cuts can't be taken for each other.
+        # The length first, so tokens and cuts can't be taken for each other.
         digest = blake2b((stop - start).to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
         digest.update(ids[4 * start : 4 * stop])
         digest.update(cuts[cut:end])
@@ -182,10 +162,7 @@ def document_digests(
 
 
 def scored_shards(dataset: Dataset, scores: ScoreFiles) -> list[ScoredShard]:
-    """Return the shards of a dataset that a teacher has scored.
-
-    Scores of an earlier generation cover its shards; those of a later one cover more.
-    """
+    """Return a dataset's shards that a teacher has scored, also in another generation."""
     numbers = {shard.file: number for number, shard in enumerate(dataset.manifest.shards)}
     return [
         ScoredShard(dataset, numbers[record.shard], scores, record)

@@ -33,10 +33,8 @@ from schemas.stored_distributions import TopTokens, position_starts
 class DocumentTokens:
     """The teacher tokens of D documents, laid end to end.
 
-    Attributes:
-        input_ids: int64 [M].
-        starts: int64 [D + 1]; document d owns tokens starts[d]:starts[d + 1].
-        learned: bool [M], which tokens of chats cover learned bytes; None for texts.
+    Document d owns tokens starts[d]:starts[d + 1]. `learned` marks a chat's tokens that cover
+    learned bytes.
     """
 
     input_ids: NDArray[np.int64]
@@ -45,7 +43,7 @@ class DocumentTokens:
 
     @cached_property
     def position_starts(self) -> NDArray[np.int64]:
-        """Starts of the documents' positions, int64 [D + 1]; see `schemas.stored_distributions`."""
+        """Starts of the documents' positions, [D + 1]."""
         return position_starts(self.starts)
 
     def unlearned_positions(self) -> NDArray[np.int64]:
@@ -59,9 +57,9 @@ class DocumentTokens:
 
 @dataclass(frozen=True, eq=False)
 class ShardToScore:
-    """A teacher's view of a shard, removed documents included, since stored losses outlive them.
+    """A teacher's view of a shard, removed documents included: stored losses outlive them.
 
-    The index has names; documents in `kept` are scored, in `pieces`.
+    Documents in `kept` are scored, in `pieces`.
     """
 
     dataset: Dataset
@@ -72,10 +70,7 @@ class ShardToScore:
 
     @classmethod
     def open(cls, documents: ChosenDocuments, number: int, context: ContextRule) -> ShardToScore:
-        """Read a shard's index; DamagedShardError if it is missing or differs from the manifest's.
-
-        Chosen documents are scored, removed or not.
-        """
+        """Read a shard's index; DamagedShardError if it is missing or differs from the manifest."""
         index, kept = documents.read(number, with_removed=True, with_names=True)
         pieces = context.pieces(index)
         if kept is not None:
@@ -89,20 +84,20 @@ class ShardToScore:
 
     @property
     def num_documents(self) -> int:
-        """Documents that are scored."""
+        """Documents to score."""
         return len(self.index) if self.kept is None else int(self.kept.sum())
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Teacher tokens of each document, int64 [N]; 0 if it is not scored."""
+        """Each document's teacher tokens to score, [N]."""
         lengths = self.index.num_teacher_tokens
         return lengths if self.kept is None else np.where(self.kept, lengths, 0)
 
     def read_tokens(self, wanted: Kept = None) -> DocumentTokens:
-        """Return wanted documents' teacher tokens, None for all scored ones; others get none.
+        """Return wanted documents' teacher tokens; None means all to score.
 
-        DamagedShardError if the tar is missing or cut, or its numbers of tokens differ from the
-        index; DamagedSampleError if a sample is altered.
+        DamagedShardError if the tar is missing or doesn't fit the index; DamagedSampleError if a
+        sample is altered.
         """
         chosen = self.kept if wanted is None else wanted
         documents = None if chosen is None else np.flatnonzero(chosen).tolist()
@@ -134,10 +129,10 @@ class ShardToScore:
         top: TopTokens | None = None,
         learned: NDArray[np.bool_] | None = None,
     ) -> tuple[bytes, SidecarRecord]:
-        """Return the shard's sidecar and its record for the score manifest.
+        """Return the shard's sidecar and its record.
 
-        Losses, float32 [M], are in nats, NaN without a context; `teacher` is the fingerprint of the
-        `TeacherRule`. If `learned`, bool [M], is given, only those tokens' losses are stored.
+        `losses`, [M], are in nats, NaN without a context; `teacher` is its rule's fingerprint. With
+        `learned`, [M], only those tokens' losses are stored.
         """
         starts = np.append(0, np.cumsum(self.lengths))
         entries = None if top is None else top.pack(starts)
@@ -151,10 +146,9 @@ class ShardToScore:
     def accept_sidecar(
         self, data: bytes, teacher: str, rule: DistributionRule | None = None
     ) -> SidecarRecord | None:
-        """Return the record of a sidecar left by an earlier run, None if it is unusable.
+        """Return the record of an earlier run's sidecar; None unless it fits.
 
-        It must decode, belong to this shard's bytes and this teacher, and have a place for every
-        scored token, and sound entries of `rule`, if given.
+        It must be of this shard and teacher, with every scored token and sound entries of `rule`.
         """
         try:
             name = sidecar_name(self.record.file, teacher)
@@ -171,7 +165,7 @@ class ShardToScore:
         return self.describe_sidecar(data, stored)
 
     def describe_sidecar(self, data: bytes, stored: ShardLosses) -> SidecarRecord:
-        """Return the score manifest's record of a sidecar."""
+        """Return a sidecar's record."""
         known = stored.losses[~np.isnan(stored.losses)].astype(np.float64)
         return SidecarRecord(
             file=sidecar_name(self.record.file, stored.teacher),

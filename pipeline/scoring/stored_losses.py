@@ -1,8 +1,4 @@
-"""Read a teacher's losses, stored by `beam_jobs.score` next to the shards.
-
-Losses are used only if an online teacher would give the same: `open_stored_losses` checks the score
-manifest against the dataset and the plan of rows.
-"""
+"""Read a teacher's losses, stored by `beam_jobs.score` next to the shards."""
 
 import json
 from bisect import bisect_right
@@ -49,7 +45,6 @@ class StoredLosses:
         self._open: OrderedDict[int, ShardLosses] = OrderedDict()
 
     def __getstate__(self) -> dict[str, object]:
-        """Drop memory maps from a worker's copy."""
         return self.__dict__ | {"_open": OrderedDict()}
 
     @property
@@ -58,7 +53,7 @@ class StoredLosses:
         return self.scores.manifest.rule
 
     def mean_loss(self, document_index: int) -> float:
-        """Return a document's mean loss, nats per token; infinite without losses."""
+        """Return a document's mean loss in nats; infinite without losses."""
         opened, place, _ = self._find(document_index)
         first, end = opened.starts[place : place + 2].tolist()
         losses = opened.losses[first:end]
@@ -66,7 +61,7 @@ class StoredLosses:
         return float(known.mean(dtype=np.float64)) if len(known) else float("inf")
 
     def read(self, document_index: int, start: int, stop: int) -> NDArray[np.float16]:
-        """Return the losses of some teacher tokens of a document, float16 [stop - start], nats.
+        """Return the losses of a document's teacher tokens, [stop - start], nats.
 
         Raises:
             DamagedShardError: the sidecar is missing or differs from the score manifest.
@@ -88,22 +83,13 @@ class StoredLosses:
     ) -> None:
         """Fill in the distributions at a document's positions from `start` on.
 
-        Position l is the teacher's expectation after the document's first l tokens, so a document
-        of T tokens has T + 1. A position without context has no entries.
+        Position l is the teacher's expectation after the first l tokens, so a document of T tokens
+        has T + 1. Without context there are no entries. `ids` and `log_probs` are as in
+        `fill_entries`; the column before the draws stays free for the text's own token, and draws
+        share the rest of the mass equally.
 
-        Args:
-            document_index: of the document.
-            start: the first position.
-            ids: int32 [n, K], gets the teacher's token ids, -1 if missing; K is the `width` of the
-                rule, or more. Draws are the last columns; the one before them stays free for the
-                text's own token.
-            log_probs: float32 [n, K], gets nats, falling, -inf if missing, and for draws, each of
-                which has an equal share of the rest.
-
-        Raises:
-            DamagedShardError: the sidecar is missing or differs from the score manifest, or has
-                impossible entries.
-            ForeignLossesError: the document was not scored, or no distributions are stored.
+        Errors as in `read` and `fill_entries`; ForeignLossesError also without stored
+        distributions.
         """
         opened, place, shard_index = self._find(document_index)
         if opened.entries is None:
@@ -156,8 +142,8 @@ def open_stored_losses(
 ) -> StoredLosses:
     """Return stored losses, checked to be those of an online teacher of a plan's rows.
 
-    Every sidecar's size is compared now, its SHA-256 when a process first reads it. `source` is as
-    in `find_scores`; `where` is the condition on the plan's documents.
+    Sidecars' sizes are compared now, their SHA-256 when first read. `source` is as in
+    `find_scores`; `where` is the plan's condition.
 
     Raises:
         ForeignLossesError: incomplete, without required distributions, or for other data,
@@ -207,11 +193,7 @@ def _require_scored(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPla
 
 
 def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowPlan) -> None:
-    """Check that each token was scored with its context in the plan's rows.
-
-    A plan of chosen documents lacks the other documents' contexts; if digests differ, the shard's
-    index shows how all would be split.
-    """
+    """Check that each token was scored with its context in the plan's rows."""
     scored, rows = ContextRule.from_json(scores.manifest.rule.context), plan.rules
     online = ContextRule.of_rows(rows)
     for name in ("first_token_id", "continued_token_id"):
@@ -226,6 +208,7 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
         _require_all_losses(scores)
     shards = zip(scores.manifest.sidecars, plan_contexts(plan), strict=True)
     for shard_index, (record, context) in enumerate(shards):
+        # A plan of chosen documents lacks the others' contexts; the index has all.
         if record.context_sha256 != context:
             index, kept = selection.read(shard_index, with_removed=True)
             pieces = online.pieces(index)
@@ -245,7 +228,6 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
 
 
 def _require_all_losses(scores: ScoreFiles) -> None:
-    """Check that no token lacks a loss, since something precedes each."""
     for record in scores.manifest.sidecars:
         if record.num_losses != record.num_tokens:
             raise ForeignLossesError(

@@ -1,4 +1,4 @@
-"""The stored losses of a run's teachers, read as one teacher's; a single one is a mean of one."""
+"""The stored losses of a run's teachers, read as one teacher's."""
 
 import json
 from collections import OrderedDict
@@ -23,14 +23,14 @@ _MAX_KNOWN_DOCUMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class TeachersRule:
-    """What determines the losses of a run's teachers; `weights` are a mean's, else empty."""
+    """What determines the losses of a run's teachers; `weights` are a mean's."""
 
     rules: tuple[TeacherRule, ...]
     weights: tuple[float, ...]
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits for teachers and weights; a single teacher keeps its own."""
+        """64 hex digits; a single teacher keeps its own."""
         if len(self.rules) == 1:
             return self.rules[0].fingerprint
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
@@ -49,10 +49,10 @@ class TeachersRule:
 
 
 class StoredTeachers:
-    """Reads a dataset's losses stored by a run's teachers; `rule` is empty without any."""
+    """Reads a dataset's losses stored by a run's teachers."""
 
     def __init__(self, parts: Sequence[StoredLosses], weights: Sequence[float]) -> None:
-        """Read several as one: their mean, by weights that add up to 1.
+        """Read several as their mean, by weights that add up to 1.
 
         Without weights, each document has the teacher with its least mean loss.
         """
@@ -68,7 +68,7 @@ class StoredTeachers:
         return [StoredTeachers((part,), (1.0,)) for part in self._parts]
 
     def read(self, document_index: int, start: int, stop: int) -> NDArray[np.floating]:
-        """Return the losses of some teacher tokens of a document, see `StoredLosses.read`."""
+        """See `StoredLosses.read`."""
         parts = self._parts_of(document_index)
         if len(parts) == 1:
             return parts[0].read(document_index, start, stop)
@@ -85,15 +85,12 @@ class StoredTeachers:
         ids: NDArray[np.int32],
         log_probs: NDArray[np.float32],
     ) -> None:
-        """Fill in some distributions of a document, see `StoredLosses.read_entries`.
-
-        Only for one teacher: a mean's are read `apart`.
-        """
+        """See `StoredLosses.read_entries`; a mean's are read `apart`."""
         (part,) = self._parts_of(document_index)
         part.read_entries(document_index, start, ids=ids, log_probs=log_probs)
 
     def prefetch(self, shards: Iterable[int]) -> None:
-        """Fetch all teachers' sidecars of remote shards in the background."""
+        """Fetch remote shards' sidecars in the background."""
         wanted = list(shards)
         for part in self._parts:
             part.prefetch(wanted)
@@ -118,11 +115,9 @@ def open_teachers(
     cache: ShardCache | None,
     with_distributions: bool,
 ) -> StoredTeachers:
-    """Return the stored losses of a run's teachers, each checked by `open_stored_losses`.
+    """Return the stored losses of a run's teachers, checked by `open_stored_losses`.
 
-    Raises:
-        ForeignLossesError: a teacher is named twice, or several have draws that can't be read as
-            one's. Also the errors of `open_stored_losses`.
+    ForeignLossesError, also if a teacher is named twice, or draws can't be read as one's.
     """
     parts = [
         open_stored_losses(
@@ -145,7 +140,6 @@ def open_teachers(
 
 
 def _require_alike(rules: Sequence[DistributionRule | None], teaching: Teaching) -> None:
-    """Refuse several teachers with different numbers of draws, or draws of some alone."""
     sizes = {(rule.top_k, rule.shape.drawn) for rule in rules if rule is not None}
     if len(sizes) > 1 and any(drawn for _, drawn in sizes):
         raise ForeignLossesError(

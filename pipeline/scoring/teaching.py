@@ -46,7 +46,6 @@ class Teaching:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        """Check options without a method; errors name option, value and remedy."""
         if self.stored_losses is None:
             if self.teacher_weights or self.teacher_choice != "mean":
                 raise ValueError(

@@ -28,7 +28,7 @@ class Rows(Mapping[str, torch.Tensor]):
         next_token_ids: int32 [B, seq_length, K], the student's tokens that the teacher expects in
             place of each label, -1 for none; a label without a distribution has -1 first. The K
             columns, `layout.entries`, are exact ones, of each teacher by falling mass, then drawn
-            ones, which may repeat. Only with `StreamConfig.with_distributions`.
+            ones, which may repeat. Only with `StreamConfig.with_distributions`, like the next two.
         next_token_probs: float32 [B, seq_length, K], their mass; other tokens share the rest.
         own_token_ids: int32 [B, seq_length], the student's token for what is left of the text's own
             teacher token, -1 for none: its mass is the label's if both are in one cell
@@ -118,7 +118,6 @@ class Rows(Mapping[str, torch.Tensor]):
 
 
 def _segments(cu_seqlens: torch.Tensor, seq_length: int) -> torch.Tensor:
-    """Return each place's segment number, int64 [..., seq_length]."""
     bounds = cu_seqlens.contiguous()
     places = torch.arange(seq_length, device=bounds.device, dtype=bounds.dtype)
     places = places.expand(*bounds.shape[:-1], -1).contiguous()

@@ -15,7 +15,7 @@ OnDamage = Literal["raise", "quarantine"]
 
 @dataclass(frozen=True)
 class QuarantinedSample:
-    """A sample that could not be used, with the whole document's tokens.
+    """A sample that could not be used, with its whole document's student tokens.
 
     Key and id are "" if the shard's index is unreadable.
     """
@@ -31,7 +31,7 @@ class DamageLog:
     """Raises for a damaged sample, or lists it once per process."""
 
     def __init__(self, on_damage: OnDamage, file: Path) -> None:
-        """In quarantine, append a JSON line per sample to `file`."""
+        """In quarantine, append JSON lines to `file`."""
         if on_damage not in ("raise", "quarantine"):
             raise ValueError(f'on_damage "{on_damage}" is neither "raise" nor "quarantine"')
         self.on_damage = on_damage

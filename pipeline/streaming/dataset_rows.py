@@ -33,13 +33,7 @@ class DatasetRows:
     def __init__(
         self, config: StreamConfig, opened: OpenedDataset, rules: PackingRules, *, seed: int
     ) -> None:
-        """Load or make a dataset's plan; compare its shards with the manifest.
-
-        Raises:
-            DatasetError: damage that is not to be quarantined.
-            ForeignLossesError: stored losses are incomplete, or of other rows.
-            WhereError: no document is read.
-        """
+        """Load or make a dataset's plan; errors as in `AlignedRows`."""
         self.opened = opened
         dataset, where = opened.dataset, opened.documents.where
         self.plan, table = load_plan(opened.documents, rules, cache_folder=config.cache_folder)
@@ -174,10 +168,7 @@ class DatasetRows:
         stop: int,
         first_token: int,
     ) -> None:
-        """Keep only learned labels in a chat's segment, from `at[0]` to `stop`.
-
-        Its text begins at `at[1]`.
-        """
+        """Keep only learned labels in a chat's segment, from `at[0]` to `stop`."""
         learned = self._reader.learned_tokens(document_index, sample, text_only=self._text_only)
         places = learned - first_token + at[1] - 1  # a label is at the token before
         loss_mask = layout.field(row, "loss_mask")
@@ -187,7 +178,6 @@ class DatasetRows:
         loss_mask[at[0] : stop] = kept
 
     def _prefetch(self, epoch: int, epoch_position: int) -> None:
-        """On entering a group of shards, fetch it and the next one."""
         if not self._is_remote:
             return
         place, group, _ = self.order.locate(epoch, epoch_position)
@@ -202,7 +192,7 @@ class DatasetRows:
 
 
 def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:
-    """Return a remote dataset's cache, with room for two groups of shards."""
+    """Return a remote dataset's cache, with room for two groups."""
     if dataset.is_local:
         return None
     sizes = [record.num_bytes for record in dataset.manifest.shards]

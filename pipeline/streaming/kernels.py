@@ -141,7 +141,6 @@ def _fill_tokens(
 def _read(
     out: NDArray[np.int32], sample: NDArray[np.uint8], tensor: tuple[int, int], first: int
 ) -> None:
-    """Read little-endian unsigned integers of 1, 2 or 4 bytes."""
     start, size = tensor
     values = sample[start + first * size : start + (first + len(out)) * size]
     if size == 1:
@@ -161,7 +160,6 @@ def _copy(out: NDArray[np.int32], values: NDArray[np.unsignedinteger]) -> None:
 
 @compiled
 def _count_unknown(ids: NDArray[np.int32], vocab_size: int) -> int:
-    """Count ids outside a vocabulary; from 2**31 on they are negative."""
     limit, count = np.uint32(vocab_size), 0
     for i in range(len(ids)):
         count += int(np.uint32(ids[i]) >= limit)
@@ -209,8 +207,8 @@ def _fill_spans(
 ) -> int:
     """Write a segment's spans; return how many mapped ones leave it.
 
-    `shift` turns a document's teacher token into a place in the row. The slowest part of reading,
-    so all loops but the running sum are vectorised.
+    `shift` makes a document's teacher token a place in the row. The slowest part of reading, so all
+    loops but the running sum are vectorised.
     """
     student_start, student_stop, low, high = tokens
     length = student_stop - student_start

@@ -1,7 +1,7 @@
 """Batches from worker processes through reused shared memory.
 
 DataLoader passes each batch in new shared memory, whose page faults cost several times as much as
-reading the rows. Here workers fill a ring of slots, which the reader copies.
+reading the rows. Here workers fill a ring of slots.
 """
 
 import os

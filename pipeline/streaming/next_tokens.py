@@ -107,8 +107,6 @@ class NextTokens(RowAnswers):
 
 
 class _Expected:
-    """One teacher's stored losses and entries for a row."""
-
     def __init__(self, teacher: StoredTeachers, rules: PackingRules) -> None:
         shape = teacher.rule.shape
         assert shape is not None  # `open_teachers` was asked for some

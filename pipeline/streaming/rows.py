@@ -33,12 +33,10 @@ class AlignedRows(TorchDataset[Rows]):
     """The rows of a run by number, over all its epochs.
 
     Attributes:
-        config: its options.
-        opened: its data.
-        datasets: each one's rows, in the mixture's order.
+        datasets: each one's rows, in order.
         plan: the dataset of each row.
-        rules: the shape of a row.
-        layout: the fields of a row.
+        rules: a row's shape.
+        layout: its fields.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class AlignedRows(TorchDataset[Rows]):
 
     @property
     def samples_per_epoch(self) -> int:
-        """Rows of a dataset's whole global batches, or of a mixture's datasets once each."""
+        """As in `StreamState`."""
         return sum(source.num_rows for source in self.plan.sources)
 
     @property
@@ -190,7 +188,7 @@ class AlignedRows(TorchDataset[Rows]):
     def leave_out(self, run_position: int, segment: int, what: str) -> None:
         """List a segment's document as unusable; the caller masks its tokens.
 
-        `segment` is its place in the row; `what` is the faulty part, such as a teacher's loss.
+        `segment` is its place in the row, `what` the faulty part, such as a teacher's loss.
 
         Raises:
             NonFiniteLossError: damage is not to be quarantined; names document, shard and step.
@@ -211,7 +209,6 @@ class AlignedRows(TorchDataset[Rows]):
 
 
 def _whole_batches(num_rows: int, global_batch_size: int) -> int:
-    """Return the rows of whole global batches; ValueError without one."""
     samples = num_rows // global_batch_size * global_batch_size
     if not samples:
         raise ValueError(

@@ -54,12 +54,8 @@ class SampleReader:
     def locate(self, document_index: int, *, keep: bool) -> tuple[NDArray[np.uint8], SampleTensors]:
         """Return a sample's verified bytes, and the places of its tensors.
 
-        `keep` remembers it as verified, for a document of many segments.
-
-        Raises:
-            DamagedShardError: its shard is missing or altered.
-            DamagedSampleError: its CRC-32 or header is wrong.
-            SchemaVersionError: another version of the format.
+        `keep` remembers it as verified, for a document of many segments. DamagedShardError,
+        DamagedSampleError or SchemaVersionError if it is unusable.
         """
         shard_index = self._shard_of(document_index)
         start = int(self._table.payload_offset[document_index])
@@ -88,9 +84,10 @@ class SampleReader:
     def learned_tokens(
         self, document_index: int, sample: NDArray[np.uint8], *, text_only: bool
     ) -> NDArray[np.int64]:
-        """Return a chat's labels as ranges of student tokens, int64 [L, 2].
+        """Return a chat's labels as ranges of student tokens, [L, 2].
 
-        With `text_only`, only those that cover a learned byte. DamagedSampleError if impossible.
+        With `text_only`, only those that cover a learned byte. DamagedSampleError if they can't be
+        read.
         """
         try:
             header, body = read_header(sample.data)

@@ -31,8 +31,7 @@ class StreamConfig:
         teaching: whose stored losses rows hold; a running teacher is the trainer's.
         with_distributions: whether rows also hold the distributions stored with these losses, over
             the student's vocabulary.
-        with_cells: whether the method needs the vocabularies' cells (`vocabulary_map`), which a
-            checkpoint then names.
+        with_cells: whether the method needs the vocabularies' cells (`vocabulary_map`).
         text_labels: of chats, learn only tokens that cover a byte of a learned text, not what ends
             a turn or the template writes.
     """

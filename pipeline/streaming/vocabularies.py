@@ -28,7 +28,7 @@ class OpenedRows(Protocol):
 
     @property
     def rules(self) -> PackingRules:
-        """The shape of a row."""
+        """A row's shape."""
 
 
 def vocabulary_map(rows: OpenedRows) -> VocabularyMap:

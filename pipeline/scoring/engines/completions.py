@@ -1,7 +1,6 @@
-"""Questions to a server of the completions API, and their answers; no network here.
+"""Questions to a server of the completions API, and their answers; no network.
 
-Token ids go in, with `prompt_logprobs`, vLLM's extension of the API. Each place of the answer names
-its token by id, so an answer about other tokens can't pass.
+Token ids go in, with `prompt_logprobs`, vLLM's extension; answers name tokens by id.
 """
 
 import re
@@ -22,15 +21,15 @@ from schemas.stored_distributions import LARGEST_MASS
 _ROUNDING = 1e-4
 # vLLM's value for minus infinity, which JSON lacks.
 _IMPOSSIBLE = -9999.0
-# So many tokens in a row never have one and the same log-probability, whatever the text: the first
-# of a run of equal tokens is a surprise.
+# This many tokens in a row never have the same log-probability, whatever the text: the first of a
+# run of equal tokens is a surprise.
 _NEVER_ALL_EQUAL = 16
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
-# Of an answer: of all but its tokens, and of one, with its spelling, rank and log-probability.
+# Most bytes of an answer without its tokens; of a token with spelling, rank and log-probability.
 _OTHER_BYTES, _BYTES_PER_TOKEN = 1 << 20, 512
 _SHOWN = 40
-# Sampling as the model has it. What a request leaves out, vLLM takes from the model's
-# generation_config.json, and its log-probabilities may be those after sampling's changes.
+# The model's own distribution. vLLM takes what a request leaves out from the model's
+# generation_config.json, and sampling may change its log-probabilities.
 _UNCHANGED = {
     **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0},
     **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -38,11 +37,11 @@ _UNCHANGED = {
 
 
 class NonsenseError(ValueError):
-    """An answer that can't be one to the question."""
+    """An answer that doesn't fit the question."""
 
 
 class DisprovedError(EngineError):
-    """A server isn't, or is no longer, the one that the job's scores name."""
+    """A server isn't, or is no longer, the job's."""
 
 
 class _Entry(msgspec.Struct):
@@ -69,10 +68,9 @@ class _Answer(msgspec.Struct):
 
 
 def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None) -> dict[str, Any]:
-    """Return the question about a prompt: losses, and the likeliest tokens of a rule.
+    """Return the question about a prompt: losses, and a rule's likeliest tokens.
 
-    One token is generated: servers refuse 0, and only for it do they give the likeliest tokens
-    after the prompt. It is named by id, like the prompt's.
+    One token is generated: servers refuse 0, and list what may follow the prompt only for it.
     """
     body = {"model": model, "prompt": list(input_ids), "max_tokens": 1} | _UNCHANGED
     if rule is None:
@@ -82,12 +80,7 @@ def question(model: str, input_ids: Sequence[int], rule: DistributionRule | None
 
 
 def most_bytes(input_ids: Sequence[int], rule: DistributionRule | None) -> int:
-    """Return the longest acceptable answer about a prompt, in bytes.
-
-    Example:
-        >>> most_bytes(range(2048), None)
-        2097152
-    """
+    """Return the longest acceptable answer about a prompt, in bytes."""
     tokens = 1 if rule is None else 1 + rule.top_k
     return _OTHER_BYTES + len(input_ids) * tokens * _BYTES_PER_TOKEN
 
@@ -95,19 +88,10 @@ def most_bytes(input_ids: Sequence[int], rule: DistributionRule | None) -> int:
 def read_likeliest(
     answer: Any, input_ids: Sequence[int], rule: DistributionRule
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the tokens that a server finds likeliest after each of a prompt's T tokens.
+    """Return a rule's K likeliest tokens after each of a prompt's T tokens.
 
-    Args:
-        answer: accepted by `read_losses`.
-        input_ids: the prompt.
-        rule: gives their number K.
-
-    Returns:
-        int64 [T, K], token ids, and float32 [T, K], nats, falling; -inf if there is no token.
-
-    Raises:
-        NonsenseError: too few tokens, tokens not named by id, or probabilities that add up to more
-            than 1.
+    Ids and falling nats, [T, K], -inf without a token. NonsenseError for too few tokens, tokens not
+    named by id, or a mass above 1.
     """
     choice = msgspec.convert(answer, _Answer).choices[0]
     if choice.logprobs is None:
@@ -135,7 +119,7 @@ def read_likeliest(
 
 
 def read_losses(answer: Any, model: str, input_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return the losses of a prompt's tokens, float32 [T], nats; NaN for the first.
+    """Return the losses of a prompt's tokens, [T], nats; NaN for the first.
 
     NonsenseError if the answer doesn't fit the question or model; DisprovedError if all values are
     equal.

@@ -8,12 +8,12 @@ from typing import Any, Self
 
 
 class Deadline:
-    """Ends the connections that a request has opened, once its time is over.
+    """Ends a request's connections once its time is over.
 
         with Deadline(600) as deadline:
             client.get(url, extensions={"trace": deadline.trace})
 
-    What is read from them then ends with a `TransportError`. `is_over` says why.
+    Reading from them then ends with a `TransportError`; `is_over` says why.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -32,7 +32,7 @@ class Deadline:
         self._timer.cancel()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Follow the client's events, and keep each stream that is opened."""
+        """Keep each stream that the client opens."""
         opened = info.get("return_value")
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")) and opened is not None:
             with self._lock:

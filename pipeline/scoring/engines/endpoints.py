@@ -1,8 +1,7 @@
 """Several servers of one model: which to ask next, when to retry, and when to stop.
 
-Every request is tried on one server after another until `attempts` are spent, with growing waits. A
-server must prove that it is still the same model after a failure and a rest, now and then, and
-before its answers are kept. A disproved server gets no more requests.
+A request goes from server to server until `attempts` are spent, with growing waits. Servers must
+prove that they are the same model after a failure, now and then, and before their answers are kept.
 """
 
 import logging
@@ -41,7 +40,7 @@ PROOF_INTERVAL = 256
 
 _REMEDY = "Scored shards stay: check the servers and run the same command again"
 
-# What asking again can't help: the request itself is refused.
+# Asking again can't help: the request itself is refused.
 _FINAL_STATUSES = (400, 401, 403, 413, 422)
 _SHOWN = 200
 _CONNECT_SECONDS = 30.0
@@ -49,20 +48,15 @@ _MOST_BYTES = 1 << 20  # of an answer that isn't about a prompt
 
 
 class PassingError(Exception):
-    """A failure for which asking again, or another server, may help."""
+    """A failure after which asking again, or another server, may help."""
 
 
 @dataclass(eq=False)
 class Endpoint:
-    """One server.
+    """One server, its URL without `/v1`.
 
-    Attributes:
-        url: without `/v1`.
-        num_under_way: requests.
-        num_failures: in a row.
-        num_unproved: requests since its last periodic proof.
-        rests_until: on the monotonic clock.
-        disproof: why it gets no more requests, "" while it does.
+    `num_failures` are in a row, `num_unproved` since its last periodic proof; `disproof` is why it
+    gets no more requests.
     """
 
     url: str
@@ -76,8 +70,7 @@ class Endpoint:
 class Endpoints:
     """The servers, asked from many threads.
 
-    `prove` raises `DisprovedError` for a server that has changed; while it is None, all are
-    trusted.
+    `prove` raises `DisprovedError` for a changed server; None trusts all.
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
@@ -98,7 +91,7 @@ class Endpoints:
         )
 
     def vouch(self, server: Endpoint) -> bool:
-        """Whether a server's answers can be kept: whether it proves itself now."""
+        """Whether a server proves itself now, so its answers can be kept."""
         assert self.prove is not None
         if not server.disproof:
             try:
@@ -118,8 +111,8 @@ class Endpoints:
     def retry(self, ask: Callable[[Endpoint], Answer], only: Endpoint | None = None) -> Answer:
         """Ask servers, or one `only`, until one has answered sensibly.
 
-        `ask` raises `PassingError` or `NonsenseError` if asking again may help, `DisprovedError` if
-        asking this server can't. EngineError if attempts or servers run out, or a retry is useless.
+        `ask` raises `PassingError` or `NonsenseError` to be asked again, `DisprovedError` to drop a
+        server. EngineError if that ends without an answer.
         """
         last = only
         attempts = Retrying(
@@ -150,10 +143,10 @@ class Endpoints:
             server.num_under_way += 1
             server.num_unproved += 1
             is_time = server.num_unproved > PROOF_INTERVAL
-            if is_time:  # this thread asks for the proof, others need not as well
+            if is_time:  # this thread alone asks for the proof
                 server.num_unproved = 0
         try:
-            # One that has failed may have come back as another model, and any may go wrong.
+            # A server that failed may have come back as another model, and any may go wrong.
             if (is_time or server.num_failures) and self.prove is not None:
                 self.prove(server)
             server.num_failures = 0
@@ -175,7 +168,7 @@ class Endpoints:
                 server.num_under_way -= 1
 
     def _choose(self, last: Endpoint | None) -> Endpoint:
-        """Return the least busy server, preferably one that hasn't just failed."""
+        """Return the least busy server, preferably not one that just failed."""
         left = [server for server in self.servers if not server.disproof]
         if not left:
             reasons = "; ".join(f"{server.url}: {server.disproof}" for server in self.servers)
@@ -192,11 +185,10 @@ class Endpoints:
         *,
         most_bytes: int = _MOST_BYTES,
     ) -> Any:
-        """Return a server's answer, or its content of a path such as "/version"; one attempt.
+        """Return a server's answer, or the content of a path; one attempt.
 
-        Without `body`, None means that the server has no such path. PassingError if asking again
-        may help, EngineError if it can't; NonsenseError if the answer isn't JSON, is too long, or
-        the path doesn't exist, which vLLM also says of a model.
+        PassingError if asking again may help, EngineError if it can't; NonsenseError if the answer
+        isn't JSON, is too long, or the path doesn't exist. Without `body`, None means no such path.
         """
         status, answer = self._receive(server.url + path, body, most_bytes)
         if status in (404, 405):
@@ -243,12 +235,7 @@ def _read(response: httpx2.Response, most_bytes: int) -> bytes:
 
 
 def base_url(url: str) -> str:
-    """Return a server's URL without `/v1`; EngineError if it is invalid.
-
-    Example:
-        >>> base_url("http://gpu-7:8000/v1/")
-        'http://gpu-7:8000'
-    """
+    """Return a server's URL without `/v1`; EngineError if it is invalid."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise EngineError(f"--endpoint {url} isn't a URL such as http://localhost:8000")
@@ -256,7 +243,7 @@ def base_url(url: str) -> str:
 
 
 def _explain(answer: bytes) -> str:
-    """Return a server's error message, but never its echo of the request, which holds text."""
+    """Return a server's error message, without the text that it repeats."""
     try:
         body = orjson.loads(answer)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Settings of each engine: plain values, passed from a command's options to its workers."""
+"""Each engine's settings, passed from a command's options to its workers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -33,7 +33,6 @@ class TopSettings:
     entropy_above: Annotated[float, Option("NATS")] = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
                 raise ValueError("--top-mass and --top-log-probs need --top-k")
@@ -51,13 +50,9 @@ class TopSettings:
         self._check_draws()
 
     def rule(self, vocab_size: int) -> DistributionRule | None:
-        """Return the storage rule for a teacher of this vocabulary, None without --top-k.
+        """Return the rule for storing this vocabulary's tokens; None without --top-k.
 
         ValueError if the vocabulary is smaller than K.
-
-        Example:
-            >>> TopSettings(8).rule(49152).describe()
-            'the likeliest 8 tokens and 4 draws of the rest in uint8'
         """
         if self.top_k is None:
             return None
@@ -114,7 +109,6 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
@@ -144,7 +138,6 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is below 1")
@@ -154,10 +147,9 @@ class ServedSettings:
 
 @dataclass(frozen=True)
 class Handshake:
-    """A job's first server, with which its workers compare every server.
+    """A job's first server, with which every server is compared.
 
-    `program` is "vllm", or "" if unknown, like `version`; `losses` of a plain text are in nats, NaN
-    for the first token.
+    `losses` are a plain text's, in nats.
     """
 
     program: str
@@ -165,5 +157,5 @@ class Handshake:
     losses: tuple[float, ...]
 
     def describe(self) -> str:
-        """Describe program and version, as far as known."""
+        """Return program and version in words."""
         return f"{self.program or 'a server'} {self.version or 'of unknown version'}"

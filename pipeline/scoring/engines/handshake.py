@@ -1,4 +1,4 @@
-"""Check a server before it is used: its model, its version, its losses."""
+"""Check a server before use: its model, its version, its losses."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +19,14 @@ from pipeline.scoring.engines.engine_settings import Handshake
 from pipeline.scoring.engines.interface import EngineError
 from schemas.distribution_rule import DistributionRule
 
-# Two servers of one model differ by what their kernels round: hundredths of a nat. Another model,
-# or another quantization of it, differs by tenths and more.
+# Nats a token: one model's kernels differ by hundredths; another model or quantization by tenths
+# and more.
 _SAME_MODEL = 0.1
 # Of a place's mass; rounding moves a few hundredths.
 _SAME_MASS = 0.1
-# It becomes part of the names of scores, and is printed.
+# A version becomes part of the names of scores, and is printed.
 _VERSION = re.compile(r"[\w.+!-]{0,100}", re.ASCII)
-# Of a model's name, and of names.
+# Characters of a model's name, and number of names.
 _SHOWN, _MOST_SHOWN = 200, 20
 
 
@@ -38,11 +38,10 @@ def shake_hands(
     length: int,
     rule: DistributionRule | None,
 ) -> Handshake:
-    """Return a server's description of itself and its losses of the plain text `probe`.
+    """Return a server's program, version and losses of the plain text `probe`; one attempt.
 
-    One attempt. Later requests have at most `length` tokens and ask for the likeliest tokens of
-    `rule`. EngineError if it serves other models, takes fewer tokens, or alters the distribution
-    after a prompt; else errors of `ask`.
+    EngineError if it serves other models, takes fewer than `length` tokens, or alters the
+    distribution after a prompt; else as in `ask`.
     """
     model = endpoints.settings.model
     listed = endpoints.send(server, "/v1/models")
@@ -78,10 +77,9 @@ def shake_hands(
 
 
 class Answer(NamedTuple):
-    """A server's answer to a prompt of T tokens: losses, float32 [T], nats, NaN at the first.
+    """A server's losses of a prompt's T tokens, nats, NaN for the first.
 
-    `ids`, int64 [T, K], are the likeliest tokens after each, and `log_probs`, float32 [T, K], are
-    in nats; None if not requested.
+    If requested, also the likeliest tokens after each, [T, K], and their nats.
     """
 
     losses: NDArray[np.float32]
@@ -92,9 +90,9 @@ class Answer(NamedTuple):
 def ask(
     endpoints: Endpoints, server: Endpoint, input_ids: Sequence[int], rule: DistributionRule | None
 ) -> Answer:
-    """Return a server's answer to a prompt, with a rule's likeliest tokens; one attempt.
+    """Return a server's answer to a prompt; one attempt.
 
-    Errors are those of `Endpoints.send`, and NonsenseError if the answer doesn't fit.
+    Errors as in `Endpoints.send`; NonsenseError also if the answer doesn't fit.
     """
     model = endpoints.settings.model
     try:
@@ -123,13 +121,13 @@ def _describe(models: Iterable[str]) -> str:
 
 
 def _require_raw(whole: Answer, cut: Answer, at: str) -> None:
-    """Check that sampling doesn't alter a server's distribution after a prompt.
+    """Check that sampling doesn't alter the distribution after a prompt.
 
-    The server reports one place in two fields: for a text, and for a prompt without the last token.
+    The server reports one place twice: within a text, and after it.
     """
     (one, other), moved, rest = (_probs(whole, -2), _probs(cut, -1)), 0.0, 0.0
     for token in one | other:
-        # One that a side doesn't list is at most as likely there as the last that it lists.
+        # A token that a side doesn't list is at most as likely there as the last one listed.
         first = one.get(token, min(*one.values(), other.get(token, 0.0)))
         change = other.get(token, min(*other.values(), first)) - first
         moved, rest = moved + abs(change) / 2, rest + change / 2
@@ -150,10 +148,7 @@ def _probs(answer: Answer, place: int) -> dict[int, float]:
 
 
 def require_same_teacher(first: Handshake, now: Handshake, at: str) -> None:
-    """Check that a server has the program, version and teacher of the job's scores.
-
-    DisprovedError if these differ, or a text's losses beyond rounding.
-    """
+    """Check that a server is the job's first: program, version and losses; else DisprovedError."""
     if (first.program, first.version) != (now.program, now.version):
         raise DisprovedError(
             f"{at} is {now.describe()}, the job's scores are from {first.describe()}, and their "

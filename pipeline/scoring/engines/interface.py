@@ -28,20 +28,14 @@ class Work:
     seconds: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        """Return the sum of both."""
         return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
 class ScoredDocuments:
-    """The losses of some documents.
+    """The losses of some documents, [M], nats, NaN without a context.
 
-    Attributes:
-        losses: float32 [M], nats, in the order of `DocumentTokens.input_ids`; NaN without a
-            context.
-        work: their cost.
-        top: the likeliest tokens at each position, rounded as stored; None if the engine has no
-            `DistributionRule`.
+    `top` are the likeliest tokens at each position, rounded as stored.
     """
 
     losses: NDArray[np.float32]
@@ -54,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def rule(self) -> ContextRule:
-        """With which context."""
+        """Its contexts."""
 
     @property
     def vocab_size(self) -> int:
@@ -70,27 +64,19 @@ class Engine(Protocol):
     ) -> ScoredDocuments:
         """Give each token the loss `-log P(x_l | its context)`.
 
-        Args:
-            tokens: the documents' tokens.
-            pieces: how their contexts are cut; `ContextRule.pieces` gives them.
-            names: the documents' ids, for errors.
-            advance: gets the number of losses started since its last call.
-
-        Raises:
-            ValueError: a token or piece that the teacher can't take, or no losses returned.
+        `names` are the documents' ids, for errors; `advance` gets the number of losses started
+        since its last call. ValueError for a token or piece that the teacher can't take, or if it
+        gives no losses.
         """
 
 
 @dataclass(frozen=True)
 class Line:
-    """One piece as a teacher reads it.
+    """One piece as a teacher reads it, with any context token first.
 
-    Attributes:
-        input_ids: int64 [l], the context token first if there is one.
-        places: int64 [n], places of the tokens whose losses are taken.
-        targets: int64 [n], indices of those tokens among the documents'.
-        positions: int64 [n or n + 1], the documents' positions at which those tokens are expected;
-            one more if the piece ends its document: after its last token.
+    `places`, [n], are of the tokens whose losses are taken, `targets` their indices among the
+    documents' tokens. They are expected at the documents' `positions`; one more follows a
+    document's last token.
     """
 
     input_ids: NDArray[np.int64]
@@ -100,7 +86,7 @@ class Line:
 
 
 def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRule) -> Line:
-    """Return one piece, by its number, as a teacher reads it."""
+    """Return one piece, by number, as a teacher reads it."""
     context = rule.context_token(continues=bool(pieces.continues[number]))
     added = np.array([] if context is None else [context], np.int64)
     document = pieces.document[number]
@@ -117,7 +103,7 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
 def require_trained_engine(
     engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
 ) -> None:
-    """Check that a teacher knows the plain text `probe`, as `require_trained` does."""
+    """Check that a teacher knows the plain text `probe`, as in `require_trained`."""
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)

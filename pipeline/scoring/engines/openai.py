@@ -1,12 +1,7 @@
-"""A teacher behind servers of the completions API with `prompt_logprobs`, as vLLM has it.
+"""A teacher behind servers of the completions API with `prompt_logprobs`, as in vLLM.
 
-    engine = connect(ServedSettings(("http://gpu-7:8000",), "teacher"), rule, ...)
-    engine.score(tokens, rule.pieces(index)).losses
-
-A piece is a request, and `concurrency` of them are under way at each server, whose own scheduler
-makes batches of them. What comes back is checked against what was sent before it is used. And it
-is kept only once its server, asked again for the losses of a plain text, has given the job's own: a
-server that went wrong in between gives no sign of it.
+A piece is a request; servers batch them. An answer is kept only once its server has again given the
+job's own losses of a plain text: a server that went wrong gives no sign of it.
 """
 
 import json
@@ -36,11 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class ServedEngine:
-    """A served teacher that is ready to score, made by `connect`.
-
-    `vocab_size` is the tokenizer's, `probe` the tokens of a plain text. All servers passed the
-    handshake.
-    """
+    """A served teacher, made by `connect`: an `Engine`."""
 
     endpoints: Endpoints
     rule: ContextRule
@@ -57,10 +48,7 @@ class ServedEngine:
         names: Sequence[str] = (),
         advance: Callable[[int], object] = int,
     ) -> ScoredDocuments:
-        """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
-
-        EngineError if no answer was usable, or none could be kept, before attempts ran out.
-        """
+        """See `Engine.score`; EngineError if attempts ran out without usable answers."""
         start = time.perf_counter()
         self.endpoints.resume()
         losses = np.full(len(tokens.input_ids), np.nan, np.float32)
@@ -75,7 +63,7 @@ class ServedEngine:
         num_tokens = sum(len(line.input_ids) for line, _ in left)
         while left:
             given = self._ask_all(left, advance)
-            # Which of a server's answers were right before it went wrong, nobody knows.
+            # Nobody knows which of a server's answers were right before it went wrong.
             asked = {server for _, server in given}
             void = {server for server in asked if not self.endpoints.vouch(server)}
             for (line, _), (answer, server) in zip(left, given, strict=True):
@@ -90,10 +78,7 @@ class ServedEngine:
         return ScoredDocuments(losses, work, top)
 
     def prove(self, server: Endpoint) -> None:
-        """Check that a server runs the first one's program, with the same losses of the probe.
-
-        Errors are those of `shake_hands` and `require_same_teacher`.
-        """
+        """Compare a server with the first; errors of `shake_hands` and `require_same_teacher`."""
         length, rule = self.rule.teacher_seq_length, self.distributions
         now = shake_hands(self.endpoints, server, self.probe, length=length, rule=rule)
         require_same_teacher(self.handshake, now, server.url)
@@ -101,7 +86,7 @@ class ServedEngine:
     def _ask_all(
         self, asked: Sequence[tuple[Line, str]], advance: Callable[[int], object]
     ) -> list[tuple[Answer, Endpoint]]:
-        """Return each piece's answer and its server, whether or not it can be kept."""
+        """Return each piece's answer and its server, not yet vouched for."""
         settings = self.endpoints.settings
         pool = ThreadPoolExecutor(settings.concurrency * len(self.endpoints.servers))
         given = []
@@ -147,10 +132,8 @@ def connect(
 ) -> ServedEngine:
     """Return a dataset's teacher on servers, after checking that all are the same.
 
-    They are compared with a `known` handshake, from the job's start; None means the first server's.
-    `distributions` defines the likeliest tokens to request; None: losses only. EngineError if a
-    server can't be reached, serves another model or version, or gives no log-probabilities of a
-    prompt.
+    They are compared with the job's handshake, `known`; None takes the first server's. EngineError
+    if a server can't be reached, has another model or version, or gives no log-probabilities.
     """
     own = probe_tokens(dataset)
     context = rule.first_token_id

@@ -1,14 +1,8 @@
-"""A frozen teacher's losses of whole documents, each token's once.
+"""A frozen teacher's losses of whole documents.
 
-    rule = ContextRule.of_rows(PackingRules.of_dataset(manifest, seq_length=2048))
-    teacher = load_scorer("models/teacher", rule, dtype="bfloat16", device="cuda")
-    teacher.score(tokens, rule.pieces(index)).losses      # float32 [M], NaN without a context
-
-Pieces of documents (`pipeline.scoring.contexts`) are sorted by length and batched until padding
-would exceed 5 %; padding is at the end, where causal attention never looks from a token, so no
-mask is needed and torch takes its fastest attention kernel. The output layer runs over tokens that
-have a loss, in chunks of the vocabulary. Which pieces share a batch depends on the shard and the
-options alone: the same teacher, options and machine give the same bytes.
+Pieces are sorted by length and batched. Padding is at the end, where causal attention never looks,
+so torch needs no mask and takes its fastest kernel. Batches depend on the shard and the options
+alone, so the same teacher and machine give the same bytes.
 
 Shapes: b pieces of a batch, l places of its longest piece, h hidden size, n tokens with a loss.
 """
@@ -51,7 +45,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Scorer:
-    """A teacher that is ready to score, on one device, by its rule: an `Engine`."""
+    """A teacher on one device: an `Engine`."""
 
     def __init__(
         self,
@@ -61,10 +55,10 @@ class Scorer:
         batch_tokens: int = 0,
         distributions: DistributionRule | None = None,
     ) -> None:
-        """Take a model of `load_language_model`, on its device; `output_layer` may refuse it.
+        """Take a model of `load_language_model`.
 
-        A batch has `batch_tokens` places; 0: 2,048 on a CPU, 32,768 elsewhere. A longer piece is a
-        batch of its own.
+        A batch has `batch_tokens` places (0: 2,048 on a CPU, 32,768 elsewhere), or one longer
+        piece.
         """
         self.rule = rule
         self.distributions = distributions
@@ -89,10 +83,7 @@ class Scorer:
         names: Sequence[str] = (),
         advance: Callable[[int], object] = int,
     ) -> ScoredDocuments:
-        """Give each token the loss `-log P(x_l | its context)`, see `Engine.score`.
-
-        NonFiniteLossError if the model gave NaN or infinity.
-        """
+        """See `Engine.score`; NonFiniteLossError for NaN or infinity."""
         start = time.perf_counter()
         self._require_known(tokens, pieces)
         work = Work()
@@ -111,8 +102,7 @@ class Scorer:
                 if found.draws is not None:
                     top.draws[batch.positions] = found.draws.cpu().numpy()
 
-        # A batch's results are asked for when the next one is under way, so that the device never
-        # waits for this loop.
+        # A batch's results are read once the next one is under way, so the device never waits.
         waiting: tuple[PieceBatch, _Found] | None = None
         for numbers in plan_batches(self._lengths(pieces), self._batch_tokens):
             batch = make_batch(tokens, pieces, numbers, self.rule)
@@ -173,7 +163,7 @@ class Scorer:
 
 
 class _Found(NamedTuple):
-    """A model's results for n tokens, and for e documents' ends after them, on its device."""
+    """Results for n tokens, then for the ends of e documents, on the device."""
 
     losses: Tensor
     ids: Tensor | None = None
@@ -191,9 +181,8 @@ def load_scorer(
 ) -> Scorer:
     """Load a teacher to score with: a folder, a Hugging Face repository, or a .gguf file.
 
-    Flash attention is used if its package and a GPU are there and the dtype ("float32", "bfloat16"
-    or "float16") is half precision; torch's own kernels elsewhere. `settings.threads` sets this
-    process's threads. Errors as in `load_language_model`.
+    `dtype` is a key of `DTYPES`. Flash attention is used for half precision on a GPU, if installed.
+    `settings.threads` sets this process's threads. Errors as in `load_language_model`.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -201,7 +190,7 @@ def load_scorer(
     wanted = DTYPES[dtype]
     flash = device.startswith("cuda") and wanted.itemsize == 2 and is_flash_attn_2_available()
     attention = "flash_attention_2" if flash else None
-    # A piece a row: no architecture lets them see each other, so none is refused.
+    # Each row is one piece, so no architecture must be refused.
     model = load_language_model(
         source, dtype=wanted, device=device, attention=attention, packed=False
     )
@@ -242,20 +231,14 @@ def _require_numbers(
 
 
 def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) -> tuple[int, str]:
-    """Return a document's number, and its name for people."""
     document = int(np.searchsorted(starts, place, "right")) - 1
     return document, json.dumps(names[document]) if names else str(document)
 
 
 def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the pieces of each batch, longest first; each piece once.
+    """Yield the pieces of each batch, longest first.
 
-    A batch ends before exceeding `batch_tokens` places, padding included, or a padding share of
-    `MAX_PADDING`. Lengths are int64 [P], the places of each piece.
-
-    Example:
-        >>> [batch.tolist() for batch in plan_batches(np.array([3, 100, 98, 3]), 1000)]
-        [[1, 2], [0, 3]]
+    A batch exceeds neither `batch_tokens` places, padding included, nor `MAX_PADDING`.
     """
     order = np.argsort(-lengths, kind="stable")
     sorted_lengths = lengths[order]
@@ -266,7 +249,7 @@ def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDAr
         stop = min(len(order), start + max(1, batch_tokens // max(longest, 1)))
         places = longest * np.arange(1, stop - start + 1)
         used = totals[start + 1 : stop + 1] - totals[start]
-        # Padding grows with every piece, so the first that is too much ends the batch.
+        # Padding grows with every piece, so the first excess ends the batch.
         num_fitting = int(np.searchsorted(places - used > MAX_PADDING * places, True))
         stop = start + max(1, min(num_fitting, stop - start))
         yield order[start:stop]
@@ -278,13 +261,11 @@ class PieceBatch:
     """A batch of pieces.
 
     Attributes:
-        input_ids: int64 [b, l], 0 after the end.
-        lengths: int64 [b].
-        places: int64 [n], flat places of the tokens whose losses are taken.
-        targets: int64 [n], indices of those tokens among the documents'.
-        positions: int64 [n + e], the documents' positions at which those tokens are expected, then
-            those after the e documents that end here.
-        ends: int64 [e], flat places of those documents' last tokens.
+        input_ids: [b, l], 0 after the end.
+        places: [n], flat, of tokens whose losses are taken.
+        targets: [n], their indices among the documents' tokens.
+        positions: [n + e], as in `Line`, document ends last.
+        ends: [e], flat places of those ends.
     """
 
     input_ids: NDArray[np.int64]
@@ -295,7 +276,7 @@ class PieceBatch:
     ends: NDArray[np.int64]
 
     def draw_keys(self, seed: int) -> NDArray[np.int64]:
-        """Return the keys of the draws after each place, int64 [b * l, 2]."""
+        """Return the keys of the draws after each place, [b * l, 2]."""
         keys = np.zeros((*self.input_ids.shape, 2), np.int64)
         for row, length in enumerate(self.lengths.tolist()):
             keys[row, :length] = draw_keys(self.input_ids[row, :length], seed)
@@ -305,7 +286,7 @@ class PieceBatch:
 def make_batch(
     tokens: DocumentTokens, pieces: Pieces, numbers: NDArray[np.int64], rule: ContextRule
 ) -> PieceBatch:
-    """Arrange pieces, int64 [b] of their numbers, as the rectangle that a model reads."""
+    """Arrange pieces, by number, as the rectangle that a model reads."""
     lines = [line_of(tokens, pieces, number, rule) for number in numbers.tolist()]
     lengths = np.array([len(line.input_ids) for line in lines], np.int64)
     input_ids = np.zeros((len(lines), int(lengths.max())), np.int64)
