@@ -24,7 +24,7 @@ class SourceDocument:
 
     Attributes:
         document_id: unique in the dataset.
-        text: its UTF-8 bytes.
+        text: UTF-8.
         metadata: a value for each of the shard's columns; None if missing.
     """
 
@@ -41,8 +41,7 @@ class TokenBatch:
         input_ids: uint32 [N].
         byte_offsets: int32 [N, 2], half-open byte ranges in each token's document.
         cu_tokens: int64 [D + 1].
-        tiles: bool [D], whether tokens cover their document without gap or overlap; alignment
-            trusts it.
+        tiles: bool [D], whether tokens cover the text without gap or overlap; alignment trusts it.
         failures: why a document has no tokens, by its place.
     """
 
@@ -59,7 +58,7 @@ class TokenBatch:
 
 
 class PerDocument(NamedTuple):
-    """Values of each document: document d has `values[cu[d]:cu[d + 1]]`, `cu` is int64 [D + 1]."""
+    """Values of each document: document d has `values[cu[d]:cu[d + 1]]`; `cu` is int64 [D + 1]."""
 
     values: NDArray[Any]
     cu: NDArray[np.int64]
@@ -70,7 +69,7 @@ class RenderedSide:
     """One side's renderings of chats, as samples store them.
 
     Attributes:
-        own_text: uint8 [C], the templates' own bytes.
+        own_text: uint8 [C], the templates' bytes.
         pieces: int64 [P, 3], bytes of own text, then the document's range after them.
         learned: int64 [L, 2], ranges of tokens: the student's labels, or the teacher's that cover a
             learned byte.
@@ -86,12 +85,12 @@ class ChatParts:
     """Parts that only chats have.
 
     Attributes:
-        messages: uint8 [B], JSON of their messages, without their texts.
+        messages: uint8 [B], JSON of their messages, without texts.
         learned: int64 [R, 2], learned ranges of the document's bytes.
-        student: the student's renderings.
-        teacher: the teacher's.
+        student: renderings.
+        teacher: renderings.
         turns: int64 [C, 2], student and teacher token before which a turn ends.
-        num_control_strings: int64 [D], strings of control tokens in their texts.
+        num_control_strings: int64 [D], control tokens' strings in their texts.
         num_seams: int64 [D], learned student tokens across a text and the template.
         num_lone_seams: int64 [D], those for which no teacher token shares both.
     """
@@ -111,14 +110,14 @@ class AlignedBatch:
     """D documents, tokenized twice and aligned, without failed ones.
 
     Attributes:
-        documents: the D texts.
+        documents: the texts.
         student: the student's tokens.
         teacher: the teacher's tokens.
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents that could not be aligned, with the reason.
-        chats: the parts of chats; None for texts.
-        refused: chats that a template refuses, or whose texts can't be found in its rendering.
+        chats: chats' parts; None for texts.
+        refused: chats that a template refuses, or whose texts its rendering lacks.
     """
 
     documents: Sequence[SourceDocument]

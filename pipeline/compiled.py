@@ -1,4 +1,4 @@
-"""Loops over tokens compiled with numba, and cached on disk."""
+"""Loops over tokens, compiled with numba and cached on disk."""
 
 import logging
 from collections.abc import Callable
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function for the types of its first call; it runs without the GIL.
 
-    Unlike numba's `cache=True`, damaged machine code is compiled again, and without a writable
-    folder each process compiles.
+    Unlike with numba's `cache=True`, damaged code is compiled again, and without a writable folder
+    each process compiles.
     """
     return _kept(function, njit(nogil=True)(function))
 
@@ -23,8 +23,7 @@ def compiled[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function that makes no array, nor calls one that does; else as `compiled`.
 
-    numba then skips reference counts of arrays, which took four tenths of the time of small
-    functions called for each token.
+    numba then skips reference counts, four tenths of the time of small functions called per token.
     """
     # An option that numba documents with `register_jitable`, and its types lack.
     decorator: Any = njit(nogil=True, _nrt=False)  # type: ignore[call-overload]

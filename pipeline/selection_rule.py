@@ -32,17 +32,17 @@ class SelectionRule:
 
     Attributes:
         selector: what competing tokens are ranked by, highest first. `teacher`: student loss minus
-            teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest, whatever the
-            student knows. `student_loss`, `student_entropy`: these alone. `teacher_entropy`: where
-            the teacher is least certain, if its distributions are known. `random`: a hash of seed,
-            step and position. `full`: all are kept (plain continual pretraining).
+            teacher loss (Eq. 4). `teacher_loss`: what the teacher finds easiest. `student_loss`,
+            `student_entropy`: these alone. `teacher_entropy`: where the teacher is least certain,
+            if its distributions are known. `random`: a hash of seed, step and position. `full`: all
+            are kept (plain continual pretraining).
         keep_fraction: share of the competing tokens to keep, rounded down.
         unmapped: tokens without guidance (section 6.2), with every selector but `full`. `include`:
-            all are kept, too. `exclude`: none is kept. `mean`: they compete with the scope's mean
+            all are kept, too. `exclude`: none is. `mean`: they compete with the scope's mean
             teacher token loss as guidance.
         scope: the paper's batch, in which the fraction is counted and *mean* averages: each `row`,
-            this process's `microbatch`, or the micro-batches of all ranks of a process `group`
-            (data- and context-parallel).
+            this process's `microbatch`, or all ranks' micro-batches of a process `group` (data- and
+            context-parallel).
         seed: of the `random` selector.
     """
 

@@ -1,4 +1,4 @@
-"""`python -m vocag`: the `vocag` command if it is not installed."""
+"""`python -m vocag`: the `vocag` command, not installed."""
 
 from vocag.command import main
 

@@ -1,4 +1,4 @@
-"""Start of the `vocag` command: checks that our packages are found first."""
+"""The `vocag` command's start, which checks that our packages are found."""
 
 import sys
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def main() -> "NoReturn":
-    """Run the command line, `vocag COMMAND …`, and end the process with its status."""
+    """Run `vocag COMMAND …` and end the process with its status."""
     try:
         require_own_packages()
     except HiddenPackageError as error:

@@ -1,8 +1,8 @@
-"""Find a user's file that hides one of our packages, and name it.
+"""Find a user's file that hides one of our packages.
 
 A `pipeline.py` or `schemas/` in the current folder or on PYTHONPATH hides ours. So their first
-importers call this module, which imports none of them: the `vocag` command, `import vocag`, and
-`beam_jobs` and `megatron_plugin`, with which Beam's workers and torchrun start.
+importers, which include `beam_jobs` (Beam's workers) and `megatron_plugin` (torchrun), call this
+module, which imports none of them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The `vocag` command: names and needs of the commands, and how one runs and ends."""
+"""The `vocag` command: commands' names and needs, and how one runs and ends."""
 
 import os
 import sys

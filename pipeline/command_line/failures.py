@@ -1,6 +1,6 @@
 """How a command reports an error: a message, a hint to paste, a traceback with --debug.
 
-An error carries its hint as a note, so programs and tracebacks have it, too.
+The hint is a note of the error, for programs, too.
 """
 
 import errno
@@ -23,12 +23,7 @@ left_behind: "list[threading.Thread]" = []
 
 
 def printable(text: str) -> str:
-    r"""Escape what could control a terminal: control characters and lone surrogates.
-
-    Example:
-        >>> printable("a\x1b[2J")
-        'a\\x1b[2J'
-    """
+    """Escape control characters and lone surrogates, which could control a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -50,7 +45,7 @@ def naming(path: str) -> "Iterator[None]":
 
 
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error, or a message instead, and its hint as single lines on stderr."""
+    """Print an error, or a message instead, and its hint, one line each, on stderr."""
     if with_traceback:
         import traceback
 
@@ -85,7 +80,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _hints_of_path(error: BaseException) -> list[str]:
-    """Return a hint about a missing file that only the system has reported."""
+    """Return a hint about a missing file."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if not isinstance(path, str) or "://" in path:
         return []

@@ -49,7 +49,7 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
 
 
 def describe_owner() -> dict[str, Any]:
-    """Return a lock's record of this process."""
+    """Describe this process for a lock."""
     host, process = socket.gethostname(), os.getpid()
     return {"id": uuid.uuid4().hex, "process": process, "host": host, "started": time.time()}
 

@@ -1,4 +1,4 @@
-"""Git LFS pointers: small files that a clone without `git lfs` has instead of large ones."""
+"""Git LFS pointers, which a clone without `git lfs` has instead of large files."""
 
 import os
 import re
@@ -20,7 +20,7 @@ class PointerError(ValueError):
 
 
 def refuse_pointer(path: str, start: bytes) -> None:
-    """Raise PointerError for a Git LFS pointer.
+    """Raise PointerError for a pointer.
 
     `start` is the file's first `POINTER_BYTES` or more, or all of it.
     """

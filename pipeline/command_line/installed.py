@@ -1,4 +1,4 @@
-"""Find the installed parts of vocag, and how to install the rest."""
+"""The installed parts of vocag, and how to install the rest."""
 
 import os
 import shlex

@@ -7,7 +7,7 @@ from pipeline.command_line.failures import hinted
 
 
 class LinkError(ValueError):
-    """A symbolic link is in the place of an output file or folder."""
+    """A symbolic link in the place of an output."""
 
 
 def refuse_link(path: str) -> None:
@@ -31,7 +31,7 @@ def refuse_linked_folders(folder: str) -> None:
 
 
 def open_unlinked(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=open_unlinked)`; LinkError for a symbolic link."""
+    """Open a file as `open(…, opener=open_unlinked)`; LinkError for a link."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except OSError:

@@ -15,7 +15,5 @@ def set_up_logging(name: str, level: int = logging.ERROR) -> None:
 
 
 class _Printable(logging.Formatter):
-    """Escapes control characters from documents, files and servers."""
-
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))

@@ -22,7 +22,7 @@ _OPTION = "--config"
 def with_options_of_file(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> Sequence[str]:
-    """Add --config FILE to a parser; return the command line, with the file's options first.
+    """Add --config FILE to a parser; put the file's options before the command line's.
 
     Raises:
         ValueError: the file isn't TOML, or names what isn't an option.
@@ -51,7 +51,7 @@ def with_options_of_file(
 
 
 def options_text(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> str:
-    """Write a command's options as such a file, in the order of its help; None is left out."""
+    """Write a command's options as such a file, in the order of its help, without None."""
     lines = []
     for group in parser._action_groups:
         written = [

@@ -36,14 +36,14 @@ from pipeline.command_line.option_files import options_text, with_options_of_fil
 class Option:
     """How a value is written on a command line.
 
-    `metavar` and `read`, which makes the value from text or raises argparse.ArgumentTypeError, are
-    by default the type's. `once` says what to do instead of giving the option twice; by default the
-    last one holds. `missing` are lines to choose by if a required option is left out; `without` are
-    fields of a held dataclass that aren't options.
+    `read` makes the value from text or raises argparse.ArgumentTypeError. `once` says what to do
+    instead of giving the option twice; by default the last one holds. `missing` are lines to choose
+    by if a required option is left out; `without` are fields of a held dataclass that aren't
+    options.
 
-    Forms: "named"; "repeated", once per value; "positional", without a name; "rest", unknown
-    arguments; "prefix", a dataclass whose options begin with the field's name; "itself", an option
-    named like the holder's field: `data: Reading` with `Reading.path` is --data.
+    Forms: "named"; "repeated", once per value; "positional"; "rest", unknown arguments; "prefix", a
+    dataclass whose options begin with the field's name; "itself", an option named like the holder's
+    field: `data: Reading` with `Reading.path` is --data.
     """
 
     metavar: str | None = None
@@ -81,7 +81,7 @@ def parse_options[T](
 
     Raises:
         ValueError: from the dataclass, or an option given twice against `once`.
-        SystemExit: argparse's own errors, and --help.
+        SystemExit: argparse's errors, and --help.
     """
     parser = Parser(**_texts(prog, _summary(kind), epilog))
     add_options(parser, kind, groups=groups)
@@ -117,7 +117,7 @@ def parse_command[T](
 def written_options(
     config: Any, *, groups: Mapping[str, str] | None = None, without: Collection[str] = ()
 ) -> str:
-    """Return a dataclass's options, but for fields `without`, as --config reads them."""
+    """Return options, but for those `without`, as --config reads them."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser, type(config), groups=groups)
     values = {n: value for n, value in _option_values(config).items() if n not in without}
@@ -160,7 +160,7 @@ def option_names(kind: type) -> list[str]:
 
 
 def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "") -> T:
-    """Make the dataclass from a parser's values; its ValueErrors name options, not fields."""
+    """Make the dataclass from a parser's values; its ValueErrors name options."""
     with naming_options(kind, prefix=prefix):
         return _build(kind, values, _Holder(prefix=prefix))
 
@@ -200,7 +200,7 @@ def require_known(
 ) -> None:
     """Raise ValueError for unknown values of an option, hinting at a similar one.
 
-    `option` precedes a value, as in `--tasks ` or `method=`; `or_else` ends the list of known ones.
+    `option` precedes a value, as in `--tasks ` or `method=`; `or_else` ends the known ones.
     """
     if unknown := [name for name in given if name not in known]:
         choices = ", ".join([*known, *filter(None, [or_else])])
@@ -221,7 +221,7 @@ class _Entry:
 
     @property
     def help(self) -> str:
-        """The docstring's line, and the default unless the line has it."""
+        """The docstring's line, with the default."""
         text, default = self.text.rstrip("."), self.default
         told = "(default: " in text or default in (MISSING, None, "", ()) or default is False
         if not told:
@@ -232,7 +232,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Holder:
-    """The field that holds a dataclass, and the prefix of its options."""
+    """The field that holds a dataclass, and its options' prefix."""
 
     name: str = ""
     option: Option = Option()
@@ -258,7 +258,7 @@ def _named_fields(kind: type, holder: _Holder) -> Iterator[tuple[Field[Any], str
 
 
 def _entries(kind: type, holder: _Holder = _NOBODY, taken: Sequence[str] = ()) -> Iterator[_Entry]:
-    """Yield the options of a dataclass and of those it holds; a shared name is one option."""
+    """Yield all options of a dataclass; a shared name is one option."""
     texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(kind) or "", re.M))
     named = list(_named_fields(kind, holder))
     own = [name for _, name, hint, _ in named if not is_dataclass(hint)]
@@ -313,7 +313,7 @@ def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBOD
 
 
 def _option_values(config: Any, holder: _Holder = _NOBODY) -> dict[str, Any]:
-    """Return the values of options from which `_build` would make the dataclass."""
+    """Return the option values from which `_build` would make `config`."""
     held: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for entry, name, hint, option in _named_fields(type(config), holder):
@@ -344,12 +344,12 @@ class Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, and keep what was given."""
+        """Parse, and keep what was given."""
         self.given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print the error, lines to choose a missing value by, and a hint; exit with 2."""
+        """Print the error, lines to choose by, and a hint; exit with 2."""
         names = [argument.partition("=")[0] for argument in self.given]
         known: Collection[str] = self._option_string_actions
         unknown = [name for name in names if name.startswith("--") and name not in known]
@@ -374,7 +374,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """An option that must not be given twice; `const` tells what to do instead."""
+    """An option that must not be given twice; `const` is the remedy."""
 
     given = False
 
@@ -386,7 +386,7 @@ class _Once(argparse.Action):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps prose to the terminal; paragraphs with indented lines stay as they are."""
+    """Wraps prose to the terminal, but not paragraphs with indented lines."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
         """Show only required options."""

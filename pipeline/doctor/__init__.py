@@ -1,1 +1,1 @@
-"""Check this machine, and what each command lacks."""
+"""Check this machine, and what commands lack."""

@@ -1,4 +1,4 @@
-"""`vocag doctor`: versions, the machine, and what each command lacks."""
+"""`vocag doctor`: versions, the machine, and what commands lack."""
 
 import json
 import platform
@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
 
 
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the findings of `examine` for people."""
+    """Yield `examine`'s findings for people."""
     from pipeline.drawing.formatting import format_bytes
 
     own, here, gpu = found["vocag"], found["machine"], found["gpu"]
@@ -110,7 +110,7 @@ def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) ->
 
 
 def _installed() -> dict[str, Any]:
-    """Return libraries' versions, and what the core, each extra and each command lack."""
+    """Return libraries' versions, and what the core, extras and commands lack."""
     try:
         from pipeline.doctor.requirements import extras, library_versions, missing
 

@@ -18,7 +18,7 @@ _ASK_TORCH = "from pipeline.doctor.torch_answers import print_answers; print_ans
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return cores, bytes of memory and free bytes of disk available here."""
+    """Return available cores, bytes of memory and free bytes of disk."""
     memory, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _memory_limit()
     bound = hasattr(os, "sched_getaffinity")  # not on a Mac
     return {
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
-    """Return the GPUs that torch sees, or `problem`; torch runs in a separate process."""
+    """Return the GPUs that torch, in its own process, sees, or `problem`."""
     if find_spec("torch") is None:
         return {"devices": [], "problem": "torch is not installed"}
     try:
@@ -47,7 +47,7 @@ def describe_gpu(seconds: float = GPU_SECONDS) -> dict[str, Any]:
 
 
 def describe_fast_path() -> dict[str, Any]:
-    """Return whether fastokens agrees with the reference here, on 256 byte tokens."""
+    """Return whether fastokens agrees with the reference here."""
     try:
         from pipeline.tokenization import load_tokenizer
         from pipeline.tokenization.rank_models import BYTES
@@ -58,7 +58,7 @@ def describe_fast_path() -> dict[str, Any]:
 
 
 def describe_caches() -> dict[str, int]:
-    """Return the bytes of each existing cache folder, by path."""
+    """Return existing cache folders' bytes, by path."""
     roots = {cache_folder("x").parent, Path.home() / ".cache" / "vocag"}
     folders = {each for root in roots if root.is_dir() for each in root.iterdir() if each.is_dir()}
     if find_spec("huggingface_hub"):
@@ -71,7 +71,6 @@ def describe_caches() -> dict[str, int]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the bytes of a folder's files, symbolic links excluded."""
     files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return sum(file.stat().st_size for file in files if not file.is_symlink() and file.is_file())
 

@@ -20,7 +20,7 @@ def missing(extra: str = "") -> list[str]:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Return the versions of vocag's and its extras' libraries; None if not installed."""
+    """Return the versions of all libraries; None if not installed."""
     names = {Requirement(line).name for line in requires("vocag") or ()} - {"vocag"}
     return {name: _version(name) for name in sorted(names)}
 

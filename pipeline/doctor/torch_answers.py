@@ -1,4 +1,4 @@
-"""torch's view of its GPUs, and what `vocag train --bf16` will use, in its own process."""
+"""torch's view of its GPUs, in its own process."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two tokenizations of a text as blocks that begin and end together, to be drawn."""
+"""Two tokenizations of a text as blocks that begin and end together."""
 
 import unicodedata
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from pipeline.drawing.formatting import format_count, format_plural, format_shar
 class PreviewToken:
     """One token, with its visible text.
 
-    `byte_range` and `mapped`, the other side's tokens, are half-open; an unmapped token's `mapped`
-    is empty. Only chats have tokens `of_template` and `learned` ones.
+    `byte_range` and `mapped`, the other side's tokens, are half-open; the latter is empty if
+    unmapped. Only chats have tokens `of_template` and `learned` ones.
     """
 
     index: int
@@ -74,7 +74,7 @@ class PreviewDocument:
 
     @property
     def num_shown(self) -> int:
-        """Student tokens that are shown."""
+        """Student tokens shown."""
         return sum(len(block.student) for block in self.blocks)
 
     @property
@@ -104,8 +104,7 @@ def lay_out(
 ) -> PreviewDocument:
     """Lay out one aligned text, UTF-8 or None if unknown, for drawing.
 
-    `teacher_spans` are int64 [T_student, 2]; `max_tokens` limits the student tokens shown, None:
-    all.
+    `teacher_spans` are int64 [T_student, 2]; `max_tokens` limits the student tokens shown.
     """
     num_student, num_teacher = len(student.input_ids), len(teacher.input_ids)
     spans = teacher_spans[:max_tokens]
@@ -139,7 +138,7 @@ def find_blocks(
     """Divide two aligned token sequences into the smallest runs that belong together.
 
     `teacher_spans` are int64 [T_student, 2]. Returns half-open ranges of student and teacher
-    tokens, in order. An unmapped token is its own block unless it is inside another.
+    tokens, in order. An unmapped token is its own block unless inside another.
 
     Example:
         >>> find_blocks(np.array([[0, 1], [0, 1], [1, 3]]), 3)

@@ -1,7 +1,4 @@
-"""Charts by matplotlib, as files and in pages.
-
-matplotlib is imported only to draw. In a page, ink takes the surrounding text's colour.
-"""
+"""Charts by matplotlib, as files and in pages, where ink takes the text's colour."""
 
 import io
 import textwrap
@@ -73,7 +70,7 @@ def line_chart(
 ) -> "Figure":
     """Return lines over a common x axis, with a legend in the order of their ends.
 
-    Each line has one value per x; strings are equally spaced. None in `y_range` follows the values.
+    Lines have one value per x; strings are equally spaced. None in `y_range` follows the values.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -107,7 +104,7 @@ def bar_chart(
 ) -> "Figure":
     """Return upright bars of shares side by side; few bars carry their values.
 
-    Each series has one share (0 to 1) per label. `ticks` are the labels to write, as many as fit;
+    Each series has one share (0 to 1) per label. `ticks` are labels to write, as many as fit;
     empty: all.
     """
     with _chart(title, 3.8, width=6.8, margins=(1.0, 0.65, 0.1, 0.7)) as (figure, axes):
@@ -177,7 +174,7 @@ def interval_chart(
 
 
 def draw_svg(figure: "Figure") -> Element:
-    """Return a chart as an element of a page, in the page's colours."""
+    """Return a chart as an element of a page, in its colours."""
     file = io.StringIO()
     _save(figure, file, "svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue().replace(_INK, "currentColor"))
@@ -207,7 +204,7 @@ def can_draw() -> bool:
 
 
 def require_drawable(output: Path | None) -> None:
-    """Raise ValueError for another ending than .svg, .pdf or .png, or without matplotlib."""
+    """Raise ValueError for a file with another ending, or without matplotlib."""
     if output is None:
         return
     if output.suffix not in (".svg", ".pdf", ".png"):
@@ -226,8 +223,8 @@ def _chart(
 ) -> "Iterator[tuple[Figure, Axes]]":
     """Yield a new figure of a size in inches.
 
-    Finding margins takes matplotlib as long as drawing, which every align job would pay three
-    times: a page's bars have fixed ones (left, bottom, right, top below a title of one line).
+    Finding margins takes as long as drawing, which align jobs would pay three times: a page's bars
+    have fixed ones (left, bottom, right, top below a title of one line).
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Numbers and names for people, in one notation everywhere."""
+"""Numbers and names for people, in one notation."""
 
 import re
 import shutil
@@ -58,12 +58,7 @@ def format_ratio(part: float, whole: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units.
-
-    Example:
-        >>> format_duration(3725)
-        '1 h 2 min'
-    """
+    """Return a duration in its two largest units."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -74,7 +69,7 @@ def format_duration(seconds: float) -> str:
 
 
 def short_names(*sources: str) -> tuple[str, ...]:
-    """Return each source's last specific part; the sources themselves if two would share one.
+    """Return sources' last specific parts; in full if two would be equal.
 
     Example:
         >>> short_names("models/llama2/tokenizer.json", "Qwen/Qwen2.5-0.5B/")
@@ -97,7 +92,7 @@ def public_name(source: str) -> str:
 
 
 def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
-    """Yield names and values, wrapped to the terminal's width, but not to a pipe.
+    """Yield names and values, wrapped to a terminal's width.
 
     Example:
         >>> list(format_facts({"text": "27 kB", "shards": "1"}))
@@ -112,7 +107,7 @@ def format_facts(facts: Mapping[str, str]) -> Iterator[str]:
 
 
 def format_table(rows: list[list[str]], *, align: str) -> list[str]:
-    """Return a plain text table; `align` has one of `<` and `>` per column.
+    """Return a text table; `align` has one of `<` and `>` per column.
 
     Example:
         >>> format_table([["shard", "tokens"], ["a.tar", "12"]], align="<>")

@@ -1,7 +1,7 @@
 """Draw previews as a self-contained HTML page, joined as in the paper's Fig. 2.
 
-Every block is one small SVG that flows like a word. Tokens are as wide as their columns of a
-monospace font, by `textLength`, so connectors meet them in any browser and font.
+Every block is an SVG that flows like a word. Tokens are as wide as their columns of a monospace
+font, by `textLength`, so connectors meet them in any browser.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ _NO_MARKS: Mapping[int, "Mark"] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Mark:
-    """A page's mark of a student token, with a hint for the pointer.
+    """A student token's mark, with a hint for the pointer.
 
     `unmapped` is true if none of its teacher tokens has a loss.
     """
@@ -116,7 +116,7 @@ def draw_documents(
     legend: Sequence[tuple[str, str]] = _LEGEND,
     marks: Mapping[int, Mark] = _NO_MARKS,
 ) -> list[Element]:
-    """Return a legend and a card per document, for a page with this module's `STYLE`."""
+    """Return a legend and a card per document, for a page with `STYLE`."""
     tokens = (t for document in documents for block in document.blocks for t in block.student)
     if any(token.of_template for token in tokens):
         legend = (*legend, *_CHAT_LEGEND)
@@ -124,9 +124,9 @@ def draw_documents(
 
 
 def draw_block(block: Block, marks: Mapping[int, Mark] = _NO_MARKS) -> Element:
-    """Return a block as an SVG, with each student token joined to its span's teacher tokens.
+    """Return a block as an SVG, with student tokens joined to their spans.
 
-    The links of a kept student token end in an arrow.
+    The links of a kept one end in an arrow.
     """
     width = max(_width(block.student), _width(block.teacher)) + 2 * _MARGIN
     student = _places(block.student, width, top=_MARGIN)

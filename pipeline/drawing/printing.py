@@ -7,7 +7,7 @@ from pipeline.command_line.failures import report
 
 
 def prints[**P](name: str) -> Callable[[Callable[P, Iterable[str]]], Callable[P, int]]:
-    """Make a command from a function that yields its lines; it returns 0, or 2 if it failed."""
+    """Make a command of a function that yields lines; it returns 0, or 2 if it failed."""
 
     def command(lines: Callable[P, Iterable[str]]) -> Callable[P, int]:
         @wraps(lines)

@@ -1,4 +1,4 @@
-"""Draw previews in a terminal: student tokens above, teacher tokens below, block by block."""
+"""Draw previews in a terminal, student tokens above, teacher tokens below."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,7 @@ CHAT_LEGEND = "⟨ ⟩ is the chat template's; ✓ is learned"
 
 
 def draw_document(document: PreviewDocument, *, width: int) -> Iterator[str]:
-    """Yield the lines of one document, for a terminal with `width` columns."""
+    """Yield a document's lines for a terminal with `width` columns."""
     yield printable(document.title)
     yield printable(document.facts)
     if any(token.of_template for block in document.blocks for token in block.student):

@@ -1,7 +1,4 @@
-"""Self-contained HTML pages: no scripts, no requests, light and dark, any width.
-
-The standard library serialises an element tree, so text is always escaped.
-"""
+"""Self-contained HTML pages: no scripts, no requests, light and dark, text always escaped."""
 
 import re
 from typing import Final
@@ -69,7 +66,7 @@ def tag(name: str, /, *children: Child, **attributes: str) -> Element:
 
 
 def render_page(title: str, *children: Child, style: str = "") -> str:
-    """Return a whole HTML document around the given contents."""
+    """Return a whole HTML document around some contents."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -82,7 +79,7 @@ def render_page(title: str, *children: Child, style: str = "") -> str:
 
 
 def clean(text: str) -> str:
-    r"""Replace what HTML can't hold visibly: control characters and lone surrogates.
+    r"""Replace control characters and lone surrogates, which HTML can't hold.
 
     Example:
         >>> clean("a\x00")

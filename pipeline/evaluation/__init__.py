@@ -1,1 +1,1 @@
-"""The paper's nine evaluation sets by its protocol, and measures that separate small students."""
+"""The paper's nine evaluation sets, and measures that separate small students."""

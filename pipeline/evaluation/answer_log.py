@@ -34,12 +34,12 @@ class AnswerLog:
         self._file.close()
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[Likelihood]:
-        """Return (nats, whether decoding is greedy) for each (context, continuation)."""
+        """Return (nats, is greedy) for each (context, continuation)."""
         found = self._answer("loglikelihood", requests, self._model.loglikelihood)
         return [(nats, is_greedy) for nats, is_greedy in found]
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-        """Return the continuation of each (context, options)."""
+        """Return each (context, options)'s continuation."""
         return self._answer("generate_until", requests, self._model.generate_until)
 
     def once(self, kind: str, request: Iterable[Any], ask: Callable[[], Any]) -> Any:
@@ -50,7 +50,7 @@ class AnswerLog:
         return self._answers[key]
 
     def add_partial(self, kind: str, request: Iterable[Any], answer: Any) -> None:
-        """Keep an answer; models call it as they go."""
+        """Keep an answer; called by models."""
         key = hash_args(kind, request)
         if key not in self._answers:
             self._answers[key] = answer

@@ -1,8 +1,7 @@
 r"""Extract the answer from a model's text, and judge it.
 
-The rules are math-evaluation-harness's, but any unit of one or two words may follow an answer ("5
-dollars"), and chat models' markup (`**5**`, `\(5\)`) is removed. Other text after it makes it
-wrong.
+As in math-evaluation-harness, but any unit of one or two words ("5 dollars") and chat models'
+markup (`**5**`, `\(5\)`) are forgiven; other text after an answer isn't.
 """
 
 import re
@@ -40,7 +39,7 @@ def chosen_letter(text: str) -> str:
 
 
 def answer_of(text: str) -> str:
-    """Return the answer that a text states, else its last number, else "".
+    """Return the answer that a text states, else its last number, or "".
 
     Source: `extract_answer` of math-evaluation-harness.
     """
@@ -60,7 +59,7 @@ def answer_of(text: str) -> str:
 
 
 def reference_of(answer: str) -> str:
-    """Return an item's right answer: the boxed part, or all of it."""
+    """Return an item's boxed answer, or all of it."""
     return _tidy(_boxed(answer) if "boxed" in answer else answer)
 
 

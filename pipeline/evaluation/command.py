@@ -1,4 +1,4 @@
-"""`vocag evaluate`: the paper's nine sets in one command."""
+"""`vocag evaluate`: the paper's nine sets."""
 
 import logging
 import os
@@ -93,7 +93,6 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
 
 
 def _quieten() -> None:
-    """Hide lm-eval's remarks, and progress bars in logs."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():  # read when tqdm is imported, which lm-eval and transformers do
         os.environ.setdefault("TQDM_DISABLE", "1")

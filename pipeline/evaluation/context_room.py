@@ -1,7 +1,4 @@
-"""Find what fits into a student's context, before any question.
-
-lm-eval would silently cut a long prompt from the left, worked examples first.
-"""
+"""Find what fits a student's context; lm-eval would silently cut prompts from the left."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +13,9 @@ MIN_ANSWER_TOKENS = 64
 
 @dataclass(frozen=True)
 class Room:
-    """The part of a task that fits a student's context; without documents it is left out.
+    """The part of a task that fits: documents' places, in order; without any, the task is left out.
 
-    `documents` are places, in order; `answer_tokens` is 0 if no answer is generated.
+    `answer_tokens` is 0 if no answer is generated.
     """
 
     documents: tuple[int, ...]
@@ -30,8 +27,8 @@ class Room:
 def find_room(task: ConfigurableTask, model: LM, max_answer_tokens: int) -> Room:
     """Build a task's requests, and return the part that fits.
 
-    Answers are asked of all items or none, for accuracies on parts of a set don't compare; the
-    longest prompt sets their limit. Likelihoods are measured on items that fit.
+    Answers are asked of all items or none, for accuracies on parts don't compare; the longest
+    prompt sets their limit. Likelihoods are measured on items that fit.
     """
     task.build_all_requests()
     instances: Sequence[Instance] = task.instances

@@ -1,6 +1,6 @@
 """Bits per byte of assistants' messages, in the rendering of the student's template.
 
-Tokens that cover such a message count, as in `heldout_bits_per_byte`; the end of a turn doesn't.
+Tokens that cover a message count, as in `heldout_bits_per_byte`; a turn's end doesn't.
 """
 
 import json
@@ -30,7 +30,7 @@ from pipeline.tokenization.definition import control_tokens
 def score_chats(
     items: Sequence[tuple[int, Item]], model: LM, log: AnswerLog, student: Path
 ) -> tuple[list[dict[str, Any]], Room]:
-    """Return a sample for each conversation, in lm-eval's form, and the omissions.
+    """Return a sample per conversation, in lm-eval's form, and the omissions.
 
     ValueError if the student, a folder or a .gguf file, has no usable chat template.
     """

@@ -1,8 +1,8 @@
 """Decide whether two answers are equal.
 
-They are compared as spellings, numbers (within 1e-4), points, intervals, lists or matrices part by
-part, and expressions, by math-verify. math-evaluation-harness also accepts wrong answers, since it
-removes brackets, and single letters as units.
+They are compared as spellings, as numbers (within 1e-4), part by part (points, intervals, lists,
+matrices), and by math-verify. math-evaluation-harness, which removes brackets and single letters as
+units, also accepts wrong answers.
 """
 
 import math
@@ -32,8 +32,7 @@ _SECONDS = 3
 def is_equal(answer: str, reference: str) -> bool:
     """Whether two answers are equal.
 
-    A plain number is also right as its hundredth or hundredfold, as in the harness: 25 %, 25 and
-    0.25.
+    A number's hundredth and hundredfold are right, too, as in the harness: 25 %, 25 and 0.25.
     """
     if answer.lower() == reference.lower():
         return bool(reference)
@@ -73,7 +72,7 @@ class _Parts(NamedTuple):
 
 
 def _split(text: str) -> _Parts | None:
-    """Split a point, interval, list or matrix; None for anything else."""
+    """Split a point, interval, list or matrix."""
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[1].split(r"\\") if row.strip()]
         shape = "x".join(str(len(row)) for row in rows)
@@ -108,7 +107,7 @@ def _is_close(number: complex, wanted: complex) -> bool:
 
 
 def _is_expression(text: str) -> bool:
-    """Whether a text may be mathematics; math-verify would take any number out of prose."""
+    """Whether a text may be mathematics; from prose math-verify would take any number."""
     return bool(text) and not _WORD.search(_COMMAND.sub("", text))
 
 
@@ -123,7 +122,7 @@ def _is_same_expression(answer: str, reference: str) -> bool:
 
 
 def _value(expression: object) -> complex | None:
-    """Evaluate a finite number; None for anything else, or after a timeout."""
+    """Evaluate a finite number, within a timeout."""
     if not getattr(expression, "is_number", False):  # a text, a set, an equation
         return None
     try:

@@ -1,7 +1,6 @@
-"""Likelihoods of right texts, which improve long before answers are right.
+"""Likelihoods of right texts, per byte; they improve long before answers are right.
 
-Per byte, students of different vocabularies compare. lm-eval calls the functions by name, from the
-files in `tasks/`.
+lm-eval calls the functions by name, from the files in `tasks/`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,20 +25,20 @@ def text_to_score(item: Item, measure: str) -> str:
 
 
 def scored(document: Document) -> str:
-    """Return the result of `text_to_score`; lm-eval can't read a plain field."""
+    """Return `text_to_score`'s result; lm-eval can't read a plain field."""
     return str(document["scored"])
 
 
 def score(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
     """Return the scored text's log-likelihood (nats) and length (bytes).
 
-    Tokens before it (BOS, a separator) and its end aren't scored, as in `heldout_bits_per_byte`.
+    Tokens before it and its end aren't scored, as in `heldout_bits_per_byte`.
     """
     return {"bits_per_byte": (results[0][0], len(document["scored"].encode()))}
 
 
 def score_options(document: Document, results: Sequence[Likelihood]) -> dict[str, Any]:
-    """Score options by likelihood: `accuracy`, `chance`, and the right one's `bits_per_byte`.
+    """Score options: `accuracy`, `chance`, and the right one's `bits_per_byte`.
 
     Chosen is the option that the problem makes likelier by most.
     """

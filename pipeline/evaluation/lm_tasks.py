@@ -19,7 +19,7 @@ from pipeline.evaluation.settings import MEASURES, Measure
 def load_documents(
     set_name: str, measure: Measure, data: str, limit: int, **_: Any
 ) -> dict[str, datasets.Dataset]:
-    """Return a set's items for lm-eval: the YAML files' `custom_dataset`."""
+    """Return a set's items: the YAML files' `custom_dataset`."""
     evaluation_set = SETS[set_name]
     documents = [
         asdict(item)
@@ -43,7 +43,7 @@ def measures_of(set_name: str, items: Sequence[Item]) -> list[Measure]:
 
 
 def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> ConfigurableTask:
-    """Return a task for lm-eval; ValueError if its set's data are unavailable."""
+    """Return a task for lm-eval; ValueError without its set's data."""
     with as_file(files("pipeline.evaluation").joinpath("tasks")) as folder:
         config: Mapping[str, Any] = load_yaml(folder / f"{measure}.yaml")
     name = f"vocag_{set_name}_{measure}"
@@ -53,12 +53,7 @@ def load_task(set_name: str, measure: Measure, data: str, limit: int = 0) -> Con
 
 
 def spread[T](items: Sequence[T], limit: int) -> list[tuple[int, T]]:
-    """Return `limit` items, evenly spread, with their places: sets are sorted by topic.
-
-    Example:
-        >>> spread("abcdef", 3)
-        [(0, 'a'), (2, 'c'), (4, 'e')]
-    """
+    """Return `limit` items, evenly spread, with their places: sets are sorted by topic."""
     if not 0 < limit < len(items):
         return list(enumerate(items))
     places = [number * len(items) // limit for number in range(limit)]

@@ -1,4 +1,4 @@
-"""Measure one student on the chosen sets, and store each result at once."""
+"""Measure one student on the chosen sets."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ def measure_all(
     engine: StudentEngine,
     folder: Path,
 ) -> Iterator[tuple[str, Measure, Measurement]]:
-    """Measure each step, write its result and samples to the folder, and yield it."""
+    """Measure each step, write its result and samples, and yield it."""
     settings = asdict(engine) | {name: version(name) for name in _LIBRARIES}
     with closing(AnswerLog(model, folder / answers_name(results.sha256, engine))) as log:
         for name, measure in steps:
@@ -118,7 +118,6 @@ def _measure(
 def _ask(
     log: AnswerLog, model: LM, task: ConfigurableTask, asked: Asked
 ) -> tuple[list[dict[str, Any]], Room]:
-    """Return lm-eval's samples of the part of a task that fits."""
     room = find_room(task, model, asked.max_answer_tokens)
     if room.answer_tokens:
         longest = {"max_gen_toks": room.answer_tokens}
@@ -135,7 +134,7 @@ def _ask(
 
 
 def _sample(sample: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
-    """Return the parts of a sample that show what went wrong."""
+    """Return a sample's parts that show what went wrong."""
     document = sample["doc"]
     kept = {"place": document["place"], "question": document["question"]}
     kept |= {metric: sample[metric] for metric in sample["metrics"]}

@@ -1,10 +1,8 @@
 """Find items of the nine sets in an aligned dataset, by 13 words in a row.
 
 Problems, options and worked solutions are searched for, of MATH all 5,000: a model trained on the
-others has seen similar ones.
-
-Words are runs of letters and digits in lower case. At least three different ones must be of letters
-alone, for "1 2 3 … 13" is in many texts; items without them are counted.
+others has seen similar ones. Words are runs of letters and digits in lower case; at least three
+different ones must be of letters alone, for "1 2 3 … 13" is in many texts.
 
 Source: the 13-grams of GPT-3's appendix C.
 """
@@ -34,7 +32,7 @@ _WORDS = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True)
 class Question:
-    """An item that was found, the matching part, and its words."""
+    """A found item, its matching part and words."""
 
     set: str
     place: int
@@ -43,10 +41,10 @@ class Question:
 
 
 class Questions:
-    """The word sequences of items, for finding them in texts."""
+    """Items' word sequences, for finding them in texts."""
 
     def __init__(self, items: Iterable[tuple[str, int, Mapping[str, str]]]) -> None:
-        """Take (set, place, texts by part) of every item; `num_hidden` counts unsearchable ones."""
+        """Take (set, place, texts by part) of items; `num_hidden` counts unsearchable ones."""
         self.num_hidden = Counter[str]()
         self._found: dict[str, list[Question]] = {}
         for set_name, place, texts in items:
@@ -131,7 +129,7 @@ def parts_of(item: Item) -> dict[str, str]:
 
 
 def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
-    """Return a set's name and items; all of MATH, if its whole file is available."""
+    """Return a set's name and items; all of MATH, if its file is available."""
     if name == "math":
         try:
             return "math_full", read_items("math_full", data)
@@ -141,7 +139,7 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
 
 
 def _texts(dataset: Dataset, num_documents: int) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each document's id and text; None if its tokens don't spell it."""
+    """Yield each document's id and text; None if tokens don't spell it."""
     # disable=None: no bar if stderr isn't a terminal.
     with tqdm(total=num_documents, unit=" documents", disable=None) as bar:
         for shard in range(len(dataset.manifest.shards)):

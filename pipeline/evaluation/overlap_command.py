@@ -1,4 +1,4 @@
-"""`vocag overlap`: find test questions in an aligned dataset."""
+"""`vocag overlap`: find test questions in a dataset."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

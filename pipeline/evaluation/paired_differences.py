@@ -1,6 +1,6 @@
-"""Compare two students on the items that both answered, with intervals.
+"""Compare two students on items that both answered.
 
-An item's difficulty cancels, so these intervals are much narrower than each student's own.
+An item's difficulty cancels, so intervals are much narrower than each student's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Sample = Mapping[str, Any]
 
 
 def describe_differences(folder: Path, other: Path) -> list[str]:
-    """Return a table of one folder's values minus another's; errors as in `read_results`."""
+    """Tabulate one folder's values minus another's; errors as in `read_results`."""
     one, two = read_results(folder), read_results(other)
     rows = []
     for name in SETS:

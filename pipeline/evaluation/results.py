@@ -1,4 +1,4 @@
-"""A student's results: values with 95 % confidence intervals, stored in files."""
+"""A student's results, with 95 % confidence intervals, in files."""
 
 import json
 import math
@@ -15,7 +15,7 @@ _Z = 1.959964  # of the normal distribution: 95 %
 
 @dataclass(frozen=True)
 class Value:
-    """A measured value and the ends of its 95 % interval."""
+    """A value and its 95 % interval."""
 
     value: float
     low: float
@@ -73,7 +73,7 @@ def student_folders(output: Path) -> list[Path]:
 
 
 def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
-    """Return a student's samples of a set; none if it wasn't measured."""
+    """Return a student's samples of a set, if measured."""
     path = folder / "samples" / f"{name}.{measure}.jsonl"
     if not path.exists():
         return []
@@ -81,7 +81,7 @@ def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
 
 
 def read_results(folder: Path) -> Results:
-    """Return a folder's results; ValueError if a file is malformed."""
+    """Return a folder's results; ValueError for a malformed file."""
     path = folder / RESULTS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results)
@@ -115,7 +115,7 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
     """Return all texts' bits per byte, from (log-likelihood in nats, length in bytes).
 
-    The interval is a linearised ratio of two means'.
+    The interval is of a linearised ratio.
     """
     bits = [-nats / math.log(2) for nats, _ in pairs]
     lengths = [length for _, length in pairs]
@@ -129,7 +129,7 @@ def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
 
 
 def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Return the values of a task's samples from lm-eval, by metric."""
+    """Return the values of lm-eval's samples, by metric."""
     makers: dict[str, Callable[[Sequence[Any]], Value]] = {
         "bits_per_byte": bits_per_byte,
         "chance": _known_mean,

@@ -1,4 +1,4 @@
-"""The table at the end of a student's evaluation."""
+"""A student's table of results."""
 
 from pipeline.drawing.formatting import format_count, format_table
 from pipeline.evaluation.results import Measurement, Results, Value
@@ -18,10 +18,7 @@ COLUMNS = (
 
 
 def describe_results(results: Results) -> list[str]:
-    """Return a table of values with their 95 % intervals, then the notes.
-
-    Each number of items has its own line.
-    """
+    """Return a table, with a line per number of items, then notes."""
     measured = [name for name in SETS if name in results.measurements]
     columns = [
         column for column in COLUMNS if any(results.find(name, *column[:2]) for name in measured)
@@ -56,8 +53,6 @@ def format_value(value: Value | None, metric: str) -> str:
     """Return a value with its interval, "–" if missing.
 
     Example:
-        >>> format_value(Value(0.0, 0.0, 0.161), "accuracy")
-        '0.0 (0–16)'
         >>> format_value(Value(0.689, 0.586, 0.792), "bits_per_byte")
         '0.689 ± 0.103'
     """
@@ -71,9 +66,13 @@ def format_value(value: Value | None, metric: str) -> str:
 
 
 def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
-    """Return a value with its interval's ends: shares in percent, others unchanged.
+    """Return a value with its interval's ends, shares in percent.
 
     `sign` "+" shows positive signs, too; `to` separates the ends.
+
+    Example:
+        >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")
+        '2.9 (2.1–3.9)'
     """
     scale, digits = (1, 3) if metric == "bits_per_byte" else (100, 1)
     low, middle, high = (scale * end for end in (value.low, value.value, value.high))

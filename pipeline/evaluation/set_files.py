@@ -37,8 +37,7 @@ BLOBS = {
 def read_items(name: str, data: str = "") -> tuple[Item, ...]:
     """Return the items of a set, one of `SETS`.
 
-    `data` is a folder with NAME.jsonl or, as in a clone of the harness, NAME/test.jsonl; ""
-    downloads the harness's files once.
+    `data` is a folder with NAME.jsonl or NAME/test.jsonl; "" downloads the harness's files once.
 
     Raises:
         ValueError: a missing or malformed file.
@@ -54,7 +53,7 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
 
 
 def describe_data(name: str, data: str = "") -> dict[str, Any]:
-    """Return path and SHA-256 of a set's file, and whether it is the harness's."""
+    """Return a set's path and SHA-256, and whether it is the harness's file."""
     content, path = _read(name, data)
     return {
         "path": path,

@@ -1,8 +1,7 @@
 """The paper's nine evaluation sets as one kind of item.
 
 Questions have math-evaluation-harness's wording, oddities included: a byte in a prompt changes a
-small model's answer. The worked examples (`shots/`) are its files (commit db77bc6), with their
-licence.
+small model's answer. The worked examples (`shots/`) are its files (commit db77bc6).
 """
 
 import json
@@ -29,11 +28,11 @@ class Item:
     Attributes:
         question: as in a prompt, with options and hints.
         problem: without them.
-        answer: in words or numbers; MATH's whole solution, with the boxed answer.
-        solution: worked; "" if the set has none.
-        options: their texts; empty for a free answer.
-        label: the right option's place; -1 without options.
-        chat: JSON of a conversation's messages and tools, else "".
+        answer: in words or numbers; MATH's whole solution.
+        solution: worked, if the set has one.
+        options: texts; empty for a free answer.
+        label: the right option's place, or -1.
+        chat: JSON of a conversation's messages and tools, or "".
     """
 
     question: str
@@ -85,7 +84,7 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
 
 @cache
 def math_500() -> tuple[int, ...]:
-    """Return the places of the 500 items of MATH's test set that PRM800K kept for testing."""
+    """Return the places of MATH's 500 test items that PRM800K kept for testing."""
     text = files("pipeline.evaluation").joinpath("math500.txt").read_text("utf-8")
     return tuple(map(int, text.split()))
 

@@ -1,4 +1,4 @@
-"""Options of `vocag evaluate`: what is measured, and how a student runs."""
+"""Options of `vocag evaluate`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args

@@ -1,4 +1,4 @@
-r"""One spelling for answers that LaTeX can write in many: spaces, braces, brackets, units."""
+"""One spelling for answers that LaTeX can write in many."""
 
 import re
 
@@ -51,7 +51,7 @@ def plain_spelling(text: str) -> str:
 
 
 def _close_up(text: str) -> str:
-    """Remove spaces except between two words or two numbers."""
+    """Remove spaces except between words or numbers."""
     text = _SPACES.sub(" ", text)
     parts = _NEEDED.split(text)
     return " ".join(part.replace(" ", "") for part in parts)

@@ -1,4 +1,4 @@
-"""A student's name, its files, and its model for lm-eval."""
+"""A student's files, name and model for lm-eval."""
 
 import re
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Student:
 
 
 def find_student(source: str) -> Student:
-    """Return the student named by [NAME=]SOURCE; ValueError if it is missing."""
+    """Find the student of [NAME=]SOURCE; ValueError if it is missing."""
     name, separator, _ = source.partition("=")
     found = find_files(source)
     files = [*found.files, *_tokenizer_files(found.path)]
@@ -41,13 +41,13 @@ def find_student(source: str) -> Student:
 
 
 def find_files(source: str) -> TeacherFiles:
-    """Return the files of [NAME=]SOURCE; ValueError if they are missing."""
+    """Find the files of [NAME=]SOURCE; ValueError if they are missing."""
     name, separator, rest = source.partition("=")
     return find_teacher(rest if separator else name, role="student")
 
 
 def name_of(source: str) -> str:
-    """Return a default name: the last part of a source that isn't generic, as `model` is."""
+    """Return a source's last part that isn't generic, as `model` is."""
     *above, last = [part for part in source.partition("@")[0].split("/") if part not in ("", ".")]
     if above and (last in _PLAIN_NAMES or last.startswith("iter_")):
         return name_of("/".join(above)) if above[-1] != ".." else last
@@ -55,7 +55,7 @@ def name_of(source: str) -> str:
 
 
 def open_model(student: Student, engine: StudentEngine) -> LM:
-    """Load a student as a model for lm-eval; ValueError if it or its tokenizer fails."""
+    """Load a student for lm-eval; ValueError if it or its tokenizer fails."""
     arguments: dict[str, object] = {
         "dtype": engine.dtype,
         "batch_size": engine.batch_size,
@@ -91,7 +91,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
 
 
 def with_device(engine: StudentEngine) -> StudentEngine:
-    """Return the engine with its device set: by default the GPU, if any."""
+    """Set the engine's device: by default the GPU, if any."""
     from pipeline.models.devices import find_device  # loads torch
 
     return replace(engine, device=str(find_device(engine.device)))

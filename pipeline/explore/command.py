@@ -82,7 +82,7 @@ class PreviewOptions:
                 raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield the output, and write the page if requested."""
+        """Yield the output; write a requested page."""
         from pipeline.dataset.files import open_dataset
         from pipeline.drawing.terminal_blocks import LEGEND, draw_document
         from pipeline.explore.preview import load_previews, render_page
@@ -167,7 +167,7 @@ class ScoresOptions:
             raise ValueError(f"--documents {self.documents}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield the output, and write the page if requested."""
+        """Yield the output; write a requested page."""
         from pipeline.dataset.document_scores import SCORE_COLUMNS
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table

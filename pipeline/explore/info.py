@@ -1,4 +1,4 @@
-"""A dataset's content, and the packing of its rows, as text tables."""
+"""A dataset's content, and its plan of rows, as text tables."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Preview a mixture: tokens and epochs by dataset and stage."""
+"""A mixture's tokens and epochs, by dataset and stage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def plan_mixture_rows(
 
 
 def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
-    """Return the rows of a dataset; WhereError if no document is read."""
+    """Plan a dataset's rows; WhereError if no document is read."""
     plan = plan_rows(opened.documents.each, rules)
     require_documents(len(plan), opened.documents)
     return plan

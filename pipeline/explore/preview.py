@@ -1,4 +1,4 @@
-"""Documents with both tokenizations side by side, ready to be drawn."""
+"""Documents with both tokenizations, ready to be drawn."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,7 +18,7 @@ from schemas.errors import DatasetError
 def load_previews(
     dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
-    """Read the first documents, or the one with an id, with `max_tokens` student tokens each.
+    """Read the first documents, or that with an id, with `max_tokens` student tokens each.
 
     Raises:
         DatasetError: no such document; a damaged sample or index.
@@ -64,14 +64,14 @@ def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:
 
 
 def _name(dataset: Dataset, side: Side, token_id: int) -> str:
-    """Return a token's bytes for people, or its name if it has none."""
+    """Return a token's bytes for people, or its name without any."""
     tokenizer = load_dataset_tokenizer(dataset, side)
     data = tokenizer.token_bytes(token_id)
     return show_bytes(data) if data else tokenizer.token_name(token_id)
 
 
 def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:
-    """Return documents as a page for a browser."""
+    """Return a page for a browser."""
     manifest = dataset.manifest
     sides = [public_name(side.source) for side in (manifest.student, manifest.teacher)]
     names = short_names(*sides)

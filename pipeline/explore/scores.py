@@ -1,4 +1,4 @@
-"""Quantiles of documents' stored scores, and the effects of thresholds."""
+"""Quantiles of documents' stored scores, and effects of thresholds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ _ENDS = (0.005, 0.995)
 class ScoreTable:
     """Scores of the N documents that are read, int64 or float64 [N].
 
-    `place` is a document's in its shard's index; `group` the text of a metadata field, "" if not
-    requested; `values` are by displayed name, NaN if missing.
+    `place` is a document's in its shard's index, `group` the text of a metadata field, or "".
+    `values` are by displayed name, NaN if missing.
     """
 
     shard: NDArray[np.int64]
@@ -45,7 +45,7 @@ class ScoreTable:
     values: Mapping[str, NDArray[np.float64]]
 
     def groups(self) -> list[tuple[str, NDArray[np.bool_]]]:
-        """Return the largest groups, each with its documents, bool [N]."""
+        """Return the largest groups, with their documents, bool [N]."""
         names, counts = np.unique(self.group, return_counts=True)
         order = np.argsort(-counts, kind="stable")[:MAX_GROUPS]
         return [(str(names[each]), self.group == names[each]) for each in order]
@@ -53,7 +53,7 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Effect of `column <= value`; `quantile` is a share of the documents with a score."""
+    """Effect of `column <= value`; `quantile` is a share of documents with a score."""
 
     quantile: float
     value: float
@@ -98,7 +98,7 @@ def read_table(
 def find_thresholds(
     values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
 ) -> list[Threshold]:
-    """Return the effects of thresholds at some quantiles; none without values."""
+    """Return the effects of thresholds at some quantiles, if there are values."""
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
     ordered, found = values[order], []
@@ -111,12 +111,7 @@ def find_thresholds(
 
 
 def place_of(quantile: float, count: int) -> int:
-    """Return the place in an ordered list at which a quantile is reached.
-
-    Example:
-        >>> place_of(0.5, 4), place_of(0.0, 4), place_of(0.35, 20)
-        (1, 0, 6)
-    """
+    """Return the place in an ordered list at which a quantile is reached."""
     # Rounded: 0.35 times 20 is a little more than 7.
     return max(0, ceil(round(quantile * count, 6)) - 1)
 
@@ -141,7 +136,7 @@ def describe_scores(
 def describe_thresholds(
     table: ScoreTable, values: NDArray[np.float64], column: str, quantiles: Sequence[float]
 ) -> list[str]:
-    """Tabulate the documents and bytes that each threshold keeps."""
+    """Tabulate the documents and bytes that thresholds keep."""
     rows = [["quantile", f"{column} <=", "documents", "", "text bytes", ""]]
     all_bytes = int(table.num_text_bytes.sum())
     for each in find_thresholds(values, table.num_text_bytes, quantiles):
@@ -159,7 +154,7 @@ def describe_thresholds(
 
 
 def describe_quantiles(dataset: Dataset) -> Iterator[str]:
-    """Yield quantiles of every score's stored columns, for `explore info`."""
+    """Yield quantiles of all stored scores, for `explore info`."""
     rows = [["score", "column", *(f"{quantile:g}" for quantile in QUANTILES)]]
     for files in list_scores(dataset.location):
         rule, name = files.manifest.rule, files.manifest.source.rstrip("/").rpartition("/")[2]

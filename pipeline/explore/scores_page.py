@@ -39,7 +39,7 @@ figure + pre { white-space: pre; overflow-x: auto; font-size: .76rem; margin: 0;
 
 @dataclass(frozen=True)
 class Spot:
-    """A run of costly windows, bytes [start, stop) of the text."""
+    """A spot's bytes [start, stop) of the text."""
 
     start: int
     stop: int
@@ -162,7 +162,7 @@ def _card(
 
 
 def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
-    """Return the start of a text with its spots marked; no character is cut."""
+    """Return a text's start with spots marked; no character is cut."""
     children: list[Child] = []
     end, stop = 0, _whole(text, min(len(text), SHOWN_BYTES))
     for spot in spots:
@@ -177,7 +177,7 @@ def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
 
 
 def _whole(text: bytes, place: int) -> int:
-    """Return the start of the character that contains a byte."""
+    """Return the start of a byte's character."""
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:  # a byte that continues one
         place -= 1
     return place

@@ -1,9 +1,9 @@
 """How well equal chunks of two tokenizations match, compared with token alignment (paper, Fig. 3).
 
 Documents are laid end to end and cut into sequences of student tokens; a teacher token belongs to
-the sequence in which it starts. Both sides of a sequence are cut into equally many chunks, each a
-range of bytes. Intersection over union (IoU) and over the student's range (IoS) show how much
-guidance would come from other text.
+the sequence in which it starts. Both sides are cut into equally many chunks, each a range of bytes.
+Intersection over union (IoU) and over the student's range (IoS) show how much guidance would come
+from other text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ Ratios = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkingQuality:
-    """Match quality of sequences: means over chunks, by their number, and over single tokens."""
+    """Means over chunks, by their number, and over single tokens."""
 
     num_sequences: int
     seq_length: int
@@ -48,8 +48,7 @@ def measure_chunking(
 ) -> ChunkingQuality:
     """Cut both tokenizations into chunks and compare with token-level alignment.
 
-    Sequences have `seq_length` student tokens, a shorter rest is dropped; `num_chunks` are all
-    tried.
+    Sequences have `seq_length` student tokens; a shorter rest is dropped.
 
     Raises:
         ValueError: a text that can't be tokenized, not one whole sequence, or one with fewer tokens
@@ -123,7 +122,7 @@ def _cut_sequences(batch: AlignedBatch, seq_length: int) -> list[tuple[Ranges, R
 
 
 def _laid_end_to_end(batch: AlignedBatch) -> tuple[Ranges, Ranges]:
-    """Return both sides' byte offsets, counted through all documents."""
+    """Return byte offsets counted through all documents."""
     sizes = [len(document.text) for document in batch.documents]
     before = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
     student, teacher = (

@@ -54,7 +54,7 @@ class VocabularyOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output, and write the figure if requested."""
+        """Yield the output; write a requested figure."""
         from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 
         student, _ = _split_name(self.student)
@@ -85,7 +85,7 @@ class TokensOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output, and write the page if requested."""
+        """Yield the output; write a requested page."""
         from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 
         result = tokenize_text(self.text, _load_all(self.tokenizers))
@@ -125,7 +125,7 @@ class AlignmentOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output, and write the figure if requested."""
+        """Yield the output; write a requested figure."""
         from pipeline.dataset.texts import read_texts
         from pipeline.figures.chunking import describe_chunking, draw_chunking, measure_chunking
 
@@ -168,7 +168,7 @@ class KeptOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output, and write the page if requested."""
+        """Yield the output; write a requested page."""
         # Only this figure needs torch and transformers.
         from pipeline.figures import kept
 
@@ -207,7 +207,6 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
 
 
 def _split_name(source: str) -> tuple[str, str]:
-    """Split `[NAME=]SOURCE` into name and source."""
     name, equals, rest = source.partition("=")
     if equals and name and not Path(source).exists():
         return name, rest

@@ -36,7 +36,7 @@ class KeptTokens:
         student_losses: float64 [T_student], nats; NaN without a context.
         guidance: the teacher's, float64 [T_student], nats; NaN = unmapped.
         kept: bool [T_student].
-        threshold: the smallest kept difference, nats; NaN if none was kept.
+        threshold: the smallest kept difference, nats; NaN without any.
     """
 
     document: PreviewDocument
@@ -112,7 +112,7 @@ def describe_kept(tokens: KeptTokens) -> str:
 
 
 def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
-    """Return a self-contained page: student tokens above, teacher tokens below."""
+    """Return a self-contained page."""
     title = "Which tokens the teacher keeps"
     names = (tag("span", student, class_="student"), tag("span", teacher, class_="teacher"))
     head = [

@@ -1,4 +1,4 @@
-"""One text in several tokenizations, and the first aligned with the others (paper, Fig. 2)."""
+"""One text in several tokenizations, the first aligned with the others (paper, Fig. 2)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def describe_text(result: TokenizedText, *, width: int) -> Iterator[str]:
 
 
 def draw_text(result: TokenizedText) -> str:
-    """Return a page with the counts and alignments."""
+    """Return a page with counts and alignments."""
     counts = [
         tag(
             "tr",

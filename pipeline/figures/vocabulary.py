@@ -1,4 +1,4 @@
-"""The share of each teacher's vocabulary that the student has (paper, Fig. 1)."""
+"""The share of teachers' vocabularies that the student has (paper, Fig. 1)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class VocabularyOverlap:
 def measure_overlaps(
     student: Tokenizer, teachers: Mapping[str, Tokenizer]
 ) -> list[VocabularyOverlap]:
-    """Compare the student's vocabulary with each teacher's.
+    """Compare the student's vocabulary with each teacher's, by strings and by bytes.
 
-    Raw strings are compared, as in Fig. 1, and bytes, by which `▁the` and `Ġthe` are equal.
+    As bytes, `▁the` and `Ġthe` are equal.
 
     Source: Fig. 1, |S ∩ T| / |T|.
     """

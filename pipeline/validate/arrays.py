@@ -1,4 +1,4 @@
-"""Rules about tokens, each checked over a whole batch of documents at once.
+"""Rules about tokens, checked over whole batches.
 
 Functions yield (document, message) for each offending document: its first offence, and their
 number.
@@ -40,7 +40,7 @@ def stack_documents(documents: Sequence[AlignedDocument]) -> AlignedBatch:
 
 
 def stack_cuts(index: ShardIndex, rows: Sequence[int]) -> CutPoints:
-    """Return the cut points of some rows of an index."""
+    """Return some rows' cut points."""
     own = [np.arange(*index.cut_starts[row : row + 2]) for row in rows]
     places = np.concatenate([np.empty(0, np.int64), *own])
     starts = np.cumsum([0, *map(len, own)], dtype=np.int64)
@@ -60,7 +60,7 @@ def find_unsound_offsets(
 ) -> Problems:
     """Find offsets that decrease, or don't cover a text.
 
-    `num_text_bytes` is int64 [D]; `must_tile`, bool [D], marks documents with bytes stored per
+    `num_text_bytes` is int64 [D]; `must_tile`, bool [D], marks documents that store bytes per
     token.
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
@@ -80,7 +80,7 @@ def find_unsound_offsets(
 
 
 def find_wrong_spans(batch: AlignedBatch) -> Problems:
-    """Find teacher_spans that differ from an alignment of the stored offsets."""
+    """Find teacher_spans that the stored offsets don't give."""
     recomputed = align_tokens(batch.student, batch.teacher)
     cu_tokens = batch.student.cu_tokens
     wrong = (batch.teacher_spans != recomputed).any(axis=1)
@@ -164,7 +164,7 @@ def _stack_tokens(documents: Sequence[Tokens]) -> TokenBatch:
 def _first_per_document(
     wrong: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
 ) -> list[tuple[int, int, str]]:
-    """Return offending documents, each with its first wrong token and a note on the others."""
+    """Return offending documents, their first wrong tokens and notes on the others."""
     tokens = np.flatnonzero(wrong)
     documents = np.searchsorted(cu_tokens, tokens, side="right") - 1
     found, firsts, counts = np.unique(documents, return_index=True, return_counts=True)

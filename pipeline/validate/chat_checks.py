@@ -1,4 +1,4 @@
-"""Rules for chats: origins, learned ranges, and both renderings."""
+"""Rules for chats: origins, learned ranges, both renderings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -89,7 +89,7 @@ def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int
 
 
 def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes]:
-    """Return each document's tokenized text: a chat's rendering, or the text."""
+    """Return the tokenized texts: chats' renderings, or texts."""
     found = []
     for document in documents:
         text = document.text or b""
@@ -99,7 +99,7 @@ def renderings_of(documents: Sequence[AlignedDocument], side: str) -> list[bytes
 
 
 def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side: str) -> TokenBatch:
-    """Replace a rendering's byte offsets by those of the document."""
+    """Replace a rendering's byte offsets by the document's."""
     found = [
         _NOWHERE if d.chat is None else _pieces_of(getattr(d.chat, side), d.chat.messages)
         for d in documents
@@ -116,7 +116,7 @@ def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side:
 
 
 def _pieces_of(side: StoredSide, messages: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return a rendering's pieces, and where each one's text ends in the document."""
+    """Return a rendering's pieces, and where their texts end in the document."""
     ends = np.cumsum([0, *(text[2] for text in orjson.loads(messages)["texts"])], dtype=np.int64)
     closes = ends[np.searchsorted(ends, side.pieces[:, 2], "left").clip(0, len(ends) - 1)]
     return side.pieces, closes

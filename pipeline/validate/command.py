@@ -1,4 +1,4 @@
-"""`vocag validate DATASET`: check every byte of a dataset."""
+"""`vocag validate`: check every byte of a dataset."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def _validate(options: ValidateOptions) -> "ValidationReport":
 
 
 def _num_bytes(dataset: str) -> int | None:
-    """Return the bytes to read; None for a damaged manifest, which is reported later."""
+    """Return the bytes to read; None for a damaged manifest, reported later."""
     from pipeline.dataset.dataset_reading import read_manifest
 
     try:

@@ -35,7 +35,7 @@ FLOAT_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """Findings, ordered by check, shard and key; notes name what could not be checked.
+    """Findings, by check, shard and key; notes name what could not be checked.
 
     The fingerprint is computed from the manifest, "" if unreadable; totals are the manifest's.
     """
@@ -48,7 +48,7 @@ class ValidationReport:
     elapsed_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, and whether the dataset is `clean`."""
+        """Return plain values, and whether all is `clean`."""
         return {"clean": not self.findings, **asdict(self)}
 
 
@@ -68,7 +68,7 @@ def validate_dataset(
 
     Raises:
         DatasetError: the manifest is missing, or of another version.
-        TokenizerError: a tokenizer's copy isn't a tokenizer.
+        TokenizerError: a tokenizer's copy isn't one.
         OSError: the manifest or a tokenizer can't be read.
     """
     start = time.perf_counter()
@@ -102,7 +102,7 @@ def validate_dataset(
 
 
 def _decode(data: bytes, path: str, findings: Findings) -> Manifest | None:
-    """Return the manifest, even with wrong totals or fingerprint; None if unreadable."""
+    """Return the manifest, even with wrong totals or fingerprint, if readable."""
     try:
         manifest = decode_manifest(data, at=path)
     except SchemaVersionError:

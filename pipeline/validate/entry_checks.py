@@ -13,7 +13,7 @@ from schemas.stored_distributions import ShardEntries, largest_error
 def contradicting_entries(
     losses: ShardLosses, rule: DistributionRule | None, *, at: str
 ) -> list[str]:
-    """Return what is wrong with a sidecar's entries, or differs from the manifest's rule."""
+    """Return contradictions in a sidecar's entries, or to `rule`."""
     entries = losses.entries
     if (entries and entries.rule) != rule:
         return [f"it holds {entries and entries.rule}, its score manifest says {rule}"]
@@ -55,11 +55,11 @@ def contradicting_places(
 def compare_entries(
     again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
 ) -> str:
-    """Describe entries that differ beyond rounding and batching, "" if none does.
+    """Describe entries that differ beyond rounding and batching, or return "".
 
     A token's log-probabilities agree within rounding and `tolerance` (nats); a token of one side
-    only is at most as likely as the other's last one. If entropy decides which positions have
-    entries, as many may differ as draws may.
+    only is at most as likely as the other's last. If entropy decides which positions have entries,
+    some of these may differ, as draws may.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
     num_lone, num_positions = 0, 0
@@ -90,10 +90,9 @@ def compare_entries(
 def compare_draws(
     again: ShardEntries, stored: ShardEntries, documents: list[int], *, tolerance: float
 ) -> str:
-    """Describe draws if more differ than batching explains, else "".
+    """Describe draws if more differ than batching explains, or return "".
 
-    Log-probabilities off by `tolerance` (nats) change some winners; another seed or teacher changes
-    nearly all.
+    Log-probabilities off by `tolerance` (nats) change some; another seed or teacher nearly all.
     """
     pairs = [
         [_next_tokens_of(entries, document)[2] for entries in (again, stored)]

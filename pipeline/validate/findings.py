@@ -1,4 +1,4 @@
-"""Rules that validation checks, and the form of its findings."""
+"""Rules that validation checks, and its findings."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ CHECKS = {
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One rule of `CHECKS` broken in one place: what was found, and what was expected.
+    """A broken rule of `CHECKS`: what was found, and what was expected.
 
     `shard` is "" for no shard, `key` "" for a whole file.
     """
@@ -60,6 +60,6 @@ class Findings:
         self.notes.append(text)
 
     def take_over(self, other: "Findings") -> None:
-        """Add other findings, each with its own shard."""
+        """Add others, each with its own shard."""
         self.found += other.found
         self.notes += other.notes

@@ -1,4 +1,4 @@
-"""Decode samples and check that they agree with the index, the vocabularies and themselves."""
+"""Check samples against the index, the vocabularies and themselves."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ _FP32_SUM = 1e-6
 
 @dataclass(frozen=True)
 class _Decoded:
-    """A decoded sample, its place in the index, and which sides store bytes per token."""
+    """A sample, its place in the index, and which sides store bytes per token."""
 
     place: int
     document: AlignedDocument
@@ -61,8 +61,8 @@ def check_samples(
 ) -> AlignmentStatistics:
     """Check all rules about the content of a shard's samples.
 
-    `tokenizers` tokenize kept text again, `speakers` render some chats again. The returned
-    statistics cover samples with sound offsets and spans.
+    `tokenizers` tokenize kept text again, `speakers` render some chats again. The statistics cover
+    samples with sound offsets and spans.
     """
     decoded = [entry for s in samples if (entry := _decode(s, index, findings)) is not None]
     entries = [entry for entry in decoded if _agrees(entry, index, manifest, findings)]

@@ -1,4 +1,4 @@
-"""Check the teachers' losses next to a dataset against their score manifests."""
+"""Check teachers' losses against their score manifests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FP16_STEP = 2.0**-10
 
 
 def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
-    """Check every teacher's score manifest and sidecars next to a dataset.
+    """Check all score manifests and sidecars next to a dataset.
 
     `teacher`, a folder, repository or .gguf file, scores a random sample again.
 
@@ -251,7 +251,6 @@ def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tup
 def _compare_losses(
     again: NDArray[np.float32], stored: ShardLosses, dtype: str, sampled: str
 ) -> str:
-    """Describe losses that differ beyond rounding and batching."""
     then = stored.losses.astype(np.float32)
     scored = ~np.isnan(again)
     if stored.learned is not None:

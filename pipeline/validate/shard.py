@@ -1,4 +1,4 @@
-"""Check one shard in one read: its files, index, tar members and samples."""
+"""Check one shard in one read."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -41,10 +41,7 @@ def check_shard(
     with_tokenizers: bool = False,
     advance: Advance = int,
 ) -> ShardResult:
-    """Check a shard against the manifest and itself, as in `validate_dataset`.
-
-    The manifest's list of shards is not used.
-    """
+    """Check a shard against the manifest, without its list of shards, and against itself."""
     manifest = dataset.manifest
     findings = Findings(shard_record.file)
     tokenizers = None
@@ -80,7 +77,7 @@ def check_shard(
 
 
 def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
-    """Return a dataset's chat templates; None for texts, or unusable copies."""
+    """Return a dataset's usable chat templates."""
     if dataset.manifest.chats is None:
         return None
     from pipeline.dataset.chat_templates import load_speakers
@@ -102,7 +99,7 @@ def describe(error: OSError) -> str:
 def check_digest(
     name: str, digest: FileDigest, num_bytes: int | None, sha256_hex: str, findings: Findings
 ) -> None:
-    """Report a file whose size or hash differs from the manifest."""
+    """Report a file whose size or hash differs."""
     if num_bytes is not None and digest.num_bytes != num_bytes:
         text = f"{name} has {digest.num_bytes} bytes, the manifest says {num_bytes}"
         findings.add("files", text)
@@ -143,7 +140,7 @@ def _read_index(
 
 
 def _key_bytes(keys: Sequence[str]) -> NDArray[np.bytes_]:
-    """Return the keys' bytes; a damaged key, reported elsewhere, gets unique bytes."""
+    """Return the keys' bytes; a damaged key, reported elsewhere, gets unique ones."""
     return np.array(
         [
             bytes.fromhex(key) if _KEY.fullmatch(key) else sha256(key.encode()).digest()[:16]

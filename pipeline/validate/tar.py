@@ -24,7 +24,7 @@ WINDOW_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """The payload of a sound tar member, and its row in the index."""
+    """A sound tar member's payload and row in the index."""
 
     place: int
     payload: bytes
@@ -38,7 +38,7 @@ class FileDigest(NamedTuple):
 
 
 class TarReader:
-    """One pass over a shard's tar; its digest is complete once `windows` is exhausted."""
+    """One pass over a shard's tar; its digest is complete after `windows`."""
 
     digest: FileDigest
 
@@ -61,7 +61,7 @@ class TarReader:
         self.position = 0
 
     def windows(self) -> Iterator[list[Sample]]:
-        """Yield the sound samples, window by window; report and omit damaged ones."""
+        """Yield sound samples, window by window; report damaged ones."""
         starts = self._index.payload_offset - BLOCK
         ends = starts + BLOCK + _padded(self._index.payload_bytes)
         num_in_order = self._check_layout(starts, ends)
@@ -127,7 +127,6 @@ class TarReader:
         )
 
     def _check_end(self) -> None:
-        """Check that only two zero blocks follow the last member."""
         start = self.position
         rest = self._read(2 * BLOCK)
         if len(rest) < 2 * BLOCK:
@@ -138,7 +137,7 @@ class TarReader:
             self._findings.add("tar", text)
 
     def _read(self, num_bytes: int) -> bytes:
-        """Read on; fewer bytes than asked only at the file's end."""
+        """Read on; fewer bytes than asked only at the end."""
         parts = []
         while num_bytes and (part := self._file.read(num_bytes)):
             parts.append(part)
@@ -151,7 +150,7 @@ class TarReader:
 
 
 def digest_file(file: IO[bytes], advance: Callable[[int], object]) -> FileDigest:
-    """Return size and SHA-256 of a file, read to its end."""
+    """Return the size and SHA-256 of the rest of a file."""
     digest, num_bytes = sha256(), 0
     while data := file.read(WINDOW_BYTES):
         digest.update(data)
@@ -175,7 +174,7 @@ def _split(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple
 
 
 def _header_problem(header: bytes, name: str, size: int) -> str:
-    """Describe how a member's header differs from the format's, "" if it doesn't."""
+    """Describe how a member's header differs from the format's, or return ""."""
     expected = tarfile.TarInfo(name)
     expected.size = size
     if header == expected.tobuf(tarfile.USTAR_FORMAT):
