@@ -11,7 +11,7 @@ def provide_kernel_cache() -> None:
     """Give numba a cache folder if it would find none, and then fail to import.
 
     numba writes next to the source, else below the user's cache folder. This one is temporary, and
-    must be ours alone, since numba runs what it finds there.
+    must be ours alone: numba runs what it finds there.
     """
     if "NUMBA_CACHE_DIR" in os.environ or any(map(_can_write, (PACKAGE / "__pycache__", _home()))):
         return

@@ -14,8 +14,8 @@ MAX_TEXT_BYTES = 2**31 - 1
 """The longest text whose offsets fit int32."""
 
 Ranges = NDArray[np.signedinteger[Any]]
-"""Half-open ranges [N, 2]. Tokenizers and alignment make int32, half of what int64 moves through
-memory for each token, a tenth of the time beyond both encodes; decoded samples hold int64."""
+"""Half-open ranges [N, 2]: int32 from tokenizers and alignment, because int64 would move twice the
+memory; int64 in decoded samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,6 @@ class ChatParts:
     Attributes:
         messages: uint8 [B], JSON of their messages, without texts.
         learned: int64 [R, 2], learned ranges of the document's bytes.
-        student: renderings.
-        teacher: renderings.
         turns: int64 [C, 2], student and teacher token before which a turn ends.
         num_control_strings: int64 [D], control tokens' strings in their texts.
         num_seams: int64 [D], learned student tokens across a text and the template.
@@ -107,12 +105,9 @@ class ChatParts:
 
 @dataclass(frozen=True, eq=False)
 class AlignedBatch:
-    """D documents, tokenized twice and aligned, without failed ones.
+    """D `documents`, tokenized for `student` and `teacher` and aligned, without failed ones.
 
     Attributes:
-        documents: the texts.
-        student: the student's tokens.
-        teacher: the teacher's tokens.
         teacher_spans: int32 [N_student, 2], half-open ranges of teacher tokens within each
             document; start == end means unmapped.
         failures: documents that could not be aligned, with the reason.

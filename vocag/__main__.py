@@ -1,4 +1,4 @@
-"""`python -m vocag`: the `vocag` command, not installed."""
+"""`python -m vocag`: the `vocag` command, even if not installed."""
 
 from vocag.command import main
 

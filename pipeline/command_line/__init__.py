@@ -1,1 +1,1 @@
-"""Parts of every command: options, errors with remedies, suggestions for paths."""
+"""Parts of every command: options, errors, suggestions for paths."""

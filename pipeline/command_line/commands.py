@@ -1,4 +1,4 @@
-"""The `vocag` command: commands' names and needs, and how one runs and ends."""
+"""The `vocag` command: what its commands need, and how one runs and ends."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ GROUPS = {
         "compare-scores": ("beam_jobs.score.compare_command", "", "compare two teachers' losses"),
     },
 }
-"""What commands are for: by its name each command's module, its extras, and what it does."""
+"""Commands by purpose: each one's module, extras and help."""
 
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> "NoReturn":
         leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
     except KeyboardInterrupt:
         leave(130, f"{name}: interrupted")
-    except Exception as error:  # none of those that commands expect and explain
+    except Exception as error:  # commands explain the errors that they expect
         from shlex import join  # only for an error
 
         again = join(["vocag", "--debug", *arguments])

@@ -19,7 +19,7 @@ with_traceback = False
 """Set by `vocag --debug`."""
 
 left_behind: "list[threading.Thread]" = []
-"""Threads of a job that was left, for which the end of the process does not wait."""
+"""An abandoned job's threads, for which the process doesn't wait."""
 
 
 def printable(text: str) -> str:
@@ -35,7 +35,7 @@ def hinted[E: BaseException](error: E, hint: str) -> E:
 
 @contextmanager
 def naming(path: str) -> "Iterator[None]":
-    """Add the file's name to a system error without one, as failed writes have."""
+    """Add the file's name to a system error without one."""
     try:
         yield
     except OSError as error:
@@ -73,14 +73,12 @@ _SYSTEM = {
 
 
 def _in_words(error: BaseException) -> str:
-    """Return an error's message; a system error's with place and remedy."""
     if not isinstance(error, OSError) or error.filename is None or error.errno not in _SYSTEM:
         return str(error)
     return f"{os.fsdecode(error.filename)} {_SYSTEM[error.errno]}"
 
 
 def _hints_of_path(error: BaseException) -> list[str]:
-    """Return a hint about a missing file."""
     path = error.filename if isinstance(error, FileNotFoundError) else None
     if not isinstance(path, str) or "://" in path:
         return []

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError) -> Iterator[None]:
     """Hold a folder's lock at `path`; afterwards remove it, and a folder left empty.
 
-    Raises `error`, which names the owner, if another process holds it.
+    Raises `error`, naming the owner, if another process holds it.
     """
     parent = os.path.dirname(path)
     is_new = not os.path.isdir(parent)

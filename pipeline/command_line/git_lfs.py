@@ -16,7 +16,7 @@ _POINTER = re.compile(
 
 
 class PointerError(ValueError):
-    """A file is a Git LFS pointer instead of its content."""
+    """A Git LFS pointer instead of a file's content."""
 
 
 def refuse_pointer(path: str, start: bytes) -> None:

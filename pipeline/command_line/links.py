@@ -1,4 +1,4 @@
-"""Refuse symbolic links in output places: a foreign dataset's could lead to any file here."""
+"""Refuse symbolic links in output places: a foreign dataset's could lead anywhere."""
 
 import os
 from shlex import quote
@@ -23,7 +23,7 @@ def refuse_link(path: str) -> None:
 def refuse_linked_folders(folder: str) -> None:
     """Raise LinkError for a link to a folder, anywhere in this one.
 
-    Links to files may stay: files are replaced, not written through.
+    Files are replaced, not written through, so links to them may stay.
     """
     for above, names, _ in os.walk(folder):
         for name in names:

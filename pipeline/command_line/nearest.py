@@ -6,10 +6,10 @@ from contextlib import suppress
 from itertools import islice
 
 _MOST_NAMES = 10_000
-"""Of a folder; comparing more would take longer than to look for oneself."""
+"""Names compared in a folder; more would take longer than looking."""
 
 _ALIKE = 0.75
-"""Of difflib's ratio: two exchanged letters of four are a slip, smollm2 for phi2 is not."""
+"""difflib's ratio: two exchanged letters of four are a slip, smollm2 for phi2 is not."""
 
 
 def nearest(path: str) -> str | None:
@@ -31,7 +31,7 @@ def nearest(path: str) -> str | None:
 
 
 def look_near(path: str) -> str:
-    """Return the nearest local path, or else the command that lists its folder."""
+    """Return the nearest local path, or the command that lists its folder."""
     found = nearest(path)
     if found is not None:
         return f"{shlex.quote(found)}  # the nearest name"

@@ -51,7 +51,7 @@ def with_options_of_file(
 
 
 def options_text(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> str:
-    """Write a command's options as such a file, in the order of its help, without None."""
+    """Write a command's options as such a file, in the order of its help."""
     lines = []
     for group in parser._action_groups:
         written = [

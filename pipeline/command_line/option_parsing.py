@@ -36,10 +36,9 @@ from pipeline.command_line.option_files import options_text, with_options_of_fil
 class Option:
     """How a value is written on a command line.
 
-    `read` makes the value from text or raises argparse.ArgumentTypeError. `once` says what to do
-    instead of giving the option twice; by default the last one holds. `missing` are lines to choose
-    by if a required option is left out; `without` are fields of a held dataclass that aren't
-    options.
+    `read` makes it from text or raises argparse.ArgumentTypeError. `once` says what to do instead
+    of giving the option twice; by default the last one holds. `missing` are lines to choose by if
+    it is required but left out; `without` are fields of a held dataclass that aren't options.
 
     Forms: "named"; "repeated", once per value; "positional"; "rest", unknown arguments; "prefix", a
     dataclass whose options begin with the field's name; "itself", an option named like the holder's
@@ -174,7 +173,7 @@ def naming_options(kind: type, *, prefix: str = "", others: Sequence[str] = ()) 
     try:
         yield
     except ValueError as error:
-        if len(error.args) == 1:  # no message that its own class makes
+        if len(error.args) == 1:  # unless its class makes the message
             error.args = (in_options(str(error), kind, prefix=prefix, others=others),)
         notes = getattr(error, "__notes__", [])
         notes[:] = [in_options(note, kind, prefix=prefix, others=others) for note in notes]
@@ -198,7 +197,7 @@ def in_options(text: str, kind: type, *, prefix: str = "", others: Sequence[str]
 def require_known(
     option: str, given: Iterable[str], known: Collection[str], *, or_else: str = ""
 ) -> None:
-    """Raise ValueError for unknown values of an option, hinting at a similar one.
+    """Raise ValueError for unknown values, hinting at a similar one.
 
     `option` precedes a value, as in `--tasks ` or `method=`; `or_else` ends the known ones.
     """
@@ -313,7 +312,6 @@ def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBOD
 
 
 def _option_values(config: Any, holder: _Holder = _NOBODY) -> dict[str, Any]:
-    """Return the option values from which `_build` would make `config`."""
     held: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for entry, name, hint, option in _named_fields(type(config), holder):
@@ -374,8 +372,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """An option that must not be given twice; `const` is the remedy."""
-
     given = False
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:

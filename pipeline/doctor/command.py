@@ -35,7 +35,7 @@ class DoctorOptions:
 
 @prints("vocag doctor")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Yield the command's output."""
+    """Run the command."""
     options = parse_options(DoctorOptions, argv, prog="vocag doctor", epilog=_EPILOG)
     found = examine()
     yield from [json.dumps(found, indent=2)] if options.json else describe(found)
@@ -96,7 +96,6 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) -> Iterator[str]:
-    """Yield the GPU's features that `vocag train --bf16` will use."""
     uses = {
         "one kernel for all documents of packed rows": device.get("packed_kernel"),
         "bfloat16": device.get("bfloat16"),
@@ -110,7 +109,6 @@ def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) ->
 
 
 def _installed() -> dict[str, Any]:
-    """Return libraries' versions, and what the core, extras and commands lack."""
     try:
         from pipeline.doctor.requirements import extras, library_versions, missing
 

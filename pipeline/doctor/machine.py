@@ -1,4 +1,4 @@
-"""The machine: cores, memory, GPUs, the tokenizers' fast path, caches."""
+"""The machine: cores, memory, GPUs, fast path, caches."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.remote.user_cache import cache_folder
 
 GPU_SECONDS = 60
-"""A driver that hangs must not hang the command that should find out."""
+"""A hanging driver must not hang this command."""
 
 _ASK_TORCH = "from pipeline.doctor.torch_answers import print_answers; print_answers()"
 
@@ -76,7 +76,6 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _memory_limit() -> int | None:
-    """Return a container's limit, by cgroup 2 or 1."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         path = Path("/sys/fs/cgroup", name)
         if path.is_file() and (text := path.read_text().strip()).isdigit():

@@ -1,4 +1,4 @@
-"""Requirements of the installed distribution, and those unmet.
+"""Requirements of the installed distribution.
 
 In a bare checkout, everything here raises `PackageNotFoundError`.
 """

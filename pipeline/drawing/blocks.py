@@ -188,7 +188,6 @@ def _show_character(character: str) -> str:
 def _preview_tokens(
     text: bytes | None, tokens: DrawnTokens, mapped: NDArray[np.int64]
 ) -> list[PreviewToken]:
-    """Return one side's first tokens, one for each range of `mapped`."""
     # Cut first: of a long document, lists of all tokens take 100 times the text's memory.
     shown = slice(len(mapped))
     columns = (
@@ -217,7 +216,6 @@ def _describe(text: bytes | None, token_id: int, start: int, end: int) -> str:
 
 
 def _invert(teacher_spans: NDArray[np.int64], num_teacher: int) -> NDArray[np.int64]:
-    """Return the student tokens whose spans contain each teacher token."""
     ranges = np.zeros((num_teacher, 2), np.int64)
     for i, (start, end) in enumerate(teacher_spans.tolist()):
         for t in range(start, end):

@@ -1,4 +1,4 @@
-"""Charts by matplotlib, as files and in pages, where ink takes the text's colour."""
+"""Charts by matplotlib, imported only to draw; in pages, ink takes the text's colour."""
 
 import io
 import textwrap
@@ -23,7 +23,7 @@ NOT_DRAWN: Final = (
     "Charts are drawn by matplotlib, which isn't installed: pip install -e '.[figures]' in the "
     "checkout."
 )
-"""What a report says in place of its charts where matplotlib isn't installed."""
+"""A report's text in place of charts if matplotlib isn't installed."""
 
 _INK: Final = "#1d2127"
 _COLOURS: Final = ("#3b82d6", "#c9701f", "#2a9461", "#a860c2", "#7f8896")
@@ -204,7 +204,7 @@ def can_draw() -> bool:
 
 
 def require_drawable(output: Path | None) -> None:
-    """Raise ValueError for a file with another ending, or without matplotlib."""
+    """Raise ValueError unless a file ends in .svg, .pdf or .png and matplotlib is installed."""
     if output is None:
         return
     if output.suffix not in (".svg", ".pdf", ".png"):
@@ -223,8 +223,8 @@ def _chart(
 ) -> "Iterator[tuple[Figure, Axes]]":
     """Yield a new figure of a size in inches.
 
-    Finding margins takes as long as drawing, which align jobs would pay three times: a page's bars
-    have fixed ones (left, bottom, right, top below a title of one line).
+    Finding margins takes as long as drawing: a page's bars, which align jobs draw, have fixed ones
+    (left, bottom, right, top below a title of one line).
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -250,7 +250,6 @@ def _legend(axes: "Axes", drawn: Mapping[str, Any], **place: Any) -> None:
 
 
 def _round_ticks(axis: "Axis", num: int | None = None, *, integer: bool = False) -> None:
-    """Put ticks at steps of 1, 2 or 5 times a power of ten."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(num or "auto", integer=integer, steps=[1, 2, 5, 10]))

@@ -19,7 +19,7 @@ def format_count(value: int) -> str:
 
 
 def format_plural(count: int, noun: str) -> str:
-    """Return an exact count with its noun."""
+    """Return a count with its noun."""
     return f"{format_count(count)} {noun}" + ("" if count == 1 else "s")
 
 
@@ -43,7 +43,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a part in percent; "n/a" if the whole is empty.
+    """Return a part in percent; "n/a" of nothing.
 
     Example:
         >>> format_share(1, 400)
@@ -53,7 +53,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_ratio(part: float, whole: float) -> str:
-    """Return a quotient to three decimals; "n/a" if the divisor is zero."""
+    """Return a quotient to three decimals, or "n/a"."""
     return "n/a" if not whole else f"{part / whole:,.3f}"
 
 

@@ -1,7 +1,7 @@
 """Draw previews as a self-contained HTML page, joined as in the paper's Fig. 2.
 
-Every block is an SVG that flows like a word. Tokens are as wide as their columns of a monospace
-font, by `textLength`, so connectors meet them in any browser.
+Every block is an SVG that flows like a word. `textLength` forces tokens' widths, so connectors meet
+them in any browser and font.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,8 +78,6 @@ class Mark:
 
 @dataclass(frozen=True)
 class _Place:
-    """A token's chip, in pixels."""
-
     left: float
     top: float
     size: float

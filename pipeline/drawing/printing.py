@@ -1,4 +1,4 @@
-"""How commands print: line by line, and an error as one line."""
+"""How commands print lines and errors."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps

@@ -1,4 +1,4 @@
-"""A model's answers, flushed one by one as JSON lines: a killed run continues from there.
+"""A model's answers, each flushed as a JSON line, from which a killed run continues.
 
 lm-eval's own cache can lose answers to a kill.
 """

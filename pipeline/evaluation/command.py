@@ -62,7 +62,7 @@ class EvaluateOptions:
 
 @prints("vocag evaluate")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Yield the command's output."""
+    """Run the command."""
     options = parse_options(
         EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
     )

@@ -8,7 +8,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
 MIN_ANSWER_TOKENS = 64
-"""A worked answer in fewer is cut off more often than not."""
+"""With fewer, most worked answers are cut off."""
 
 
 @dataclass(frozen=True)

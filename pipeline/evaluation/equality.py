@@ -72,7 +72,6 @@ class _Parts(NamedTuple):
 
 
 def _split(text: str) -> _Parts | None:
-    """Split a point, interval, list or matrix."""
     if found := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in found[1].split(r"\\") if row.strip()]
         shape = "x".join(str(len(row)) for row in rows)
@@ -93,7 +92,6 @@ def _split(text: str) -> _Parts | None:
 
 
 def _number(text: str) -> float | None:
-    """Read a plain number, with or without a unit."""
     text = re.sub(r"(?<=\d),\s*(?=\d{3}(?!\d))", "", text)
     if found := _PLAIN.fullmatch(text):
         return float(found[1])
@@ -122,7 +120,6 @@ def _is_same_expression(answer: str, reference: str) -> bool:
 
 
 def _value(expression: object) -> complex | None:
-    """Evaluate a finite number, within a timeout."""
     if not getattr(expression, "is_number", False):  # a text, a set, an equation
         return None
     try:

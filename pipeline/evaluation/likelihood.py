@@ -17,7 +17,7 @@ Likelihood = tuple[float, bool]
 def text_to_score(item: Item, measure: str) -> str:
     """Return the one text whose likelihood is measured, or "".
 
-    lm-eval wouldn't add the space before a solution or an answer.
+    The space before a solution or an answer is part of it: lm-eval adds none.
     """
     if measure == "text":
         return f"Problem:\n{item.problem}\nSolution:\n{item.solution or item.answer}"

@@ -134,7 +134,6 @@ def _ask(
 
 
 def _sample(sample: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
-    """Return a sample's parts that show what went wrong."""
     document = sample["doc"]
     kept = {"place": document["place"], "question": document["question"]}
     kept |= {metric: sample[metric] for metric in sample["metrics"]}

@@ -129,7 +129,7 @@ def parts_of(item: Item) -> dict[str, str]:
 
 
 def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
-    """Return a set's name and items; all of MATH, if its file is available."""
+    """Return a set's name and items; all of MATH, if available."""
     if name == "math":
         try:
             return "math_full", read_items("math_full", data)

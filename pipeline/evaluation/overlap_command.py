@@ -48,7 +48,7 @@ class OverlapOptions:
 
 @prints("vocag overlap")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return the command's output."""
+    """Run the command."""
     options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
     from pipeline.evaluation.overlap import check_overlap  # help does without
 

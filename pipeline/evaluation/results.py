@@ -115,7 +115,7 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
     """Return all texts' bits per byte, from (log-likelihood in nats, length in bytes).
 
-    The interval is of a linearised ratio.
+    The interval is a linearised ratio's.
     """
     bits = [-nats / math.log(2) for nats, _ in pairs]
     lengths = [length for _, length in pairs]

@@ -90,7 +90,7 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
 
 
 def _download(name: str) -> tuple[bytes, str]:
-    """Return the harness's file, from the cache or the network, checked by its hash."""
+    """Return the harness's file, cached and checked by its hash."""
     file = SETS[name].file
     url = f"{HARNESS}/{file}/test.jsonl"
     cached = cache_folder("evaluation") / COMMIT / f"{file}.jsonl"

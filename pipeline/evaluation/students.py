@@ -91,7 +91,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
 
 
 def with_device(engine: StudentEngine) -> StudentEngine:
-    """Set the engine's device: by default the GPU, if any."""
+    """Return the engine with its device: by default the GPU, if any."""
     from pipeline.models.devices import find_device  # loads torch
 
     return replace(engine, device=str(find_device(engine.device)))

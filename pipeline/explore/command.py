@@ -10,7 +10,7 @@ from pipeline.command_line.option_parsing import DatasetSource, Option, parse_co
 from pipeline.drawing.printing import prints
 from pipeline.packing.reading import Reading
 
-# What a command does is imported in its `lines`: help needs no numpy.
+# Commands' modules are imported in `lines`: help needs no numpy.
 
 _EPILOG = """\
 examples:
@@ -82,7 +82,7 @@ class PreviewOptions:
                 raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield the output; write a requested page."""
+        """Yield the output."""
         from pipeline.dataset.files import open_dataset
         from pipeline.drawing.terminal_blocks import LEGEND, draw_document
         from pipeline.explore.preview import load_previews, render_page
@@ -167,7 +167,7 @@ class ScoresOptions:
             raise ValueError(f"--documents {self.documents}: it must be at least 1")
 
     def lines(self) -> Iterator[str]:
-        """Yield the output; write a requested page."""
+        """Yield the output."""
         from pipeline.dataset.document_scores import SCORE_COLUMNS
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table
@@ -257,7 +257,7 @@ _COMMANDS: dict[str, type[_Commands]] = {
 
 @prints("vocag explore")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return the command's output."""
+    """Run the command."""
     return parse_command(
         _COMMANDS,
         argv,

@@ -1,4 +1,4 @@
-"""A dataset's content, and its plan of rows, as text tables."""
+"""A dataset's content and plan of rows as text tables."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ MAX_GROUPS = 20
 
 
 def describe_dataset(dataset: Dataset) -> Iterator[str]:
-    """Yield the lines of `explore info`."""
+    """Yield `explore info`'s lines."""
     manifest, statistics = count_read(dataset), _statistics_read(dataset)
     yield printable(f"{manifest.name}  {dataset.location}")
     yield f"fingerprint {manifest.fingerprint}"
@@ -46,7 +46,7 @@ def describe_dataset(dataset: Dataset) -> Iterator[str]:
 
 
 def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield the lines of `explore info --by NAME`; ValueError for an unknown field."""
+    """Yield `explore info --by NAME`'s lines; ValueError for an unknown field."""
     groups = count_by(dataset, name)  # those with the most tokens first
     all_tokens = sum(group.num_student_tokens for group in groups)
     heading = "documents", "student tokens", "share", "teacher tokens", "unmapped", "byte IoU"
@@ -70,7 +70,7 @@ def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
 
 
 def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
-    """Yield the lines of `explore plan`, with steps of `global_batch_size` rows."""
+    """Yield `explore plan`'s lines."""
     rules, num_rows = plan.rules, len(plan)
     student, teacher = (int(side.sum()) for side in plan.row_lengths())
     student_padding, teacher_padding = plan.padding()

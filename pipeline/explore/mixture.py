@@ -27,7 +27,7 @@ _BAR_COLUMNS = 24
 
 @dataclass(frozen=True)
 class PlannedMixture:
-    """A mixture and the rows that a run would read.
+    """The rows that a run would read of a mixture.
 
     Without an end, they last until each dataset of the last stretch was read once more.
     """
@@ -52,7 +52,7 @@ def plan_mixture_rows(
     for dataset in opened.datasets:
         entry, rows = dataset.entry, plan_dataset(dataset, rules)
         sources.append(Source(entry.name, len(rows), rows.num_text_tokens[0], entry.max_epochs))
-        # Of whole datasets they are not asked for, and would take gigabytes.
+        # Not needed for whole datasets, where they would take gigabytes.
         documents.append(np.unique(rows.segments["document"] if entry.where else ()))
     opened.require_no_overlap(documents)
     plan = plan_mixture(sources, mixture.stages)
@@ -73,7 +73,7 @@ def plan_dataset(opened: OpenedDataset, rules: PackingRules) -> RowPlan:
 
 
 def describe_mixture(planned: PlannedMixture, *, global_batch_size: int) -> Iterator[str]:
-    """Yield the lines of `explore plan` on a mixture."""
+    """Yield `explore plan`'s lines on a mixture."""
     plan, rules = planned.plan, planned.rules
     yield printable(
         f"{planned.mixture.path}: rows of {format_count(rules.seq_length)} student and "

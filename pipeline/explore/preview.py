@@ -1,4 +1,4 @@
-"""Documents with both tokenizations, ready to be drawn."""
+"""Documents with both tokenizations."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,7 +18,7 @@ from schemas.errors import DatasetError
 def load_previews(
     dataset: Dataset, *, num_documents: int, document_id: str | None, max_tokens: int
 ) -> Iterator[PreviewDocument]:
-    """Read the first documents, or that with an id, with `max_tokens` student tokens each.
+    """Read the first documents, or that with an id.
 
     Raises:
         DatasetError: no such document; a damaged sample or index.
@@ -31,7 +31,7 @@ def load_previews(
             rows = rows[np.array(index.key)[rows] == document_key(document_id)]
         rows = rows[:num_left]
         name = dataset.manifest.shards[shard].file
-        # A shard without any of them is not opened: a remote one would be asked for in vain.
+        # A shard without any isn't opened: it may be remote.
         for _, sample in dataset.samples(shard, index, documents=rows) if len(rows) else ():
             document = decode_document(sample)
             yield lay_out(
@@ -64,7 +64,6 @@ def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:
 
 
 def _name(dataset: Dataset, side: Side, token_id: int) -> str:
-    """Return a token's bytes for people, or its name without any."""
     tokenizer = load_dataset_tokenizer(dataset, side)
     data = tokenizer.token_bytes(token_id)
     return show_bytes(data) if data else tokenizer.token_name(token_id)

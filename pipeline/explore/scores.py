@@ -27,12 +27,12 @@ MAX_GROUPS = 20
 
 _BINS, _BARS = 24, " ▁▂▃▄▅▆▇█"
 _ENDS = (0.005, 0.995)
-"""Quantiles between which histograms are drawn; what is outside counts in their ends."""
+"""Quantiles between which histograms are drawn; their outer bins include values beyond them."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
-    """Scores of the N documents that are read, int64 or float64 [N].
+    """Scores of N documents, int64 or float64 [N].
 
     `place` is a document's in its shard's index, `group` the text of a metadata field, or "".
     `values` are by displayed name, NaN if missing.
@@ -53,7 +53,7 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Effect of `column <= value`; `quantile` is a share of documents with a score."""
+    """Effect of `column <= value`; `quantile` is a share of scored documents."""
 
     quantile: float
     value: float
@@ -98,7 +98,7 @@ def read_table(
 def find_thresholds(
     values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
 ) -> list[Threshold]:
-    """Return the effects of thresholds at some quantiles, if there are values."""
+    """Return the effects of thresholds at some quantiles."""
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
     ordered, found = values[order], []
@@ -111,7 +111,7 @@ def find_thresholds(
 
 
 def place_of(quantile: float, count: int) -> int:
-    """Return the place in an ordered list at which a quantile is reached."""
+    """Return a quantile's place in an ordered list."""
     # Rounded: 0.35 times 20 is a little more than 7.
     return max(0, ceil(round(quantile * count, 6)) - 1)
 
@@ -119,7 +119,7 @@ def place_of(quantile: float, count: int) -> int:
 def describe_scores(
     table: ScoreTable, column: str, quantiles: Sequence[float], *, by: str = ""
 ) -> Iterator[str]:
-    """Yield the lines of `explore scores`."""
+    """Yield `explore scores`'s lines."""
     for name, values in table.values.items():
         missing = int(np.isnan(values).sum())
         yield (
@@ -136,7 +136,7 @@ def describe_scores(
 def describe_thresholds(
     table: ScoreTable, values: NDArray[np.float64], column: str, quantiles: Sequence[float]
 ) -> list[str]:
-    """Tabulate the documents and bytes that thresholds keep."""
+    """Tabulate what thresholds keep."""
     rows = [["quantile", f"{column} <=", "documents", "", "text bytes", ""]]
     all_bytes = int(table.num_text_bytes.sum())
     for each in find_thresholds(values, table.num_text_bytes, quantiles):

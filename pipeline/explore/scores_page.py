@@ -78,7 +78,7 @@ def render_scores(
     quantiles: Sequence[float],
     num_documents: int,
 ) -> str:
-    """Return charts, thresholds, and documents around each quantile of the first score."""
+    """Return charts, thresholds, and documents around quantiles of the first score."""
     title = f"{dataset.manifest.name}: {column}"
     children: list[Child] = [tag("h1", title)]
     if not can_draw():
@@ -177,7 +177,6 @@ def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
 
 
 def _whole(text: bytes, place: int) -> int:
-    """Return the start of a byte's character."""
     while 0 < place < len(text) and text[place] & 0xC0 == 0x80:  # a byte that continues one
         place -= 1
     return place

@@ -1,9 +1,8 @@
 """How well equal chunks of two tokenizations match, compared with token alignment (paper, Fig. 3).
 
-Documents are laid end to end and cut into sequences of student tokens; a teacher token belongs to
-the sequence in which it starts. Both sides are cut into equally many chunks, each a range of bytes.
-Intersection over union (IoU) and over the student's range (IoS) show how much guidance would come
-from other text.
+Documents are laid end to end and cut into sequences of student tokens, and both sides of these into
+equally many chunks, each a range of bytes. Intersection over union (IoU) and over the student's
+range (IoS) show how much guidance would come from other text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,13 +45,12 @@ def measure_chunking(
     *,
     seq_length: int,
 ) -> ChunkingQuality:
-    """Cut both tokenizations into chunks and compare with token-level alignment.
+    """Compare `num_chunks` with token-level alignment.
 
     Sequences have `seq_length` student tokens; a shorter rest is dropped.
 
     Raises:
-        ValueError: a text that can't be tokenized, not one whole sequence, or one with fewer tokens
-            than chunks.
+        ValueError: a text that can't be tokenized, or too few tokens for a sequence or its chunks.
 
     Source: section 2 and Fig. 3, in bytes.
     """
@@ -122,7 +120,6 @@ def _cut_sequences(batch: AlignedBatch, seq_length: int) -> list[tuple[Ranges, R
 
 
 def _laid_end_to_end(batch: AlignedBatch) -> tuple[Ranges, Ranges]:
-    """Return byte offsets counted through all documents."""
     sizes = [len(document.text) for document in batch.documents]
     before = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
     student, teacher = (
@@ -142,7 +139,7 @@ def _chunk_quality(sequences: Sequence[tuple[Ranges, Ranges]], num_chunks: int) 
 
 
 def _chunk_ranges(byte_offsets: Ranges, num_chunks: int) -> NDArray[np.int64]:
-    """Return chunks' bytes in a sequence, int64 [num_chunks, 2]."""
+    """Return chunks' bytes, int64 [num_chunks, 2]."""
     # Token i of n lies in chunk i * num_chunks // n.
     bounds = -(-np.arange(num_chunks + 1) * len(byte_offsets) // num_chunks)
     return np.stack([byte_offsets[bounds[:-1], 0], byte_offsets[bounds[1:] - 1, 1]], axis=1)

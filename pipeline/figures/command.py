@@ -1,4 +1,4 @@
-"""`vocag figures`: the paper's figures, from real tokenizers, texts and models."""
+"""`vocag figures`: the paper's figures."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import short_names
 from pipeline.drawing.printing import prints
 
-# What measures is imported in `lines`: help needs no tokenizer.
+# Figures' modules are imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:
     from pipeline.tokenization import Tokenizer
 
@@ -54,7 +54,7 @@ class VocabularyOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output; write a requested figure."""
+        """Yield the output."""
         from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
 
         student, _ = _split_name(self.student)
@@ -85,7 +85,7 @@ class TokensOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output; write a requested page."""
+        """Yield the output."""
         from pipeline.figures.tokens import describe_text, draw_text, tokenize_text
 
         result = tokenize_text(self.text, _load_all(self.tokenizers))
@@ -125,7 +125,7 @@ class AlignmentOptions:
         require_drawable(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output; write a requested figure."""
+        """Yield the output."""
         from pipeline.dataset.texts import read_texts
         from pipeline.figures.chunking import describe_chunking, draw_chunking, measure_chunking
 
@@ -168,7 +168,7 @@ class KeptOptions:
         _require_page(self.output)
 
     def lines(self) -> Iterator[str]:
-        """Yield the output; write a requested page."""
+        """Yield the output."""
         # Only this figure needs torch and transformers.
         from pipeline.figures import kept
 
@@ -196,7 +196,7 @@ _FIGURES: dict[str, type[VocabularyOptions | TokensOptions | AlignmentOptions | 
 
 @prints("vocag figures")
 def main(argv: list[str] | None = None) -> Iterator[str]:
-    """Return the command's output."""
+    """Run the command."""
     return parse_command(
         _FIGURES,
         argv,

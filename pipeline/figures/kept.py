@@ -1,4 +1,4 @@
-"""A text's tokens that a teacher keeps for a student (paper, Fig. 8)."""
+"""A text's tokens that a teacher keeps (paper, Fig. 8)."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -36,7 +36,7 @@ class KeptTokens:
         student_losses: float64 [T_student], nats; NaN without a context.
         guidance: the teacher's, float64 [T_student], nats; NaN = unmapped.
         kept: bool [T_student].
-        threshold: the smallest kept difference, nats; NaN without any.
+        threshold: the smallest kept difference, nats, or NaN.
     """
 
     document: PreviewDocument
@@ -47,7 +47,7 @@ class KeptTokens:
 
     @property
     def student(self) -> list[PreviewToken]:
-        """The student's tokens, in order."""
+        """Tokens in order."""
         return [token for block in self.document.blocks for token in block.student]
 
 
@@ -100,7 +100,7 @@ def score_text(
 
 
 def describe_kept(tokens: KeptTokens) -> str:
-    """Return the counts, in words."""
+    """Describe the counts."""
     num_tokens, num_kept = len(tokens.kept), int(tokens.kept.sum())
     mapped = ~np.isnan(tokens.guidance)
     return (
@@ -126,7 +126,7 @@ def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
 
 @torch.inference_mode()
 def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
-    """Return a model's losses of a text's tokens and which are defined, [1, T] each."""
+    """Return losses of a text's tokens and which are defined, [1, T] each."""
     model = load_language_model(source, packed=False)
     context = tokenizer.around_text.first_token_id
     tokens = [*([] if context is None else [context]), *ids.tolist()]

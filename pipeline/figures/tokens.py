@@ -15,7 +15,7 @@ from pipeline.tokenization import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """A UTF-8 text, its tokens by tokenizer, and the first aligned with each other."""
+    """A UTF-8 text, its tokens by tokenizer, and the alignments."""
 
     text: bytes
     tokens: Mapping[str, TokenBatch]
@@ -48,7 +48,7 @@ def tokenize_text(text: str, tokenizers: Mapping[str, Tokenizer]) -> TokenizedTe
 
 
 def describe_text(result: TokenizedText, *, width: int) -> Iterator[str]:
-    """Yield counts, tokens and alignments for the terminal."""
+    """Yield lines for the terminal."""
     yield f"{show_bytes(result.text)} ({format_plural(len(result.text), 'byte')})"
     yield ""
     rows = [["tokenizer", "tokens", "bytes/token", ""]]
@@ -64,7 +64,7 @@ def describe_text(result: TokenizedText, *, width: int) -> Iterator[str]:
 
 
 def draw_text(result: TokenizedText) -> str:
-    """Return a page with counts and alignments."""
+    """Return a page."""
     counts = [
         tag(
             "tr",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabularyOverlap:
-    """Shares (0 to 1) of a teacher's vocabulary that the student has, without added tokens.
+    """Shares (0 to 1) of a teacher's vocabulary that the student has.
 
     `raw` counts equal token strings, `decoded` equal bytes.
     """
@@ -28,7 +28,7 @@ class VocabularyOverlap:
 def measure_overlaps(
     student: Tokenizer, teachers: Mapping[str, Tokenizer]
 ) -> list[VocabularyOverlap]:
-    """Compare the student's vocabulary with each teacher's, by strings and by bytes.
+    """Compare vocabularies without added tokens, by strings and by bytes.
 
     As bytes, `▁the` and `Ġthe` are equal.
 

@@ -1,7 +1,6 @@
 """Rules about tokens, checked over whole batches.
 
-Functions yield (document, message) for each offending document: its first offence, and their
-number.
+Functions yield each offending document, with a message on its first offence and their number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ Problems = Iterator[tuple[int, str]]
 
 
 class CutPoints(NamedTuple):
-    """Cut points of a batch, as in `ShardIndex`: int64 [D + 1], [C] and [C]."""
+    """Cut points as in `ShardIndex`: int64 [D + 1], [C] and [C]."""
 
     starts: NDArray[np.int64]
     student: NDArray[np.int64]
@@ -58,10 +57,9 @@ def find_unknown_ids(tokens: TokenBatch, vocab_size: int) -> Problems:
 def find_unsound_offsets(
     tokens: TokenBatch, num_text_bytes: NDArray[np.int64], must_tile: NDArray[np.bool_]
 ) -> Problems:
-    """Find offsets that decrease, or don't cover a text.
+    """Find offsets that decrease, or fail to cover a text that must be covered.
 
-    `num_text_bytes` is int64 [D]; `must_tile`, bool [D], marks documents that store bytes per
-    token.
+    `num_text_bytes` is int64 [D], `must_tile` bool [D].
     """
     offsets, cu_tokens = tokens.byte_offsets, tokens.cu_tokens
     starts, ends = offsets[:, 0], offsets[:, 1]
@@ -136,7 +134,7 @@ def find_other_tokens(tokens: TokenBatch, fresh: TokenBatch) -> Problems:
 def find_foreign_content(
     tokens: TokenBatch, texts: Sequence[bytes], tokenizer: Tokenizer
 ) -> Problems:
-    """Find tokens whose byte range doesn't hold their bytes; a tokenizer may repeat that error."""
+    """Find tokens whose range doesn't hold their bytes; a fresh tokenization may repeat this."""
     for d, text in enumerate(texts):
         own = slice(tokens.cu_tokens[d], tokens.cu_tokens[d + 1])
         ids, byte_offsets = tokens.input_ids[own], tokens.byte_offsets[own]
@@ -164,7 +162,7 @@ def _stack_tokens(documents: Sequence[Tokens]) -> TokenBatch:
 def _first_per_document(
     wrong: NDArray[np.bool_], cu_tokens: NDArray[np.int64]
 ) -> list[tuple[int, int, str]]:
-    """Return offending documents, their first wrong tokens and notes on the others."""
+    """Return offending documents, first wrong tokens and notes on the others."""
     tokens = np.flatnonzero(wrong)
     documents = np.searchsorted(cu_tokens, tokens, side="right") - 1
     found, firsts, counts = np.unique(documents, return_index=True, return_counts=True)

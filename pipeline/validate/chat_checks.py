@@ -17,15 +17,15 @@ from pipeline.dataset.chat_index import count_learned
 from schemas.document import AlignedDocument, StoredSide, tokens_over
 
 Speakers = tuple[tuple[Speaker, Speaker], LearnRule]
-"""Both sides' templates, and what of a chat is learned."""
+"""Both sides' templates, and the rule for what is learned."""
 
 _NOWHERE = np.empty((0, 3), np.int64), np.empty(0, np.int64)
 RENDERED_AGAIN = 32
-"""Of the chats that are read together, so many are rendered again: jinja is slow."""
+"""Chats of each window that are rendered again; jinja is slow."""
 
 
 def find_wrong_parts(document: AlignedDocument) -> Iterator[str]:
-    """Yield contradictions in a chat's learned ranges, tokens and pieces."""
+    """Yield contradictions in learned ranges, tokens and pieces."""
     chat, text = document.chat, document.text
     if chat is None:
         yield "it has no tensors of a chat"
@@ -116,7 +116,7 @@ def with_origins(tokens: TokenBatch, documents: Sequence[AlignedDocument], side:
 
 
 def _pieces_of(side: StoredSide, messages: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return a rendering's pieces, and where their texts end in the document."""
+    """Return pieces, and where their texts end in the document."""
     ends = np.cumsum([0, *(text[2] for text in orjson.loads(messages)["texts"])], dtype=np.int64)
     closes = ends[np.searchsorted(ends, side.pieces[:, 2], "left").clip(0, len(ends) - 1)]
     return side.pieces, closes

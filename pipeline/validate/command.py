@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def render_text(report: "ValidationReport") -> Iterator[str]:
-    """Yield findings by check and shard, then a summary."""
+    """Yield findings, then a summary."""
     for (check, shard), group in groupby(report.findings, key=lambda f: (f.check, f.shard)):
         findings = list(group)
         for finding in findings[:SHOWN_PER_CHECK]:

@@ -1,4 +1,4 @@
-"""Check a whole dataset: manifest, shards, and consistency across them."""
+"""Check a whole dataset."""
 
 import json
 import os
@@ -62,9 +62,9 @@ def validate_dataset(
 ) -> ValidationReport:
     """Check every byte of a dataset, a folder or a manifest, by every rule of the format.
 
-    Each file is read once. Memory: 16 bytes per document, and one shard's index and window of
-    samples per process. Tokenizers tokenize kept text again; a teacher, which needs the extra hf,
-    scores some documents again. `advance` gets the bytes of tars read since its last call.
+    Memory: 16 bytes per document, and one shard's index and window of samples per process.
+    Tokenizers tokenize kept text again; a teacher, which needs the extra hf, scores some documents
+    again. `advance` gets the bytes of tars read since its last call.
 
     Raises:
         DatasetError: the manifest is missing, or of another version.
@@ -102,7 +102,7 @@ def validate_dataset(
 
 
 def _decode(data: bytes, path: str, findings: Findings) -> Manifest | None:
-    """Return the manifest, even with wrong totals or fingerprint, if readable."""
+    """Return the manifest, even with wrong totals or fingerprint."""
     try:
         manifest = decode_manifest(data, at=path)
     except SchemaVersionError:
@@ -218,7 +218,7 @@ def _check_shards(
     dataset: Dataset, with_tokenizers: bool, num_processes: int, advance: Advance
 ) -> list[ShardResult]:
     shards = dataset.manifest.shards
-    # What a process needs, which a list of 100,000 shards is not.
+    # Processes don't need the list of shards, perhaps 100,000.
     manifest = replace(dataset.manifest, shards=(), statistics={})
     small = replace(dataset, manifest=manifest)
     if num_processes == 1 or len(shards) < 2:

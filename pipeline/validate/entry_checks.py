@@ -1,4 +1,4 @@
-"""Check stored distributions: are they possible, and reproducible?"""
+"""Check whether stored distributions are possible and reproducible."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,8 @@ def contradicting_places(
 ) -> list[str]:
     """Report positions that lack entries, or have some without context.
 
-    `has_loss`, bool [M], marks tokens scored with a context; `starts` is int64 [D + 1]. With
-    `of_ends`, documents' ends have entries.
+    `has_loss`, bool [M], marks tokens with a context; `starts` is int64 [D + 1]. With `of_ends`,
+    texts' ends have entries.
     """
     expected = np.full(len(entries.counts), of_ends)  # the place after a document has some
     document = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -58,8 +58,7 @@ def compare_entries(
     """Describe entries that differ beyond rounding and batching, or return "".
 
     A token's log-probabilities agree within rounding and `tolerance` (nats); a token of one side
-    only is at most as likely as the other's last. If entropy decides which positions have entries,
-    some of these may differ, as draws may.
+    only is at most as likely as the other's last.
     """
     num_bad, num_entries, worst = 0, 0, 0.0
     num_lone, num_positions = 0, 0
@@ -72,6 +71,7 @@ def compare_entries(
             num_bad += int(np.count_nonzero(off > tolerance))
             num_entries += int(np.count_nonzero(one[0] >= 0))
             worst = max(worst, float(off.max(initial=0.0)))
+    # If entropy decides which positions have entries, as many may differ as draws may.
     if num_lone > min(4 * tolerance, 0.5) * num_positions:
         return (
             f"{num_lone} of {num_positions} positions of {len(documents)} documents have entries "
@@ -100,6 +100,7 @@ def compare_draws(
     ]
     num_draws = sum(one.size for one, _ in pairs)
     num_others = sum(int(np.count_nonzero(one != other)) for one, other in pairs)
+    # A draw chooses a block and a token, between two competitors each: four rounded values.
     if num_others <= min(4 * tolerance, 0.5) * num_draws:
         return ""
     return (
@@ -113,7 +114,6 @@ def compare_draws(
 def _next_tokens_of(
     entries: ShardEntries, document: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Return ids and log-probabilities of a document's entries, and its draws' ids."""
     start, stop = entries.position_starts[document : document + 2].tolist()
     top_k = entries.rule.top_k
     shape = stop - start, top_k + entries.rule.draws
@@ -133,7 +133,7 @@ def _differences(
     for place in range(ids.shape[1]):
         same = ids == other_ids[:, place : place + 1]
         found = np.where(same, others[:, place : place + 1], found)
-    # What the other left out is at most as likely as the last that it has, however many it has.
+    # An entry that the other side lacks is at most as likely as its last one.
     counts = (other_ids >= 0).sum(axis=1)
     last = np.take_along_axis(others, np.maximum(counts - 1, 0)[:, None], axis=1)
     with np.errstate(invalid="ignore"):  # places without an entry

@@ -31,10 +31,7 @@ CHECKS = {
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A broken rule of `CHECKS`: what was found, and what was expected.
-
-    `shard` is "" for no shard, `key` "" for a whole file.
-    """
+    """A broken rule of `CHECKS`; `shard` and `key` are "" for none."""
 
     check: str
     shard: str
@@ -43,10 +40,10 @@ class Finding:
 
 
 class Findings:
-    """Findings and notes on what could not be checked, of a shard or all ("")."""
+    """Findings, and notes on what could not be checked, of a shard or all ("")."""
 
     def __init__(self, shard: str = "") -> None:
-        """Begin without findings."""
+        """Begin empty."""
         self.shard = shard
         self.found: list[Finding] = []
         self.notes: list[str] = []
@@ -56,7 +53,7 @@ class Findings:
         self.found.append(Finding(check, self.shard, key, message))
 
     def note(self, text: str) -> None:
-        """Add what could not be checked, and why."""
+        """Add what could not be checked."""
         self.notes.append(text)
 
     def take_over(self, other: "Findings") -> None:

@@ -38,7 +38,7 @@ from schemas.manifest import Manifest
 
 SIDES: tuple[Side, Side] = ("student", "teacher")
 _FP32_SUM = 1e-6
-"""What rounding to fp32 may change; sums differ by less, whatever their order."""
+"""Relative error of rounding to fp32; the order of a sum changes less."""
 
 
 @dataclass(frozen=True)

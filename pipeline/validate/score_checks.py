@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 CHECK = "teacher_losses"
 SAMPLED_DOCUMENTS = 16
 TOLERANCES = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
-"""Nats by which a loss may differ, besides fp16's rounding, if it is computed in other batches."""
+"""Nats by which a loss computed in other batches may differ, besides fp16's rounding."""
 
 _FP16_STEP = 2.0**-10
 
 
 def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
-    """Check all score manifests and sidecars next to a dataset.
+    """Check the score manifests and sidecars next to a dataset.
 
     `teacher`, a folder, repository or .gguf file, scores a random sample again.
 
@@ -153,7 +153,6 @@ def _contradictions(
 def _table_contradictions(
     scores: ScoreFiles, record: SidecarRecord, shard: ShardToScore, missing: list[str]
 ) -> list[str]:
-    """Compare the table of documents' scores with the losses; note a missing one."""
     name = document_scores_name(record.file)
     try:
         data = read_whole(f"{scores.location}/{name}")
@@ -225,7 +224,6 @@ def _score_again(
 
 
 def _compare_sample(scores: ScoreFiles, dataset: Dataset, scorer: Scorer) -> tuple[str, str]:
-    """Score some documents of a random shard again; return which, and the differences."""
     number = random.choice([n for n, s in enumerate(scores.manifest.sidecars) if s.num_tokens])
     record = scores.manifest.sidecars[number]
     data = read_whole(f"{scores.location}/{record.file}")

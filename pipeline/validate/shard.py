@@ -27,7 +27,7 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, eq=False)
 class ShardResult:
-    """A shard's results; `keys` are bytes [N], 16 for each key of the index."""
+    """A shard's results; `keys` are bytes [N], 16 for each of the index."""
 
     findings: Findings
     keys: NDArray[np.bytes_]
@@ -41,7 +41,7 @@ def check_shard(
     with_tokenizers: bool = False,
     advance: Advance = int,
 ) -> ShardResult:
-    """Check a shard against the manifest, without its list of shards, and against itself."""
+    """Check a shard against itself and the manifest, whose list of shards isn't used."""
     manifest = dataset.manifest
     findings = Findings(shard_record.file)
     tokenizers = None
@@ -77,7 +77,6 @@ def check_shard(
 
 
 def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
-    """Return a dataset's usable chat templates."""
     if dataset.manifest.chats is None:
         return None
     from pipeline.dataset.chat_templates import load_speakers
@@ -90,7 +89,7 @@ def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
 
 
 def describe(error: OSError) -> str:
-    """Describe the error in words."""
+    """Describe an error."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     return error.strerror or str(error) or type(error).__name__
@@ -140,7 +139,7 @@ def _read_index(
 
 
 def _key_bytes(keys: Sequence[str]) -> NDArray[np.bytes_]:
-    """Return the keys' bytes; a damaged key, reported elsewhere, gets unique ones."""
+    """Return keys' bytes; damaged keys get unique ones."""
     return np.array(
         [
             bytes.fromhex(key) if _KEY.fullmatch(key) else sha256(key.encode()).digest()[:16]

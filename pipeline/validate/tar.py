@@ -1,4 +1,4 @@
-"""Read a shard from first to last byte: hash it, and check every tar member.
+"""Read a shard once: hash it, and check every tar member.
 
 Nothing seeks, so remote shards stream; memory holds one window of members.
 """
@@ -49,10 +49,7 @@ class TarReader:
         findings: Findings,
         advance: Callable[[int], object],
     ) -> None:
-        """Read an open tar with the samples of `index`.
-
-        `advance` gets the number of bytes of each read.
-        """
+        """Read an open tar; `advance` gets the number of bytes of each read."""
         self._file = file
         self._advance = advance
         self._index = index
@@ -137,7 +134,6 @@ class TarReader:
             self._findings.add("tar", text)
 
     def _read(self, num_bytes: int) -> bytes:
-        """Read on; fewer bytes than asked only at the end."""
         parts = []
         while num_bytes and (part := self._file.read(num_bytes)):
             parts.append(part)
@@ -164,7 +160,7 @@ def _padded(size: Any) -> Any:
 
 
 def _split(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that fill about one window each."""
+    """Yield ranges of rows that fill about a window each."""
     first = 0
     while first < len(starts):
         last = int(np.searchsorted(ends, starts[first] + WINDOW_BYTES, side="right"))
@@ -174,7 +170,6 @@ def _split(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple
 
 
 def _header_problem(header: bytes, name: str, size: int) -> str:
-    """Describe how a member's header differs from the format's, or return ""."""
     expected = tarfile.TarInfo(name)
     expected.size = size
     if header == expected.tobuf(tarfile.USTAR_FORMAT):
