@@ -1,4 +1,4 @@
-"""The --vocag-* arguments: one frozen dataclass, read once, checked before anything starts."""
+"""The --vocag-* arguments, read once and checked before anything starts."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _GROUPS = {
 
 
 class ArgumentError(ValueError):
-    """Arguments that can't work together; the message has the remedy."""
+    """Arguments that can't work together."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ NO_TEACHER = TeacherOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class VocagOptions:
-    """Everything that --vocag-* says.
+    """The --vocag-* arguments.
 
     Attributes:
         data: what to train on.
@@ -108,7 +108,7 @@ class VocagOptions:
     data: Reading
     validation_data: Annotated[str, Option("DATASET")] | None = None
     student: ModelSource | None = None
-    # `OnDamage` by its values: its wing's kernels take half a second to import.
+    # Not `OnDamage`, which takes half a second to import.
     on_damage: Literal["raise", "quarantine"] = "raise"
     cache_folder: Annotated[Path, Option("FOLDER")] = Path("~/.cache/vocag")
     cache_gigabytes: int = 256
@@ -133,12 +133,12 @@ class VocagOptions:
         """Settings that must stay the same for a run to continue."""
         method, kind = self.method, self.kind
         own = {name: getattr(method, name) for name in kind.options and ("name", *kind.options)}
-        own.pop("distill_by", None)  # the rule's selector has it
+        own.pop("distill_by", None)  # it is the rule's selector
         if "weight" in own:
             own["weight"] = kind.weight_of(method)
         if kind.needs == "distributions":
             own |= {"top_k": max(self.served.entries.exact - 1, 0)}
-        if drawn := self.served.entries.drawn:  # absent in runs that began before they existed
+        if drawn := self.served.entries.drawn:  # absent from older runs
             own |= {"draws": drawn}
         both = {"aggregation": method.aggregation, "expectation": method.expectation}
         return both | own | asdict(kind.rule(method))
@@ -166,7 +166,6 @@ class VocagOptions:
             raise hinted(error, "leave out --vocag-teacher")
 
     def _require_no_teacher_options(self) -> None:
-        """Refuse options of a running teacher without one: they would have no effect."""
         given = asdict(self.teacher).items() - asdict(NO_TEACHER).items()
         unread = {f"teacher_{name}": value for name, value in given}
         if self.allow_untrained_teacher:
@@ -182,16 +181,12 @@ class VocagOptions:
 
 
 def naming_arguments() -> Any:
-    """Name arguments in errors of the library, which names fields."""
+    """Name arguments in the library's errors, which name fields."""
     return option_parsing.naming_options(VocagOptions, prefix=_PREFIX, others=("seq_length",))
 
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
-    """Add all --vocag-* arguments to Megatron's parser, in groups.
-
-    Example:
-        >>> parse_and_validate_args(extra_args_provider=add_arguments)
-    """
+    """Add all --vocag-* arguments to Megatron's parser, in groups."""
     option_parsing.add_options(parser, VocagOptions, prefix=_PREFIX, groups=_GROUPS)
     return parser
 
@@ -199,9 +194,8 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
 def read_options(argv: Sequence[str]) -> VocagOptions | None:
     """Read the options from a command line that also holds Megatron's.
 
-    This precedes Megatron's own parsing, because the number of teacher ranks decides the meaning of
-    `RANK` and `WORLD_SIZE`. None for --help; ArgumentError for impossible options; argparse's own
-    errors exit.
+    Comes before Megatron's parsing, because teacher ranks change `RANK` and `WORLD_SIZE`. None for
+    --help; ArgumentError for impossible options.
     """
     if "--help" in argv or "-h" in argv:
         return None

@@ -1,8 +1,7 @@
 """The bridge between the worlds: teacher tokens one way, losses the other, over CPU and gloo.
 
 Each student replica's leader (last pipeline stage, first rank of those that share rows or layers)
-is connected to the leader of each teacher replica that serves it. A pair's messages keep their
-order.
+is connected to the leaders of the teacher replicas that serve it.
 
     request   int64 [4]: kind, rows, places per row, bounds per row;
               then int32 [rows, places + bounds]
@@ -79,15 +78,15 @@ class TeacherAnswer:
 
     @property
     def next_ids(self) -> Tensor:
-        """Next tokens after each token, float32 [rows, teacher_seq_length, K], exact below 2^24.
+        """Tokens after each token, float32 [rows, teacher_seq_length, K], exact below 2^24.
 
-        Draws are the last, after a free place, -1, for the text's own token.
+        Draws are the last, after -1 for the text's own token.
         """
         return self.values[..., 1 : 1 + self.values.shape[-1] // 2]
 
     @property
     def next_log_probs(self) -> Tensor:
-        """Log-probabilities of `next_ids`, in their shape, nats; draws: -inf."""
+        """Log-probabilities of `next_ids`, nats; draws: -inf."""
         return self.values[..., 1 + self.values.shape[-1] // 2 :]
 
 
@@ -108,18 +107,18 @@ class Pairing:
             )
 
     def teachers_of(self, student: int) -> list[int]:
-        """Return the teacher replicas that share a student replica's rows."""
+        """Return the teacher replicas of a student replica."""
         if self.num_teachers <= self.num_students:
             return [student % self.num_teachers]
         return list(range(student, self.num_teachers, self.num_students))
 
     def students_of(self, teacher: int) -> list[int]:
-        """Return the student replicas that a teacher replica serves."""
+        """Return the student replicas of a teacher replica."""
         return [s for s in range(self.num_students) if teacher in self.teachers_of(s)]
 
 
 class _Link:
-    """A connection of two leaders; one group of hundreds would take minutes to connect."""
+    """A connection of two leaders; a group of hundreds would take minutes to connect."""
 
     def __init__(self, store: dist.Store, *, student: int, teacher: int, end: Role) -> None:
         rank = _ENDS.index(end)
@@ -140,7 +139,7 @@ class _Link:
 class StudentBridge:
     """The student's end: requests ahead, takes replies in order.
 
-    `BridgeError` if a teacher is gone or silent for too long.
+    `BridgeError` for a lost or silent teacher.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class StudentBridge:
         timeout: timedelta,
         width: int = 0,
     ) -> None:
-        """Wait until every teacher replica that serves this one has connected."""
+        """Wait until this replica's teachers have connected."""
         self._timeout = timeout
         self._num_values = 1 + 2 * width
         self._replica = replica
@@ -202,11 +201,11 @@ class StudentBridge:
 class TeacherBridge:
     """The teacher's end: takes one request of each student replica at a time.
 
-    `BridgeError` if a student is gone.
+    `BridgeError` for a lost student.
     """
 
     def __init__(self, store: dist.Store, pairing: Pairing, *, replica: int) -> None:
-        """Wait until every student replica served here has connected."""
+        """Wait until this replica's students have connected."""
         self._links: dict[int, _Link] = {}
         for student in pairing.students_of(replica):
             what = f"teacher replica {replica} waited for student replica {student} to connect;"
@@ -242,17 +241,15 @@ class TeacherBridge:
 
 @contextmanager
 def _peer(name: str, what: str) -> Iterator[None]:
-    """Turn gloo's errors into ours, after torchrun has had time to report the cause.
-
-    A dead process's peers notice first; one that ended at once would be reported as the cause.
-    """
+    """Turn gloo's errors into ours, after torchrun has had time to report the cause."""
     try:
         yield
     except RuntimeError as error:
-        # A signal's handler may raise here, too: a reader that died isn't the peer's fault.
+        # A signal handler may raise here, too, if a reader died.
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         logger.error("lost the bridge to %s: %s %s", name, what, error)
+        # Peers notice a dead process before torchrun, which reports the first process to end.
         time.sleep(_GRACE_SECONDS)
         refusal = BridgeError(
             f"{name} doesn't answer over the bridge: {what} {error}; the messages of {name}'s own "

@@ -15,7 +15,7 @@ from pipeline.packing.rules import suggest_teacher_seq_length
 from schemas.errors import ForeignTokenizerError
 from schemas.manifest import Manifest
 
-# Attribute of Megatron's arguments, the value that works, why no other does.
+# Attribute of Megatron's arguments, the only supported value, the reason.
 _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("num_experts", None, "only dense students are supported"),
     ("mtp_num_layers", None, "multi-token prediction has no teacher losses"),
@@ -49,15 +49,15 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("logits_save_dir", None, "only Megatron's own loss function does it"),
     ("logits_load_dir", None, "only Megatron's own loss function does it"),
 )
-# What is read of Megatron's group of data arguments; the others would change nothing.
+# Megatron's data arguments that are read; the others would have no effect.
 _DATA_GROUP = "data and dataloader"
 _READ_OF_DATA = ("seq_length", "encoder_seq_length", "num_workers", "data_path", "mock_data")
-_NO_MASK = "create_attention_mask_in_dataloader"  # none is made, whatever it says
+_NO_MASK = "create_attention_mask_in_dataloader"  # no mask is made
 _LISTED_SPLITS = 4
 
 
 def require_student(args: Namespace, options: VocagOptions) -> None:
-    """Raise ArgumentError for arguments of Megatron that the plugin doesn't support."""
+    """Raise ArgumentError for unsupported arguments of Megatron."""
     if not args.calculate_per_token_loss:
         error = ArgumentError(
             "--calculate-per-token-loss is missing: without it Megatron averages each micro-batch "
@@ -75,7 +75,6 @@ def require_student(args: Namespace, options: VocagOptions) -> None:
 
 
 def _require_defaults(args: Namespace) -> None:
-    """Refuse arguments of Megatron that nothing here reads."""
     parser = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
     options = {action.dest: action.option_strings[0] for action in parser._actions}
     (data,) = (group for group in parser._action_groups if group.title == _DATA_GROUP)
@@ -135,10 +134,7 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
-    """Raise ArgumentError if a resumed run's length changes unasked.
-
-    Megatron's own error gives numbers of its own making.
-    """
+    """Raise ArgumentError if a resumed run's length changes unasked."""
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
     if checkpoint is None or args.no_load_optim or may_change:
         return
@@ -152,7 +148,7 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
-    """Return a student replica's micro-batches per training or validation step."""
+    """Return a student replica's micro-batches per step."""
     rows: int = getattr(args, f"{prefix}micro_batch_size") * args.data_parallel_size
     step: int = getattr(args, f"{prefix}global_batch_size")
     return step // rows
@@ -183,16 +179,13 @@ def require_service(args: Namespace, teacher: TeacherOptions) -> None:
 def require_split(
     args: Namespace, options: VocagOptions, manifest: Manifest, *, num_ranks: int
 ) -> None:
-    """Raise ArgumentError unless the two worlds can share a step's rows.
-
-    It names other splits, the fastest first, and batch sizes. Megatron's arguments are only parsed.
-    """
+    """Raise ArgumentError, with alternatives, unless the two worlds can share a step's rows."""
     teacher, rows, micro = options.teacher, args.global_batch_size, args.micro_batch_size
     kinds = ("tensor_model", "pipeline_model", "context")
     of_student: int = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
     student_ranks = num_ranks - teacher.world_size
     if not rows or not micro or student_ranks % of_student:
-        return  # Megatron says so
+        return  # Megatron reports it
     batch = Batch(rows, micro, teacher.micro_batch_size, of_student, teacher.ranks_of_replica)
     refusal = batch.refusal(student_ranks, teacher.world_size)
     if refusal is None:
@@ -225,10 +218,7 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
 
 
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
-    """Raise ValueError unless a student has a row for every token of the run's data.
-
-    `name` is a pretrained student's; None: its size is an argument.
-    """
+    """Raise ValueError unless a student, pretrained if named, has rows for all tokens."""
     try:
         require_room(opened, name or "the student", side="student", vocab_size=vocab_size)
     except ValueError as error:

@@ -1,7 +1,4 @@
-"""Export a trained student as a Hugging Face folder, to evaluate and to serve.
-
-One CPU process reads a checkpoint of `megatron_plugin.pretrain_gpt`, of any parallelism.
-"""
+"""Export trained students as Hugging Face folders."""
 
 import json
 from collections.abc import Mapping
@@ -26,11 +23,12 @@ from schemas.errors import DatasetError
 def export_student(
     checkpoint: Path, output: Path, *, dtype: torch.dtype | None = None, with_tokenizer: bool = True
 ) -> ModelShape:
-    """Write a checkpoint's student in Hugging Face's format; return its shape.
+    """Write a checkpoint's student as a Hugging Face folder; return its shape.
 
-    The checkpoint is a run's `--save` folder (its newest iteration) or one iteration's; the output
-    must not hold a model. `dtype` None keeps the checkpoint's. The tokenizer comes from the
-    training dataset, complete for `AutoTokenizer` and checked on its texts.
+    The checkpoint, of any parallelism, is a run's `--save` folder (its newest iteration) or one
+    iteration's; the output must not hold a model. `dtype` None keeps the checkpoint's. The
+    tokenizer comes from the training dataset, complete for `AutoTokenizer` and checked on its
+    texts.
 
     Raises:
         WeightsError: no checkpoint of this trainer.

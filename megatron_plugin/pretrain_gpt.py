@@ -61,9 +61,9 @@ def main() -> None:
 def enter() -> StudentRun:
     """Join this rank's world; call it before Megatron parses its arguments.
 
-    Teacher ranks serve the student, then exit. Student ranks' `sys.argv` gets arguments from the
-    student's config and for missing packages, before the user's own. ArgumentError for impossible
-    options; DatasetError if --vocag-data isn't a finished dataset.
+    Teacher ranks serve the student, then exit. Student ranks' `sys.argv` gets arguments for the
+    student's model and missing packages, before the user's own. ArgumentError for impossible
+    options; DatasetError for an unfinished dataset.
     """
     skip_missing_makefile()
     forget_engine_attention()
@@ -101,10 +101,7 @@ def print_help() -> None:
 
 
 def skip_missing_makefile() -> None:
-    """Let Megatron start without the Makefile that its wheel lacks.
-
-    megatron-core 0.19 runs `make` for helpers that the wheel ships compiled, and exits if it fails.
-    """
+    """Let Megatron 0.19 start without `make`: its wheel has compiled helpers, but no Makefile."""
     if not Path(dataset_utils.__file__).with_name("Makefile").exists():
         dataset_utils.compile_helpers = lambda: None
 

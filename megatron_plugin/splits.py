@@ -1,7 +1,4 @@
-"""Splits of a job's ranks between student and teacher, and the fastest.
-
-Assumes equally efficient models.
-"""
+"""Splits of a job's ranks between equally efficient student and teacher."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +25,7 @@ class Batch:
     def refusal(self, student_ranks: int, teacher_ranks: int) -> str | None:
         """Return why these ranks can't share the rows evenly, or None.
 
-        Ranks are multiples of a copy's; without teacher ranks the teacher is colocated.
+        Without teacher ranks the teacher is colocated.
         """
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         together = students * self.micro_batch_size
@@ -53,7 +50,7 @@ class Batch:
         return None
 
     def fitting_rows(self, student_ranks: int, teacher_ranks: int) -> list[int]:
-        """Return the nearest numbers of rows that the split can share, if any."""
+        """Return the nearest numbers of rows that the split can share."""
         students, teachers = self._replicas(student_ranks, teacher_ranks)
         try:
             parts = self._parts(students, teachers)
@@ -85,17 +82,14 @@ class Split:
 def balance(student: ModelShape, teacher: ModelShape, teacher_tokens: float) -> float:
     """Return the teacher ranks per student rank at which neither waits.
 
-    A weight takes six operations in the student's forward and backward passes, two in the teacher's
-    forward pass, on `teacher_tokens` per student token.
+    A weight takes six operations in the student's passes, two in the teacher's, on `teacher_tokens`
+    per student token.
     """
     return teacher_tokens * teacher.weights_per_token / (3 * student.weights_per_token)
 
 
 def legal_splits(num_ranks: int, batch: Batch, ratio: float) -> list[Split]:
-    """Return the splits of at most `num_ranks` that can share a batch, the fastest first.
-
-    `ratio` is from `balance`.
-    """
+    """Return the splits that can share a batch, the fastest first; `ratio` is from `balance`."""
     return sorted(
         _legal(num_ranks, batch, ratio),
         key=lambda split: (-split.share, split.student_ranks + split.teacher_ranks),

@@ -1,10 +1,10 @@
 """All names of Megatron that this plugin uses; other modules import them from here.
 
-They change between releases; docs/guides/megatron.md explains how to try another. We also replace
+They change between releases, see docs/guides/megatron.md. We also replace
 `training.get_forward_backward_func` and `dataset_utils.compile_helpers`.
 """
 
-# The groups of ranks. Its functions are found by their use, as `parallel_state.NAME`.
+# Groups of ranks; functions are used as `parallel_state.NAME`.
 from megatron.core import parallel_state
 from megatron.core.datasets import utils as dataset_utils
 from megatron.core.dist_checkpointing import load_common_state_dict
@@ -38,7 +38,7 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-# The trainer, and the builders that it brings.
+# The trainer and its builders.
 from megatron.training import get_args, pretrain, training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import add_megatron_arguments, parse_and_validate_args, parse_args

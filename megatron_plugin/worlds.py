@@ -1,7 +1,6 @@
 """Two worlds in one torchrun job: the first ranks are the student's, the last the teacher's.
 
-Each initialises torch.distributed over its own prefix of torchrun's store, so Megatron sees only
-its ranks.
+Each has its own prefix of torchrun's store, so Megatron sees only its ranks.
 """
 
 import os
@@ -18,10 +17,10 @@ from pipeline.command_line.failures import hinted
 
 @dataclass(frozen=True)
 class World:
-    """This process's world: `size` of the job's ranks.
+    """This process's world.
 
-    `store` is for `init_process_group`, None: torch's default. `bridge_store` is both worlds', None
-    if the teacher has no world of its own.
+    `store` is for `init_process_group`, None: torch's default; `bridge_store` is both worlds', None
+    if the teacher has no world.
     """
 
     role: Role
@@ -33,10 +32,10 @@ class World:
 
 
 def enter_world(num_teacher_ranks: int) -> World:
-    """Join the student's or the teacher's world, by this process's rank in the job.
+    """Join this rank's world.
 
-    Sets `RANK` and `WORLD_SIZE` to the world's, so call it before Megatron reads them.
-    ArgumentError without torchrun, or without ranks for the student.
+    Sets `RANK` and `WORLD_SIZE`, so call it before Megatron reads them. ArgumentError without
+    torchrun or student ranks.
     """
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

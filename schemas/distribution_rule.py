@@ -16,9 +16,9 @@ class EntryShape:
     """Columns for next tokens at a place.
 
     Attributes:
-        exact: the first columns, for tokens with their own probabilities: each averaged teacher's
-            likeliest and the text's own next token.
-        drawn: the last columns, for draws from all others, which share the remaining mass.
+        exact: the first, with their own probabilities: each averaged teacher's likeliest and the
+            text's own next token.
+        drawn: the last, draws from all others, which share the remaining mass.
     """
 
     exact: int
@@ -42,11 +42,9 @@ class DistributionRule:
         top_mass: fewer if the likeliest hold this mass.
         vocab_size: of the dataset's teacher tokenizer; larger ids have no entries.
         log_probs: storage; "uint8" code c is -20 (c / 255)² nats.
-        draws: tokens drawn per position, except entries and the text's own next token; if 0,
-            omitted with the seed.
+        draws: tokens drawn per position, except entries and the text's own next token.
         draws_seed: of the draws.
-        entropy_above: nats; positions whose `least_entropies` aren't above have no entries; omitted
-            if 0.
+        entropy_above: nats; positions whose `least_entropies` aren't above have no entries.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=MOST_ENTRIES)]
@@ -59,16 +57,11 @@ class DistributionRule:
 
     @property
     def shape(self) -> EntryShape:
-        """A position's columns, the text's own next token included.
-
-        Example:
-            >>> DistributionRule(8, 1.0, 49152, "uint8", draws=4).shape
-            EntryShape(exact=9, drawn=4)
-        """
+        """A position's columns, the text's own next token included."""
         return EntryShape(self.top_k + 1, self.draws)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, without unused ones."""
+        """Return plain values, without unused draws and entropies."""
         without: tuple[str, ...] = () if self.draws else ("draws", "draws_seed")
         if not self.entropy_above:
             without += ("entropy_above",)
@@ -80,12 +73,7 @@ class DistributionRule:
         return max(1, (self.vocab_size - 1).bit_length())
 
     def describe(self) -> str:
-        """Return the rule in words.
-
-        Example:
-            >>> DistributionRule(32, 0.9, 49152, "uint8").describe()
-            'the likeliest 32 tokens up to 0.9 of the mass in uint8'
-        """
+        """Return the rule in words."""
         mass = f" up to {self.top_mass:g} of the mass" if self.top_mass < 1 else ""
         draws = f" and {self.draws} draws of the rest" if self.draws else ""
         where = f", where their entropy is above {self.entropy_above:g}" * bool(self.entropy_above)

@@ -1,6 +1,6 @@
-"""One aligned document as the bytes of a tar member, a safetensors file, and back.
+"""An aligned document as a tar member, a safetensors file, and back.
 
-Every tensor has the narrowest unsigned dtype for its values. `schemas/README.md` specifies each.
+`schemas/README.md` specifies each tensor.
 """
 
 import json
@@ -148,8 +148,8 @@ def sample_header(
 ) -> bytes:
     """Return a safetensors header: its length, then JSON padded with spaces to 8 bytes.
 
-    The layout is in file order: widest dtype first, then by name, like `safetensors`. `places` has
-    each tensor's length, first byte and end.
+    The layout has the widest dtype first, then goes by name. `places` has each tensor's length,
+    first byte and end.
     """
     values = (json.dumps(document_id), num_text_bytes, text_sha256, *places)
     text = (_header_template(layout) % values).encode()
@@ -162,9 +162,7 @@ def decode_tensors(
 ) -> tuple[dict[str, NDArray[np.unsignedinteger[Any]]], Mapping[str, str]]:
     """Return a sample's tensors as stored, views of `sample`, and its metadata.
 
-    Raises:
-        DamagedSampleError: incomplete sample.
-        SchemaVersionError: another version of the format.
+    Errors as in `decode_document`.
     """
     try:
         header, body = read_header(sample)
@@ -217,7 +215,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
 
 
 def check_document(document: AlignedDocument) -> None:
-    """Raise DamagedSampleError, with rule, value and id, if arrays contradict each other."""
+    """Raise DamagedSampleError if arrays contradict each other."""
     size, num_teacher_tokens = document.num_text_bytes, len(document.teacher)
     ends = {
         side: int(tokens.byte_offsets[:, 1].max(initial=0))
@@ -281,9 +279,9 @@ def tokens_over(byte_offsets: NDArray[np.int64], ranges: NDArray[np.int64]) -> N
 def decode_spans(
     advance: NDArray[np.integer[Any]], width: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """Return teacher_spans, int64 [T, 2], from advances and widths of one shape, else ValueError.
+    """Return teacher_spans, int64 [T, 2], from advances and widths; ValueError for unlike shapes.
 
-    An unmapped token advances by 0: its empty span is where the last one started.
+    An unmapped token advances by 0.
     """
     if advance.shape != width.shape:
         raise ValueError(f"span.advance has shape {advance.shape}, span.width {width.shape}")
@@ -295,7 +293,6 @@ def decode_spans(
 
 @lru_cache(maxsize=4096)
 def _header_template(layout: Layout) -> str:
-    """Return the header's JSON with placeholders; cached, since documents share few layouts."""
     metadata = (
         f'"document_id":%s,"num_text_bytes":"%d","schema_version":"{SCHEMA_VERSION}",'
         '"text_sha256":"%s"'

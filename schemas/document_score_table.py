@@ -42,15 +42,15 @@ ALL_COLUMNS = tuple(_SCHEMA.names)
 
 @dataclass(frozen=True, eq=False)
 class DocumentScores:
-    """Scores of N documents; NaN if undefined.
+    """Scores of N documents, float32 [N]; NaN if undefined.
 
     Attributes:
-        bits_per_byte: float32 [N], losses in bits per byte of text.
-        bits_per_byte_later: float32 [N], mean loss in bits of tokens after the first
-            `FIRST_TOKENS`, divided by the document's bytes per token.
-        largest_window: float32 [N], the same of the costliest `WINDOW_TOKENS` losses in a row, or
-            of all if fewer.
-        tokens_per_byte: float32 [N], teacher tokens per byte of text, even if nothing was scored.
+        bits_per_byte: losses in bits per byte of text.
+        bits_per_byte_later: mean loss in bits of tokens after the first `FIRST_TOKENS`, divided by
+            the document's bytes per token.
+        largest_window: the same of the costliest `WINDOW_TOKENS` losses in a row, or of all if
+            fewer.
+        tokens_per_byte: teacher tokens per byte of text, even if nothing was scored.
     """
 
     bits_per_byte: NDArray[np.float32]
@@ -71,7 +71,7 @@ def encode_document_scores(
     num_text_bytes: NDArray[np.int64],
     sidecar_sha256: str,
 ) -> bytes:
-    """Encode N documents' table as parquet, NaN as null; equal tables give equal bytes."""
+    """Encode N documents' scores as parquet, NaN as null; equal scores give equal bytes."""
     columns = [pa.array(document_id, pa.string()), pa.array(num_text_bytes, pa.uint32())]
     columns += [pa.array(getattr(scores, name), from_pandas=True) for name in STORED_COLUMNS]
     metadata = {_VERSION_KEY: str(DOCUMENT_SCORES_VERSION), _SIDECAR_KEY: sidecar_sha256}

@@ -11,7 +11,7 @@ class SchemaVersionError(DatasetError):
     def __init__(
         self, what: str, found: object, expected: int, *, job: str = "vocag align"
     ) -> None:
-        """Take the file's name and version, the expected version, and the job that writes it."""
+        """Take the file, the versions found and expected, and the writing job."""
         super().__init__(
             f"{what} has schema version {found!r}; this release reads version {expected}: "
             f"install the matching vocag release or run {job} again"

@@ -1,7 +1,7 @@
 """A shard's index, `*.index.parquet`: samples' places, lengths, quality and metadata.
 
-It suffices to plan rows: it has both sides' token counts and *cut points*, where student and
-teacher tokens share a byte boundary and a document can be split.
+Plans need nothing else. A document can be split at *cut points*, byte boundaries that student and
+teacher tokens share.
 """
 
 import io
@@ -78,25 +78,25 @@ _DELTA_COLUMNS = ("payload_offset", "cut_student.list.element", "cut_teacher.lis
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """One row per sample, in the tar's order.
+    """One row per sample, in the tar's order; arrays are int64 [N] unless noted.
 
     Attributes:
         key: N strings of 32 hex digits.
         document_id: N strings.
-        payload_offset: int64 [N], the sample's first byte in the tar.
-        payload_bytes: int64 [N], the sample's size.
-        crc32: int64 [N], CRC-32 of the sample.
-        num_text_bytes: int64 [N], in UTF-8.
-        num_student_tokens: int64 [N].
-        num_teacher_tokens: int64 [N].
-        cut_starts: int64 [N + 1]; document i owns cut points cut_starts[i]:cut_starts[i + 1].
+        payload_offset: the sample's first byte in the tar.
+        payload_bytes: its size.
+        crc32: its CRC-32.
+        num_text_bytes: in UTF-8.
+        num_student_tokens: in the sample.
+        num_teacher_tokens: in the sample.
+        cut_starts: [N + 1]; document i owns cut points cut_starts[i]:cut_starts[i + 1].
         cut_student: uint32 [C], the document's student token after the cut; int64 before storing.
         cut_teacher: as cut_student, for the teacher.
-        num_mapped: int64 [N], student tokens with a teacher token.
+        num_mapped: student tokens with a teacher token.
         byte_iou_sum: float32 [N], sum over these of intersection over union, in bytes.
         metadata: by field, N values of one of `METADATA_TYPES`, or missing.
         chats: columns of chats by name, see `schemas/README.md`: `cut_at_turn`, uint32 [C], 1 if a
-            cut is between two turns, and counts per document, int64 [N]; empty for texts.
+            cut is between two turns, and counts per document; empty for texts.
     """
 
     key: Sequence[str]
@@ -122,8 +122,7 @@ class ShardIndex:
 def encode_index(index: ShardIndex) -> bytes:
     """Encode an index as parquet; equal indices give equal bytes.
 
-    Raises:
-        ValueError: a column doesn't have one value per document.
+    ValueError unless each column has one value per document.
     """
     columns: list[pa.Array] = []
     own = [*_COLUMNS, *(_CHAT_COLUMNS if index.chats else ())]
@@ -162,7 +161,7 @@ def decode_index(
     """Decode an index.
 
     Without names, which is faster and enough for plans, names and quality are left out. `metadata`
-    are the fields to read; None: all with names, else none.
+    None reads every field if names are read, else none.
 
     Raises:
         DamagedShardError: not a parquet file, or columns or values are missing.
@@ -196,7 +195,7 @@ def decode_index(
 def decode_ids(data: bytes) -> pa.ChunkedArray:
     """Return an index's ids alone, N strings, at much lower cost.
 
-    DamagedShardError if it isn't a parquet file, or has no ids.
+    DamagedShardError without any.
     """
     with _damage_told():
         table = pq.read_table(pa.BufferReader(data), columns=["document_id"])
@@ -236,7 +235,7 @@ def encode_cuts(starts: NDArray[np.int64], cuts: NDArray[np.int64]) -> pa.ListAr
 def decode_column(name: str, column: pa.ChunkedArray) -> dict[str, Any]:
     """Return a column's values, and a list's starts, by attribute of an index.
 
-    pa.ArrowInvalid if values are missing.
+    pa.ArrowInvalid if any is missing.
     """
     if column.null_count:
         raise pa.ArrowInvalid(f"{name} has missing values")

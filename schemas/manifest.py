@@ -56,12 +56,8 @@ def default_convention(
 ) -> ConventionRecord:
     """Return the default tokens around a text.
 
-    BOS comes before every piece if the tokenizer adds it or has no EOS. Else EOS does, which
-    separated the documents in such models' training (Qwen), so even the first token has a loss.
-
-    Example:
-        >>> default_convention(None, 151643, adds_bos=False)
-        ConventionRecord(first_token_id=151643, continued_token_id=151643, end_token_id=151643)
+    BOS comes before every piece if the tokenizer adds it or has no EOS; else EOS, as in such
+    models' training (Qwen), so even the first token has a loss.
     """
     bos_stands = adds_bos and bos_token_id is not None
     context = bos_token_id if bos_stands or eos_token_id is None else eos_token_id
@@ -73,7 +69,7 @@ class TokenizerRecord:
     """The tokenizer of one side.
 
     Attributes:
-        source: its name, as the user gave it.
+        source: as the user named it.
         file: its copy in the dataset, relative to the manifest.
         sha256: of that file, the tokenizer's fingerprint.
         vocab_size: largest id plus one, added tokens included.
@@ -126,8 +122,8 @@ class ShardRecord:
         index_sha256: of the index.
         num_documents: samples in the tar.
         num_text_bytes: UTF-8 bytes of their texts.
-        num_student_tokens: over all samples.
-        num_teacher_tokens: over all samples.
+        num_student_tokens: of all samples.
+        num_teacher_tokens: of all samples.
     """
 
     file: FilePath
@@ -182,7 +178,7 @@ class GenerationRecord:
 
     Attributes:
         number: from 0.
-        file: its manifest, relative to this one; files named there are relative to this one, too.
+        file: its manifest; this path and those in it are relative to the current manifest.
         fingerprint: of its content.
     """
 
@@ -213,8 +209,8 @@ class TemplateRecord:
     Attributes:
         file: its copy in the dataset, relative to the manifest.
         sha256: of that file.
-        names: its variables for special tokens, such as bos_token, with their strings.
-        options: its other variables.
+        names: special tokens' strings, by variable such as bos_token.
+        options: other variables.
     """
 
     file: FilePath
@@ -363,12 +359,12 @@ def next_generation(manifest: Manifest, **changes: Any) -> Manifest:
 
 @dataclass(frozen=True)
 class ManifestClaims:
-    """A manifest's claims: its format, and fields that follow from others.
+    """A manifest's format, and fields that follow from others.
 
     Attributes:
         schema: names the format.
         fingerprint: SHA-256 over the schema version, tokenizers' hashes and special strings,
-            shards' file names and hashes, the hash of the removed documents' list, and chats.
+            shards' file names and hashes, the removed list's hash, and chats.
         totals: sums over the shards.
         digest: SHA-256 of all other fields except shards; omitted if a convention is.
     """
@@ -407,8 +403,7 @@ def decode_manifest(data: bytes, *, at: str = MANIFEST_FILE) -> Manifest:
     """Decode a manifest; errors name its path, `at`.
 
     Raises:
-        DatasetError: not a manifest, a missing or mistyped field, a file outside the dataset, or
-            totals, a fingerprint or a digest that contradict other fields.
+        DatasetError: missing, mistyped or contradictory fields, or a file outside the dataset.
         SchemaVersionError: another version of the format.
     """
     try:

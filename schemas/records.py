@@ -1,7 +1,7 @@
-"""Records ↔ JSON: dataclasses define a file's content.
+"""JSON records, read strictly.
 
-Reading is strict: every field must be present, with its type and bounds; undeclared fields are
-ignored. Strings are UTF-8, numbers finite.
+Every field must be present, with its dataclass's type and bounds; undeclared fields are ignored.
+Strings are UTF-8, numbers finite.
 """
 
 import json
@@ -37,15 +37,12 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class RecordError(ValueError):
-    """A JSON text doesn't hold the expected record; the message gives what and where."""
+    """JSON doesn't hold the expected record; the message gives what and where."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of JSON file, and the version that a job writes and reads.
-
-    The job also reads, and may write, versions in `also`.
-    """
+    """A kind of JSON file; its job writes and reads `version`, and those in `also`."""
 
     name: str
     version: int
@@ -60,12 +57,7 @@ class _Envelope:
 
 
 def read_record[Record](data: bytes | str, kind: type[Record]) -> Record:
-    """Read a record from JSON; RecordError if it has another shape.
-
-    Example:
-        >>> read_record('{"schema": 1}', _Envelope)
-        _Envelope(schema=1, schema_version=None)
-    """
+    """Read a record from JSON; RecordError if it has another shape."""
     try:
         if isinstance(data, bytes):
             data.decode()  # msgspec does not hold fields that it ignores against UTF-8
@@ -85,8 +77,8 @@ def write_record(record: object) -> str:
 def write_file(body: Mapping[str, Any]) -> bytes:
     """Write a JSON file for people; equal bodies give equal bytes.
 
-    The body may hold records anywhere. The standard library defines the bytes: msgspec writes 1e-05
-    and empty lists differently. ValueError for non-finite numbers.
+    The standard library defines them: msgspec writes 1e-05 and empty lists differently. ValueError
+    for non-finite numbers.
     """
     return (
         json.dumps(
@@ -99,7 +91,7 @@ def write_file(body: Mapping[str, Any]) -> bytes:
 def require_format(data: bytes, expected: Format, *, at: str, remedy: str) -> None:
     """Check a file's format and version.
 
-    RecordError if it isn't a JSON object; DatasetError or SchemaVersionError for another format or
+    RecordError without a JSON object, DatasetError or SchemaVersionError for another format or
     version.
     """
     envelope = read_record(data, _Envelope)

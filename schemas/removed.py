@@ -1,7 +1,4 @@
-"""Documents in the shards that readers skip: `removed-g001.parquet`.
-
-Removing them changes no shard.
-"""
+"""Documents in the shards that readers skip: `removed-g001.parquet`."""
 
 import io
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ _SCHEMA = pa.schema([("shard", pa.uint32()), ("document", pa.uint32())])
 
 @dataclass(frozen=True, eq=False)
 class RemovedDocuments:
-    """K documents, int64 [K], by shard number, then place in its index."""
+    """K documents, int64 [K], by number of shard and place in its index, ascending."""
 
     shard: NDArray[np.int64]
     document: NDArray[np.int64]

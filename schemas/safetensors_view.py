@@ -1,7 +1,6 @@
-"""Views of a safetensors file's tensors; only this module reads its header.
+"""Views of tensors in safetensors files.
 
-The `safetensors` library copies, or maps a file of its own; samples are in mapped tars, and a row
-reads a few bytes of each.
+The `safetensors` library copies, or maps a file of its own; samples are in mapped tars.
 
 Layout: 8 bytes N, little-endian; N bytes of JSON; tensors. The JSON maps each tensor to its dtype,
 shape and [start, end) after it, and "__metadata__" to strings.
@@ -44,9 +43,8 @@ def read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
 def view_tensor(data: bytes | memoryview, body: int, entry: Mapping[str, Any]) -> NDArray[Any]:
     """Return a header entry's tensor as a view of `data`.
 
-    Raises:
-        ValueError: dtype, shape and place contradict each other or the file's size.
-        KeyError: not a tensor's entry, or an unsupported dtype.
+    ValueError if dtype, shape and place contradict each other or the file's size, KeyError for
+    another entry or dtype.
     """
     start, end = entry["data_offsets"]
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -70,8 +68,8 @@ def vector_place(
 ) -> tuple[int, int]:
     """Return a vector's first byte in the file and bytes per element, unread.
 
-    `body` is the first byte after the header, `num_bytes` the file's size. Errors as in
-    `view_tensor`, and ValueError unless it is a vector of `length`.
+    `body` is the first byte after the header. Errors as in `view_tensor`, and ValueError unless it
+    is a vector of `length`.
 
     Example:
         >>> vector_place({"dtype": "U16", "shape": [3], "data_offsets": [4, 10]}, 3, 100, 110)

@@ -1,6 +1,6 @@
 """A teacher's losses next to a shard: `*.teacher-<fingerprint>.safetensors`.
 
-Several teachers' sidecars coexist; shards are never rewritten.
+Several teachers' sidecars coexist.
 """
 
 import json
@@ -47,8 +47,8 @@ class EngineRecord:
         version: of that program; "" if unknown.
         quantization: of weights and activations, such as "fp8", or "none".
         model: its name at the server.
-        weights_of: the rule's `weights_sha256` is over "files", or over the model's "name" if its
-            files are out of sight.
+        weights_of: `weights_sha256` is over "files", or the model's "name" if they are out of
+            sight.
     """
 
     name: Name
@@ -59,12 +59,7 @@ class EngineRecord:
     weights_of: Literal["files", "name"]
 
     def describe(self) -> str:
-        """Return it in words.
-
-        Example:
-            >>> EngineRecord("openai", "vllm", "0.20.2", "fp8", "teacher", "name").describe()
-            'openai (vllm 0.20.2, quantization fp8)'
-        """
+        """Return it in words."""
         program = f"{self.server} {self.version}".strip()
         return f"{self.name} ({program}, quantization {self.quantization})"
 
@@ -77,12 +72,11 @@ class TeacherRule:
         weights_sha256: over the teacher's weights and configuration.
         dtype: of the running teacher, such as "float32".
         tokenizer_sha256: of the dataset's teacher tokenizer.
-        context: start of each token's left context, see `pipeline.scoring.contexts.ContextRule`.
-        engine: None, and omitted, for transformers and Megatron.
-        where: condition on scored documents, see `pipeline.dataset.chosen_documents`; "", and
-            omitted, for all.
-        distributions: None, and omitted, for losses only.
-        learned_only: whether only learned tokens of chats are stored; omitted if not.
+        context: start of each token's context, see `pipeline.scoring.contexts.ContextRule`.
+        engine: None for transformers and Megatron.
+        where: condition on scored documents, see `pipeline.dataset.chosen_documents`; "" for all.
+        distributions: None for losses only.
+        learned_only: whether only learned tokens of chats are stored.
     """
 
     weights_sha256: Sha256
@@ -113,8 +107,8 @@ class ShardLosses:
 
     Losses are float16 [M], nats, in index order; NaN without a context. Document i owns losses
     starts[i]:starts[i + 1], int64 [N + 1], none if it wasn't scored. `teacher` is the
-    `TeacherRule`'s fingerprint. `learned`, bool [M], marks the only stored tokens of chats; the
-    others' losses are NaN.
+    `TeacherRule`'s fingerprint. `learned`, bool [M], marks the only tokens of chats with stored
+    losses; the others' are NaN.
     """
 
     losses: NDArray[np.float16]
@@ -138,11 +132,10 @@ class SidecarRecord:
         num_losses: tokens with a loss.
         loss_sum: nats, of stored values.
         num_split_documents: documents whose tokens don't all see the document's start.
-        context_sha256: over the starts of those tokens' contexts, see
+        context_sha256: over starts of those tokens' contexts, see
             `pipeline.scoring.contexts.Pieces`.
-        entries: totals of its entries; None, and omitted, without any.
-        documents_sha256: of the table of its documents' scores; None, and omitted, if unknown: the
-            table is then only compared with the sidecar's SHA-256.
+        entries: totals; None without any.
+        documents_sha256: of the table of documents' scores; None if unknown.
     """
 
     file: FilePath
@@ -167,7 +160,7 @@ class ScoreManifest:
     """A teacher's scores of a dataset; written last.
 
     `dataset` is its manifest's fingerprint, `source` the user's name for the teacher; sidecars are
-    in the order of shards.
+    in shard order.
     """
 
     dataset: Sha256
@@ -178,8 +171,6 @@ class ScoreManifest:
 
 @dataclass(frozen=True)
 class _ScoreClaims:
-    """Fields to compare with the rule."""
-
     teacher: Sha256
     rule: Mapping[str, Any]
 
@@ -272,7 +263,6 @@ def decode_sidecar(data: bytes | memoryview, *, at: str) -> ShardLosses:
 def _spread(
     losses: NDArray[np.float16], bounds: NDArray[np.int64], num_tokens: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float16]]:
-    """Return which tokens are learned, and all tokens' losses from theirs."""
     if len(bounds) % 2 or (np.diff(bounds) < 0).any() or bounds.max(initial=0) > num_tokens:
         raise ValueError(f"learned isn't ranges of {num_tokens} tokens")
     changes = np.bincount(bounds, minlength=num_tokens + 1)[:num_tokens]
@@ -307,8 +297,8 @@ def decode_score_manifest(data: bytes, *, at: str) -> ScoreManifest:
     """Decode a score manifest.
 
     Raises:
-        DatasetError: not a score manifest, a missing or mistyped field, a file outside the dataset,
-            an unknown part of the rule, or a wrong fingerprint.
+        DatasetError: missing, mistyped or unknown fields, a file outside the dataset, or a wrong
+            fingerprint.
         SchemaVersionError: another version of the format.
     """
     try:

@@ -1,7 +1,7 @@
 """A teacher's likeliest next tokens, packed and stored with its losses.
 
 A document of T tokens has T + 1 *positions*, an empty one none. Position l follows its first l
-tokens, so it goes with the loss of token l; position T follows the whole document.
+tokens, and goes with the loss of token l.
 """
 
 from collections.abc import Mapping
@@ -91,8 +91,8 @@ class ShardEntries:
 class TopTokens:
     """Next tokens before packing, dense, filled by engines.
 
-    Ids are int32 [P, K], -1 without an entry; log-probabilities, uint8 or float16 [P, K] as stored,
-    and draws, int32 [P, draws], are undefined there.
+    Ids are int32 [P, K], -1 without an entry; there log-probabilities, uint8 or float16 [P, K] as
+    stored, and draws, int32 [P, draws], are undefined.
     """
 
     rule: DistributionRule
@@ -102,7 +102,7 @@ class TopTokens:
 
     @classmethod
     def empty(cls, starts: NDArray[np.int64], rule: DistributionRule) -> "TopTokens":
-        """Return no entries for documents whose tokens start at int64 [D + 1]."""
+        """Return positions without entries for documents whose tokens start at int64 [D + 1]."""
         shape = int(position_starts(starts)[-1]), rule.top_k
         draws = np.zeros((shape[0], rule.draws), np.int32)
         log_probs = np.zeros(shape, _DTYPES[rule.log_probs])
@@ -145,12 +145,7 @@ class TopTokens:
 
 
 def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return documents' first positions from their first tokens, int64 [D + 1].
-
-    Example:
-        >>> position_starts(np.array([0, 3, 3, 5])).tolist()
-        [0, 4, 4, 7]
-    """
+    """Return documents' first positions from their first tokens, int64 [D + 1]."""
     positions: NDArray[np.int64] = starts + np.append(0, np.cumsum(np.diff(starts) > 0))
     return positions
 
@@ -158,8 +153,8 @@ def position_starts(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return lower bounds of entropies, float64 [n], nats, from the likeliest tokens.
 
-    `log_probs` are float [n, K], nats, falling, -inf for missing tokens. No other token is likelier
-    than the least of these, nor than all others together.
+    `log_probs` are float [n, K], nats, falling, -inf for missing tokens. No other is likelier than
+    the least of these.
     """
     nats = np.where(log_probs > -np.inf, log_probs, 0.0).astype(np.float64)
     masses = np.exp(nats) * (log_probs > -np.inf)
@@ -170,12 +165,7 @@ def least_entropies(log_probs: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
-    """Round log-probabilities to their stored form, within `largest_error`.
-
-    Example:
-        >>> to_stored(np.float32([0, -0.7, -30]), "uint8").tolist()
-        [0, 48, 255]
-    """
+    """Round log-probabilities to their stored form, within `largest_error`."""
     nats: NDArray[Any] = np.minimum(log_probs, 0.0)
     if kind == "float16":
         nats = np.maximum(nats, _LEAST_FP16)
@@ -185,12 +175,7 @@ def to_stored(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 
 
 def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
-    """Return the largest error of stored log-probabilities, nats; infinite beyond 20 in uint8.
-
-    Example:
-        >>> largest_error(np.float32([0, -1]), "uint8").round(4).tolist()
-        [0.0001, 0.0176]
-    """
+    """Return the largest error of stored log-probabilities, nats; infinite beyond 20 in uint8."""
     nats: NDArray[Any] = -np.asarray(log_probs, np.float64)
     if kind == "float16":
         return nats * 2.0**-11 + 2.0**-25
@@ -202,7 +187,7 @@ def largest_error(log_probs: NDArray[np.floating], kind: str) -> NDArray[Any]:
 def stored_values(kind: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Return stored log-probabilities by code, and the least mass rounded to each, float64.
 
-    The first are float32 [256 or 65536], nats, NaN for invalid codes.
+    The former are float32 [256 or 65536], nats, NaN for invalid codes.
     """
     if kind == "uint8":
         codes = np.arange(256)
@@ -243,9 +228,9 @@ def decode_entries(
 ) -> ShardEntries:
     """Return a sidecar's entries, as views.
 
-    `starts`, int64 [D + 1], are documents' first tokens. ValueError or KeyError if tensors are
-    missing, or their sizes contradict each other or the rule; `pipeline.scoring.entries` checks
-    contents on reading.
+    `starts`, int64 [D + 1], are documents' first tokens. ValueError or KeyError for missing
+    tensors, or sizes that contradict each other or the rule; `pipeline.scoring.entries` checks
+    contents.
     """
     kind = _SAFETENSORS[rule.log_probs]
     counts = view_vector(data, body, header["entry_counts"], "U8")

@@ -1,14 +1,13 @@
 """Attention within the documents of packed rows, on torch's own kernels.
 
 Half-precision CUDA tensors go through torch's variable-length attention (`pipeline.models.varlen`),
-others through one scaled_dot_product_attention per document; no [seq, seq] mask exists.
+others through one scaled_dot_product_attention per document.
 
-Context-parallel ranks compute the queries of their part of each row's places. They gather whole
-rows' keys and values, small with grouped heads: ring attention knows no documents' bounds.
+Context-parallel ranks gather whole rows' keys and values: ring attention knows no documents'
+bounds.
 
 Dimensions: s places of a row, b rows, n query heads, g key heads, d channels of a head, t = b * s
-places of all rows, one row after the other; o of them are this rank's, q queries and k keys of a
-piece.
+places of all rows, row after row, o of this rank, q queries and k keys of a piece.
 """
 
 import logging
@@ -40,10 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AttentionPiece:
-    """Places [start, stop) of one document among o, and their keys [key_start, key_stop) among t.
-
-    Keys start at the document's first place.
-    """
+    """A document's places [start, stop) among o, and their keys [key_start, key_stop) among t."""
 
     start: int
     stop: int
@@ -55,10 +51,9 @@ class AttentionPiece:
 class RowSegments(PackedSeqParams):
     """A micro-batch's documents, for the attention of every layer.
 
-    `qkv_format` stays "sbhd": rows keep their dimension, so pipeline stages exchange tensors of one
-    shape. `cu_seqlens_q` and `cu_seqlens_kv` are the pieces', then those of `varlen.num_empty`
-    empty ones. `pieces` cover this rank's places in order; `key_places`, int64, are their keys
-    among t; None if that is every place once.
+    `qkv_format` stays "sbhd", so pipeline stages exchange tensors of one shape. `cu_seqlens_q` and
+    `cu_seqlens_kv` are of the pieces and `varlen.num_empty` empty ones. `pieces` cover this rank's
+    places in order; `key_places`, int64, are their keys among t; None if these are all, once.
     """
 
     pieces: tuple[AttentionPiece, ...] = ()
@@ -70,7 +65,7 @@ def row_segments(
 ) -> RowSegments:
     """Return a micro-batch's segments, for this rank's share of its rows.
 
-    `cu_seqlens` are int32 [rows, segments + 1] on the CPU, as in `pipeline.streaming`.
+    `cu_seqlens` are int32 [rows, segments + 1] on the CPU.
     """
     starts = torch.arange(len(cu_seqlens)).unsqueeze(1) * seq_length
     bounds: list[int] = torch.unique(cu_seqlens.long() + starts).tolist()
@@ -85,7 +80,7 @@ def row_segments(
         qkv_format="sbhd",
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_kv=cu_seqlens_kv,
-        # Megatron makes rotary embeddings for this many places.
+        # Places of Megatron's rotary embeddings.
         max_seqlen_q=seq_length,
         max_seqlen_kv=seq_length,
         pieces=pieces,
@@ -94,7 +89,7 @@ def row_segments(
 
 
 def _cut(bounds: Sequence[int], seq_length: int, share: RowShare) -> Iterator[AttentionPiece]:
-    end = 0  # of the pieces so far
+    end = 0  # of previous pieces
     for row in range(bounds[-1] // seq_length):
         for start, stop in share.stretches(seq_length):
             place, last = row * seq_length + start, row * seq_length + stop
@@ -127,7 +122,7 @@ class PackedAttention(MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Take layer specs' arguments; RuntimeError if torch's kernel lacks a feature."""
+        """RuntimeError if torch's kernel lacks a feature."""
         super().__init__(config=config)
         if (config.bf16 or config.fp16) and (missing := varlen.missing_kernel()):
             raise RuntimeError(missing)
@@ -165,10 +160,7 @@ class PackedAttention(MegatronModule):
 def attend_documents(
     query: Tensor, key: Tensor, value: Tensor, segments: RowSegments, *, scale: float | None = None
 ) -> Tensor:
-    """Attend causally within each document: queries float [o, n, d], keys and values [t, g, d].
-
-    `scale` None: 1 / sqrt(d).
-    """
+    """Attend causally within each document: queries float [o, n, d], keys and values [t, g, d]."""
     if varlen.fits_kernel(query, value):
         if segments.key_places is not None:
             key, value = (each.index_select(0, segments.key_places) for each in (key, value))
@@ -201,7 +193,7 @@ def kernel_name(query: Tensor, key: Tensor, value: Tensor, segments: RowSegments
 
 
 def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-    """Return the keys seen by a document's last queries, bool [q, k]; None if as many as queries.
+    """Return the keys seen by the last queries, bool [q, k]; None if all are queries.
 
     `is_causal` takes queries for the first ones.
     """

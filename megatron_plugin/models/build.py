@@ -1,4 +1,4 @@
-"""Megatron models for packed rows: the student's layer spec, and the frozen teacher."""
+"""Megatron models for packed rows: the student's layers, and the frozen teacher."""
 
 import logging
 import os
@@ -34,14 +34,11 @@ _ENGINE_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 def packed_layer_spec(
     config: GPTModelConfig, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """Return Megatron's layers with attention within documents, a `transformer_layer_spec`.
-
-    Linear layers, norms and MLP follow --transformer-impl.
-    """
+    """Return Megatron's layers, by --transformer-impl, with attention within documents."""
     spec = default_layer_spec(config, vp_stage)
-    if not isinstance(spec, TransformerBlockSubmodules):  # one layer's, of a dense model
+    if not isinstance(spec, TransformerBlockSubmodules):  # a dense model's single layer
         count = get_num_layers_to_build(config.transformer, vp_stage)
-        # Megatron would take Transformer Engine's or Apex's for local layers, too, if installed.
+        # Megatron would use an installed Transformer Engine or Apex for local layers, too.
         is_local = config.transformer.transformer_impl == "local"
         spec = TransformerBlockSubmodules([spec] * count, PartedNorm if is_local else LayerNormImpl)
     for layer in spec.layer_specs or ():
@@ -52,9 +49,9 @@ def packed_layer_spec(
 
 
 def forget_engine_attention() -> None:
-    """Remove the environment variables of Transformer Engine's attention, which isn't used.
+    """Remove environment variables of Transformer Engine's attention, which isn't used.
 
-    Megatron compares them with --attention-backend for every model; two models needn't agree.
+    Megatron compares them with --attention-backend for every model.
     """
     told = {name: os.environ.pop(name) for name in _ENGINE_ATTENTION if name in os.environ}
     if told:
@@ -62,7 +59,7 @@ def forget_engine_attention() -> None:
 
 
 def load_model(chunks: list[torch.nn.Module], weights: Weights) -> list[torch.nn.Module]:
-    """Fill and return a rank's model chunks, with the weights' rotary frequencies."""
+    """Fill and return model chunks, with the weights' rotary frequencies."""
     frequencies = weights.shape.inverse_frequencies()
     group = parallel_state.get_tensor_model_parallel_group()
     for chunk in chunks:
@@ -77,7 +74,7 @@ def build_frozen_model(
 ) -> torch.nn.Module:
     """Return this rank's part of a model, loaded, without gradients, on its device.
 
-    Parallelism is that of `parallel_state`; `dtype` is of weights and activations.
+    `dtype` is of weights and activations.
     """
     shape = weights.shape
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
@@ -95,7 +92,7 @@ def build_frozen_model(
     groups = ProcessGroupCollection.use_mpu_process_groups()
     model: torch.nn.Module = GPTModelBuilder(config).build_model(groups)
     load_model([model], weights)
-    model.requires_grad_(False).eval().to(device)  # norms, which torch makes on the host
+    model.requires_grad_(False).eval().to(device)  # torch makes norms on the host
     if dtype == torch.bfloat16:
         model = Float16Module(config.transformer, model)
     return model
@@ -124,15 +121,15 @@ def _frozen_config(
         add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        # On its device at once: a node's ranks together would need all copies in host memory.
+        # Built on the device: host memory would have to hold a copy per rank.
         use_cpu_initialization=False,
         perform_initialization=False,
-        # For clusters whose NCCL mixed up messages of one pair of ranks, long ago: a host wait.
+        # Makes the host wait, for an old NCCL that mixed up a pair's messages.
         batch_p2p_sync=False,
         gradient_accumulation_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
-        # The frozen pass keeps no outputs for a backward pass, so none need freeing by hand.
+        # Without a backward pass, no outputs are kept.
         deallocate_pipeline_outputs=False,
     )
 
@@ -145,11 +142,11 @@ def _expert_settings(experts: Experts | None, tensor_parallel: int) -> dict[str,
         "moe_layer_freq": [int(has_experts) for has_experts in experts.layers],
         "moe_ffn_hidden_size": experts.ffn_hidden_size,
         "moe_router_topk": experts.per_token,
-        # Softmax over a token's own experts only is softmax over all, renormalised.
+        # Renormalised softmax over all experts is softmax over a token's own.
         "moe_router_pre_softmax": not experts.renormalised,
         "moe_router_load_balancing_type": "none",
-        # Each token once to every rank. "alltoall" sends it once to every expert: with Qwen3's
-        # eight per token, that is less on more than eight ranks only.
+        # Sends each token to every rank; "alltoall" to each of its experts, eight with Qwen3,
+        # which is less only on more than eight ranks.
         "moe_token_dispatcher_type": "allgather",
         "moe_grouped_gemm": False,  # Transformer Engine's; see `group_experts`
         "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),

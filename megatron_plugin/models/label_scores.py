@@ -1,7 +1,7 @@
-"""Losses from a model's last hidden states, without logits of the whole vocabulary.
+"""Losses from last hidden states, without logits of the whole vocabulary.
 
-Dimensions: o places of a row that ranks of a tensor-parallel group hold together, b rows, h hidden
-size, k chosen tokens.
+Dimensions: o places of a row that tensor-parallel ranks hold together, b rows, h hidden size, k
+chosen tokens.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ def score_labels(
     """Return scores of labels, fp32 [o, b], as an output processor of GPTModel.
 
     Hidden states are [o, b, h], or [o / ranks, b, h] if tensor-parallel ranks share them;
-    `output_weight` is for a layer without its own. `vocab_size` excludes the embedding's padding,
-    which has no probability, as in the exported model. Other arguments are as in
-    `linear_cross_entropy`. All ranks get the same; labels outside the vocabulary get NaN.
+    `output_weight` is for a layer without its own. `vocab_size` excludes the embedding's padding.
+    Other arguments are as in `linear_cross_entropy`. All ranks get the same; labels outside the
+    vocabulary get NaN.
     """
 
     def score(hidden: Tensor, weight: Tensor) -> TokenScores:
@@ -69,15 +69,12 @@ def score_next_tokens(
     tail: TailDraws,
     num_ids: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a frozen model's losses of labels, and its likeliest tokens.
+    """Return a frozen model's losses of labels, its likeliest tokens and their log-probabilities.
 
-    Shared arguments are as in `score_labels`. The `top_k` likeliest are below `num_ids`, the
-    tokenizer's tokens; None: below `vocab_size`. `tail` draws from tokens neither among them nor a
-    label (-1: none); its places are [o, b].
-
-    Returns:
-        fp32 [o, b] losses, int64 [o, b, K] ids and fp32 [o, b, K] log-probabilities; K includes
-        the additions of `TailDraws.behind`.
+    They are fp32 [o, b], int64 and fp32 [o, b, K]; K includes the additions of `TailDraws.behind`.
+    Arguments are as in `score_labels`. The `top_k` likeliest are below `num_ids`, None:
+    `vocab_size`. `tail`, with places [o, b], draws from tokens neither among them nor a label (-1:
+    none).
     """
 
     def score(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,13 +102,10 @@ def _with_hooks[Found](
     output_weight: Tensor | None,
     score: Callable[[Tensor, Tensor], Found],
 ) -> Found:
-    """Apply a function to whole states and the layer's weight, inside its hooks.
-
-    A hook waits for --overlap-param-gather.
-    """
+    """Apply a function inside the layer's hooks, which wait for --overlap-param-gather."""
 
     def forward(hidden: Tensor, weight: Tensor) -> Found:
-        if output_layer.sequence_parallel:  # gradients are added up, and each rank gets its part
+        if output_layer.sequence_parallel:  # gradients are summed and split
             return score(gather_from_sequence_parallel_region(hidden), weight)
         return score(copy_to_tensor_model_parallel_region(hidden), weight)
 

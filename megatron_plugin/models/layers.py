@@ -22,14 +22,13 @@ _KINDS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm}
 class PartedNorm:
     """torch's norm under sequence parallelism, which Megatron's own torch norm refuses.
 
-    Each rank normalises a part of the places, so Megatron must sum the gradients of marked weights.
-    Like `WrappedTorchNorm`, it builds another class's object.
+    Marks weights, so Megatron sums their gradients over ranks.
     """
 
-    def __new__(  # type: ignore[misc]  # as said above
+    def __new__(  # type: ignore[misc]  # another class's object
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> torch.nn.Module:
-        """Return the configured norm of `hidden_size` channels."""
+        """Return the configured norm, as `WrappedTorchNorm` does."""
         norm: torch.nn.Module = _KINDS[config.normalization](hidden_size, eps=eps)
         for parameter in norm.parameters():
             vars(parameter)["sequence_parallel"] = config.sequence_parallel
@@ -37,7 +36,7 @@ class PartedNorm:
 
 
 def replace_norms(block: TransformerBlockSubmodules) -> None:
-    """Replace Megatron's torch norm by `PartedNorm` in a block's specification."""
+    """Replace Megatron's torch norm by `PartedNorm`."""
     block.layer_norm = _replaced(block.layer_norm)
     for spec in block.layer_specs or ():
         layer: TransformerLayerSubmodules = spec.submodules
@@ -53,13 +52,10 @@ def _replaced(norm: Any) -> Any:
 
 
 class GroupedExperts(SequentialMLP):
-    """A frozen teacher's experts as two of torch's grouped products, instead of many small MLPs.
-
-    Parameters keep the names of Megatron's list.
-    """
+    """A frozen teacher's experts as two grouped products; parameters keep their names."""
 
     def __init__(self, num_local_experts: int, *given: Any, **named: Any) -> None:
-        """Build the list; its weights share memory, [experts, outputs, inputs]."""
+        """Let weights share memory, [experts, outputs, inputs]."""
         super().__init__(num_local_experts, *given, **named)
         self._first, self._second = (
             self._share([getattr(expert, name).weight for expert in self.local_experts])
@@ -94,7 +90,7 @@ class GroupedExperts(SequentialMLP):
 
 
 def group_experts(block: TransformerBlockSubmodules) -> None:
-    """Replace Megatron's list by `GroupedExperts` in a block's specification."""
+    """Replace Megatron's list of experts by `GroupedExperts`."""
     for spec in block.layer_specs or ():
         parts = getattr(spec.submodules.mlp, "keywords", {}).get("submodules")
         if isinstance(parts, MoESubmodules):

@@ -1,4 +1,4 @@
-"""Convert a model's shape to Megatron's arguments, and these to a Hugging Face config."""
+"""A model's shape as Megatron's arguments, and these as a Hugging Face config."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from megatron_plugin.arguments import ArgumentError
 from megatron_plugin.models.shape import ModelShape
 from pipeline.command_line.failures import hinted
 
-_OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are called as their attributes
+_OPTIONS = {"layernorm_epsilon": "--norm-epsilon"}  # others are named like their attributes
 
-# Settings common to all supported families, so in none of their configs.
+# Settings that all supported families share and no config has.
 _UNTRANSLATED = {
     "rotary_percent": 1.0,
     "use_rope_scaling": False,
@@ -36,14 +36,14 @@ def installed_arguments(given: Sequence[str] = ()) -> list[str]:
     if find_spec("transformer_engine") is None:
         arguments += ["--transformer-impl", "local", "--no-rope-fusion", "--no-persist-layer-norm"]
         is_local = True
-    # Transformer Engine's layers bring it; Megatron's take Apex's.
+    # Transformer Engine's layers have their own; Megatron's use Apex's.
     if is_local and find_spec("fused_weight_gradient_mlp_cuda") is None:
         arguments += ["--no-gradient-accumulation-fusion"]
     return arguments
 
 
 def model_arguments(shape: ModelShape) -> list[str]:
-    """Return a student's arguments, to precede the user's; ArgumentError for experts."""
+    """Return a student's arguments; ArgumentError for experts."""
     if shape.experts is not None:
         raise ArgumentError(
             f"the student is a mixture of {shape.experts.count} experts ({shape.family}), which "
@@ -110,7 +110,6 @@ def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | No
 
 
 def _attributes(shape: ModelShape) -> dict[str, int | float | str | bool]:
-    """Return values by name in Megatron's parsed arguments."""
     return shape.settings | {
         "position_embedding_type": "rope",
         "swiglu": True,

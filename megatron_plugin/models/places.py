@@ -1,7 +1,7 @@
 """The places of each row that a context-parallel rank holds.
 
-Megatron, and its rotary embeddings, cut a row into 2 * ranks stretches. Rank r has number r and
-number 2 * ranks - 1 - r, because later places attend to more.
+As in Megatron, a row has 2 * ranks stretches; rank r has numbers r and 2 * ranks - 1 - r, because
+later places attend to more.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,7 @@ class RowShare:
     size: int = 1
 
     def stretches(self, seq_length: int) -> tuple[tuple[int, int], ...]:
-        """Return the rank's half-open ranges of a row's places, ascending.
-
-        Example:
-            >>> RowShare(rank=1, size=2).stretches(8)
-            ((2, 4), (4, 6))
-        """
+        """Return the rank's half-open ranges of a row's places, ascending."""
         if self.size == 1:
             return ((0, seq_length),)
         length, rest = divmod(seq_length, 2 * self.size)
@@ -52,7 +47,7 @@ def own_share() -> RowShare:
 
 
 def gather_places(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Join all ranks' parts to whole rows, places first, with gradients."""
+    """Join all ranks' parts to whole rows, places first."""
     if group.size() == 1:
         return own
     gathered = gather_from_sequence_parallel_region(own.contiguous(), group=group)

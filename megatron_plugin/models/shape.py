@@ -19,8 +19,8 @@ class UnsupportedModelError(ValueError):
 class Experts:
     """A mixture of experts.
 
-    `count` is per layer; with `renormalised`, the weights of a token's experts add up to 1;
-    `layers` marks the layers with experts.
+    `count` is per layer; with `renormalised`, a token's weights add up to 1; `layers` marks the
+    layers with experts.
     """
 
     count: int
@@ -32,10 +32,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes and switches of a decoder, and its `config`, for export and rope scaling.
+    """Sizes and switches of a decoder.
 
-    `ffn_hidden_size` is of dense layers, `vocab_size` excludes padding, `rotary_base` is θ, and
-    `sliding_window` counts tokens, None for all.
+    `ffn_hidden_size` is of dense layers, `vocab_size` excludes padding, `rotary_base` is θ,
+    `sliding_window` counts tokens, None for all, `config` is for export and rope scaling.
     """
 
     family: str
@@ -74,8 +74,8 @@ class ModelShape:
 
     @property
     def weights_per_layer(self) -> float:
-        """Weights that multiply each token; the mean over unlike layers."""
-        width, router = float(self.ffn_hidden_size), 0.0  # of the MLPs that a token goes through
+        """Weights that multiply each token, the mean over layers."""
+        width, router = float(self.ffn_hidden_size), 0.0  # of a token's MLPs
         if self.experts is not None:
             sparse = sum(self.experts.layers) / self.num_layers
             width += sparse * (self.experts.per_token * self.experts.ffn_hidden_size - width)
@@ -93,7 +93,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, with every expert's."""
+        """All parameters, including every expert's."""
         sparse = 0 if self.experts is None else sum(self.experts.layers)
         width, router = (self.num_layers - sparse) * self.ffn_hidden_size, 0
         if self.experts is not None:
@@ -116,7 +116,7 @@ class ModelShape:
             )
 
     def require_parallel(self, *, tensor: int, expert: int) -> None:
-        """Raise ValueError unless these parallel ranks can share layers."""
+        """Raise ValueError unless these ranks can share layers."""
         shared = [
             ("attention heads", self.num_attention_heads, tensor),
             ("key and value heads", self.num_query_groups, tensor),
@@ -133,9 +133,9 @@ class ModelShape:
                 )
 
     def inverse_frequencies(self) -> Tensor:
-        """Return the rotary embedding's inverse frequencies, fp32 [head_size / 2].
+        """Return the rotary inverse frequencies, fp32 [head_size / 2].
 
-        Megatron's own scaling knows only Llama 3.1's constants.
+        Megatron's scaling knows only Llama 3.1's constants.
         """
         if self.config["rope_parameters"]["rope_type"] == "default":
             exponents = torch.arange(0, self.head_size, 2, dtype=torch.int64).float()
@@ -151,7 +151,7 @@ class ModelShape:
 def read_shape(folder: str | Path) -> ModelShape:
     """Read a shape from a Hugging Face folder or repository.
 
-    UnsupportedModelError for an unknown architecture or an untranslated part.
+    UnsupportedModelError for an untranslated architecture or part.
     """
     from pipeline.models.weights import read_config
 
@@ -186,7 +186,7 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape:
 
 
 def _experts(config: dict[str, Any]) -> Experts | None:
-    """Return a Qwen3-MoE config's experts; transformers 5 renamed their number."""
+    # transformers 5 renamed it.
     count = config.get("num_experts") or config.get("num_local_experts")
     every, dense = config["decoder_sparse_step"], config["mlp_only_layers"]
     numbers = range(config["num_hidden_layers"])
@@ -213,7 +213,7 @@ def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:
         "hidden_act": config.get("hidden_act") != "silu",
         "attention_bias": bool(config.get("attention_bias")),
         "mlp_bias": bool(config.get("mlp_bias")),
-        # Yarn and longrope also scale the attention, dynamic changes with the length.
+        # Yarn and longrope also scale attention; dynamic depends on length.
         "rope_parameters": rope.get("rope_type") not in _ROPE_TYPES,
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) != 1.0,
     }

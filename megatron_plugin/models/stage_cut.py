@@ -1,7 +1,6 @@
 """Distribute a teacher's layers over pipeline stages.
 
-The last stage's output layer costs as much as several layers, Qwen2.5-7B's as 2.3 of its 28, so an
-even cut wastes 19 % of four stages.
+Qwen2.5-7B's output layer costs as much as 2.3 layers: an even cut would waste 19 % of four stages.
 """
 
 from collections.abc import Sequence
@@ -11,22 +10,15 @@ from pipeline.command_line.failures import hinted
 
 
 def output_cost(shape: ModelShape) -> float:
-    """Return the output layer's cost per token, in layers.
-
-    Counts only products with weights: attention's cost depends on documents' lengths.
-    """
+    """Return the output layer's cost per token, in layers, by products with weights."""
     return shape.vocab_size * shape.hidden_size / shape.weights_per_layer
 
 
 def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ...]:
     """Return the layers per stage that minimise the slowest stage's time.
 
-    The last stage also has the output layer, which costs `output` layers. Stages with one more come
-    right before it, since the first holds the embedding. ValueError for more stages than layers.
-
-    Example:
-        >>> cut_layers(28, 4, 2.34)
-        (7, 8, 8, 5)
+    The last stage also has the output layer, which costs `output` layers; the first holds the
+    embedding, so longer stages come last. ValueError for more stages than layers.
     """
     if num_stages > num_layers:
         option = "--vocag-teacher-pipeline-model-parallel-size"
@@ -39,7 +31,7 @@ def cut_layers(num_layers: int, num_stages: int, output: float) -> tuple[int, ..
         return (num_layers,)
     others = num_stages - 1
     choices = range(1, num_layers - others + 1)
-    # Of equally fast cuts the most even one.
+    # The most even of equally fast cuts.
     last = min(choices, key=lambda n: (max(-(-(num_layers - n) // others), n + output), -n))
     each, rest = divmod(num_layers - last, others)
     return (*(each + (stage >= others - rest) for stage in range(others)), last)

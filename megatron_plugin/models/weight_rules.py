@@ -1,9 +1,7 @@
 """Hugging Face weights as Megatron parameters, and back: bit-exact both ways.
 
-A parameter of a GPTModel is a function of one to three Hugging Face tensors. The full one, as in a
-distributed checkpoint, is the slice of a group of one rank.
+A full parameter, as in a distributed checkpoint, is the slice of a group of one rank. Differences:
 
-What differs between the two:
     linear_qkv      rows [group][q heads of the group, k, v] interleaved, instead of three tensors
     linear_fc1      gate and up projection in one, both halves cut separately
     embeddings      rows of zeros appended up to the padded vocabulary
@@ -38,8 +36,8 @@ class Sliceable(Protocol):
 class Rule:
     """How named Hugging Face tensors make a Megatron parameter.
 
-    `shard` makes a rank's slice from (full tensors, rank, ranks), reading only that slice; `merge`
-    makes the full tensors from all ranks' slices.
+    `shard` makes a rank's slice from (full tensors, rank, ranks), `merge` full tensors from all
+    slices.
     """
 
     names: tuple[str, ...]
@@ -48,9 +46,9 @@ class Rule:
 
 
 def rule_for(name: str, shape: ModelShape, *, padded_vocab_size: int) -> Rule:
-    """Return the rule of a parameter, named as in the whole model.
+    """Return the rule of a parameter, named as in the whole model; KeyError if unknown.
 
-    Knows local layers and Transformer Engine's fused ones; else KeyError.
+    Knows local layers and Transformer Engine's fused ones.
     """
     embedding = "model.embed_tokens.weight"
     output = embedding if shape.tied_embeddings else "lm_head.weight"
@@ -72,7 +70,7 @@ def load_weights(
     rank: int,
     num_ranks: int,
 ) -> None:
-    """Fill a GPTModel chunk with its rank's part of Hugging Face tensors."""
+    """Fill a GPTModel chunk with its rank's part of the tensors."""
     for name, parameter in whole_model_names(model).items():
         padded = parameter.shape[0] * num_ranks
         rule = rule_for(name, shape, padded_vocab_size=padded)
@@ -96,10 +94,9 @@ def load_weights(
 
 
 def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return a chunk's parameters by their names in the whole model.
+    """Return parameters by their names in the whole model.
 
-    `named_parameters` counts layers from the chunk's start, experts from the rank's, and prepends
-    `module.` for wrappers.
+    `named_parameters` counts layers and experts from the rank's first.
     """
     bare: Any = model
     while hasattr(bare, "module"):
@@ -118,7 +115,7 @@ def whole_model_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def tensors_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a whole model's Hugging Face tensors, by name."""
+    """Return the shapes of a model's Hugging Face tensors, by name."""
     wide, head = shape.hidden_size, shape.head_size
     heads, groups = shape.num_attention_heads * head, shape.num_query_groups * head
     found: dict[str, tuple[int, ...]] = {
@@ -157,10 +154,7 @@ def _mlp_tensors(mlp: str, number: int, shape: ModelShape) -> dict[str, tuple[in
 
 
 def merge_weights(slices: Mapping[str, Sequence[Tensor]], shape: ModelShape) -> dict[str, Tensor]:
-    """Return the Hugging Face tensors of a whole model.
-
-    Slices are by parameter name in the whole model, in the order of tensor-parallel ranks.
-    """
+    """Return a model's Hugging Face tensors from tensor-parallel ranks' slices, by parameter."""
     merged: dict[str, Tensor] = {}
     for name, parts in slices.items():
         if name == "output_layer.weight" and shape.tied_embeddings:
@@ -250,6 +244,5 @@ def _vocabulary(name: str, shape: ModelShape, padded_vocab_size: int) -> Rule:
 
 
 def _share(size: int, rank: int, ranks: int) -> slice:
-    """Return a rank's part of a dimension, as `torch.chunk` cuts it."""
     step = -(-size // ranks)
     return slice(min(rank * step, size), min((rank + 1) * step, size))

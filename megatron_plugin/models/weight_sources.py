@@ -1,4 +1,4 @@
-"""Sources of weights: Hugging Face's folders and repositories, and Megatron checkpoints."""
+"""Weights of Hugging Face folders and repositories, and Megatron checkpoints."""
 
 import json
 import warnings
@@ -27,7 +27,7 @@ from pipeline.models.weights import require_fit
 _INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _PER_LAYER = "decoder.layers."
-_COMPUTED = "rotary_emb.inv_freq"  # of old files
+_COMPUTED = "rotary_emb.inv_freq"  # in old files
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 """Beside a run's checkpoints, which iteration's is the newest."""
 
@@ -64,15 +64,15 @@ class Weights:
     tensors: Mapping[str, Path]
 
     def open(self, name: str) -> StoredTensor:
-        """Return a tensor to slice; slicing raises WeightsError for a damaged file."""
+        """Return a tensor to slice, which raises WeightsError for a damaged file."""
         return StoredTensor(self.tensors[name], name)
 
 
 def open_weights(source: str) -> Weights:
     """Find a model, as `find_teacher` does, with safetensors in one file or several.
 
-    WeightsError if nothing usable is there, UnfittingWeightsError if weights don't fit the
-    configuration, UnsupportedModelError for an untranslated architecture.
+    WeightsError without usable weights, UnfittingWeightsError if they don't fit the configuration,
+    UnsupportedModelError for an untranslated one.
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE
@@ -102,8 +102,8 @@ def open_weights(source: str) -> Weights:
 def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     """Return a distributed checkpoint's model, by Hugging Face name, from any parallelism.
 
-    The folder is as in `newest_iteration`. WeightsError for another checkpoint or an unknown model,
-    UnfittingWeightsError for missing weights.
+    WeightsError for another checkpoint or an unknown model, UnfittingWeightsError for missing
+    weights.
     """
     folder = newest_iteration(folder)
     require_whole(folder)
@@ -123,7 +123,7 @@ def read_student(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
 def newest_iteration(folder: Path) -> Path:
     """Return the newest iteration's folder of a `--save` folder, or an iteration's own.
 
-    WeightsError if none is there.
+    WeightsError without any.
     """
     if (folder / ".metadata").is_file():
         return folder
@@ -143,7 +143,7 @@ def newest_iteration(folder: Path) -> Path:
 
 
 def require_whole(folder: Path) -> None:
-    """Raise WeightsError, with file and remedy, if an iteration lacks recorded bytes."""
+    """Raise WeightsError if an iteration lacks recorded bytes."""
     with _undamaged(folder, ".metadata"):
         stored = FileSystemReader(folder).read_metadata().storage_data
     ends: dict[str, int] = {}
@@ -173,10 +173,9 @@ def _instead(folder: Path) -> str:
 
 @contextmanager
 def _undamaged(folder: Path, what: str) -> Iterator[None]:
-    """Name a checkpoint's unreadable part, and the remedy."""
     try:
         yield
-    # Damaged pickles raise whatever their bytes happen to say; torch's wrapper isn't an Exception.
+    # Damaged pickles may raise anything; torch's wrapper isn't an Exception.
     except (Exception, CheckpointException) as error:
         raise WeightsError(
             f"{folder} is damaged: {what} can't be read ({error!r}): {_instead(folder)}"
@@ -184,7 +183,7 @@ def _undamaged(folder: Path, what: str) -> Iterator[None]:
 
 
 def checkpoint_args(folder: Path) -> Namespace:
-    """Return the arguments of the run that saved an iteration's folder."""
+    """Return the arguments of the run that saved an iteration."""
     with _one_process():
         from megatron_plugin.upstream import load_common_state_dict
 
@@ -195,10 +194,10 @@ def checkpoint_args(folder: Path) -> Namespace:
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Silence warnings that don't concern a mere reader of checkpoints."""
+    """Silence warnings that don't concern a reader of checkpoints."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        # Megatron's, at its import.
+        # From Megatron's import.
         warnings.filterwarnings("ignore", ".*Transformer Engine and Apex")
         yield
 
@@ -240,7 +239,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _whole_parameters(folder: Path) -> dict[str, Tensor]:
-    """Read every parameter of a checkpoint by name; Megatron stores all layers' as one tensor."""
+    """Read parameters by name; Megatron stores all layers' as one tensor."""
     saved: Mapping[str, Any] = FileSystemReader(folder).read_metadata().state_dict_metadata
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

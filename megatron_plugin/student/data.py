@@ -1,4 +1,4 @@
-"""A student rank's data: training and validation rows, their loaders and losses."""
+"""A student rank's training and validation data."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from pipeline.packing.reading import Reading
 from pipeline.streaming import AlignedRows, StreamConfig, load_batches
 from pipeline.streaming.vocabularies import vocabulary_map
 
-# Two global batches: one that is scored while one is computed, and one in hand.
+# Global batches: one is scored while another is computed, and one is in reserve.
 _TRAINING_LOOKAHEAD, _VALIDATION_LOOKAHEAD = 2, 1
 
 
 class StudentData:
-    """A student rank's training and validation data."""
+    """Rows of both datasets, their micro-batches and losses."""
 
     def __init__(self, options: VocagOptions, opened: OpenedRun) -> None:
         """Take the training data."""
@@ -46,15 +46,14 @@ class StudentData:
     def open_held_out(self, args: Namespace) -> None:
         """Open the validation data, if any.
 
-        DatasetError if it isn't a finished dataset, ForeignTokenizerError if its tokenizers differ
-        from the training data's.
+        DatasetError for an unfinished dataset, ForeignTokenizerError for other tokenizers.
         """
         path = self._options.validation_data
         if path is not None and args.eval_iters:
             opened = open_run(Reading(path), seed=args.seed, max_epochs=None)
             training = self._opened.manifest
             checks.require_same_tokenizers(path, opened.manifest, training)
-            # With the training data's tokens around its texts.
+            # Texts get the training data's tokens around them.
             manifest = replace(opened.manifest, student=training.student, teacher=training.teacher)
             self._held_out = replace(opened, manifest=manifest)
 
@@ -69,7 +68,7 @@ class StudentData:
     def training_batches(
         self, args: Namespace, num_samples: int, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch]:
-        """Return a model chunk's micro-batches, from the run's position to its end."""
+        """Return a model chunk's micro-batches, from the run's position on."""
         batches = _load_micro_batches(
             self.training_rows(args),
             args.micro_batch_size,
@@ -104,7 +103,6 @@ class StudentData:
             asking.drain()
 
     def _validation_rows(self, held_out: OpenedRun, args: Namespace) -> AlignedRows:
-        """Return rows with the training rows' stored losses."""
         config = self._config(held_out, args, args.eval_global_batch_size)
         own = tuple(each.fingerprint for each in self.training_rows(args).teachers_rule.rules)
         if own:
@@ -128,7 +126,7 @@ class StudentData:
             ),
             seed=args.seed,
             global_batch_size=global_batch_size,
-            # Samples are numbers; the run's own length ends it.
+            # The run's length ends it.
             num_epochs=None,
             on_damage=options.on_damage,
             cache_folder=options.cache_folder,
@@ -155,7 +153,7 @@ class StudentData:
         bridge: StudentBridge | None,
         vp_stage: int | None,
     ) -> Iterator[MicroBatch]:
-        """Add stored or requested losses; a colocated teacher does so later."""
+        """Add losses; a colocated teacher does so later."""
         virtual = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
         if not parallel_state.is_pipeline_last_stage(**virtual):
             return batches

@@ -41,7 +41,7 @@ class StepRules:
 def run_forward_step(
     rules: StepRules, batches: Iterator[MicroBatch], model: torch.nn.Module
 ) -> tuple[Tensor, Callable[[Tensor], Reported]]:
-    """Run a micro-batch through this rank's stage; return its output and loss function."""
+    """Run a micro-batch through this rank's stage; return output and loss function."""
     batch = next(batches)
     losses = model(
         batch.tokens,
@@ -56,13 +56,13 @@ def run_forward_step(
 
 
 def training_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return a micro-batch's guided loss, from this rank's output."""
+    """Return a micro-batch's guided loss."""
     result = _result(rules, batch, output)
     return result.loss_sum, result.num_tokens.int(), _metrics(rules, batch, result)
 
 
 def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Reported:
-    """Return a micro-batch's plain loss, and the guided one next to it."""
+    """Return a micro-batch's plain loss, and the guided one as a metric."""
     result = _result(rules, batch, output)
     reported = {"lm loss": result.metrics["student_loss"].float()}
     if rules.kind.selector != "full":
@@ -74,9 +74,8 @@ def validation_loss(rules: StepRules, batch: MicroBatch, output: Tensor) -> Repo
 class MegatronPass(MicroBatchLoss):
     """A micro-batch that Megatron's model has read.
 
-    Ranks that share rows each make the whole rows' loss: sums and counts are multiplied by their
-    number, and so is the gradient that each gets for its own places. `output` is from
-    `_token_scores`, of these places.
+    Ranks that share rows each make the whole loss: sums, counts and gradients are multiplied by
+    their number. `output` is from `_token_scores`, of this rank's places.
     """
 
     micro_batch: MicroBatch
@@ -136,7 +135,7 @@ def _result(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
 
 
 def _metrics(rules: StepRules, batch: MicroBatch, result: LossResult) -> dict[str, Tensor]:
-    """Return sums and counts; Megatron adds them over micro-batches and replicas, then divides."""
+    """Return sums and counts, which Megatron adds up and divides."""
     reported = {"lm loss": result.metrics["student_loss"].float()}
     reported["guided loss"] = _pair(result.loss_sum.detach(), result.num_tokens)
     for name, value in result.metrics.items():
@@ -165,10 +164,10 @@ def _token_scores(
     labels: Tensor,
     **_: Any,
 ) -> Tensor:
-    """Return fp32 [b, s] losses of b rows' s places, instead of GPTModel's own last lines.
+    """Return losses, fp32 [b, s], instead of GPTModel's own last lines.
 
-    If needed, [1 + 1 + 1 + K, b, s]: losses, entropies for ranking tokens, and log-probabilities
-    for labels' known distributions.
+    If needed, [1 + 1 + 1 + K, b, s]: losses, entropies, and log-probabilities for known
+    distributions.
     """
     entry_ids = cells = None
     if next_tokens is not None:
@@ -194,7 +193,7 @@ def _token_scores(
 
 
 def _never_nan(pair: Tensor) -> Tensor:
-    """Give 0 for no tokens: one NaN would spoil a log interval's mean; fp32 counts don't change."""
+    """Give 0 for no tokens: one NaN would spoil a log interval's mean."""
     return torch.stack((pair[0], pair[1] + _NO_TOKENS))
 
 

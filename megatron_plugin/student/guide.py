@@ -29,12 +29,8 @@ Batches = Iterator[MicroBatch]
 class Guide:
     """Gives micro-batches their guidance.
 
-    Attributes:
-        leave_out: raises for, or lists, the document of a batch, row and segment, with its fault;
-            see `AlignedRows.leave_out`.
-        vocabulary_map: returns the map from the teacher's tokens to the student's.
-        asked: entries per place of a running teacher.
-        uses_cells: whether the method needs cells.
+    `leave_out` is `AlignedRows.leave_out` by batch, row, segment and fault; `vocabulary_map` maps
+    the teacher's tokens to the student's; `asked` are a running teacher's entries per place.
     """
 
     leave_out: Callable[[MicroBatch, int, int, str], None]
@@ -44,7 +40,7 @@ class Guide:
 
     @cached_property
     def cells(self) -> Cells | None:
-        """Cells of both vocabularies; None if the method needs none."""
+        """Cells of both vocabularies, if needed."""
         if not self.uses_cells or self.vocabulary_map is None:
             return None
         cells = self.vocabulary_map().cells
@@ -52,10 +48,7 @@ class Guide:
         return Cells.of(*cells)
 
     def read_answer(self, batches: list[MicroBatch], answer: TeacherAnswer) -> Tensor:
-        """Return an answer for all rows of some batches, for `by_teacher`.
-
-        Next tokens are mapped to the student's vocabulary.
-        """
+        """Return an answer for some batches' rows, mapped to the student's vocabulary."""
         if self.vocabulary_map is None or not self.asked.width:
             return answer.losses
         host = TeacherAnswer(answer.values.cpu())
@@ -74,7 +67,7 @@ class Guide:
         return torch.cat((host.losses, *(torch.from_numpy(each).flatten(1) for each in found)), 1)
 
     def num_values(self, batch: MicroBatch) -> int:
-        """Return the values per row of `read_answer`."""
+        """Return the number of `read_answer`'s values per row."""
         of_label = 2 * self.asked.width + bool(self.asked.width)
         return batch.rows["teacher_input_ids"].shape[1] + of_label * batch.rows["labels"].shape[1]
 
@@ -84,7 +77,7 @@ class Guide:
         """Return micro-batches guided by a teacher's answer for all their rows.
 
         Values are fp32 [rows of all, `num_values`], on the device: losses in nats, each label's
-        next tokens, their probabilities, and its own token. NonFiniteLossError for a broken loss
+        next tokens, their probabilities, and its own token. NonFiniteLossError for a broken loss,
         unless damage is quarantined.
         """
         waited = waited_seconds / len(batches)
@@ -137,7 +130,7 @@ class Guide:
         return replace(batch, taught=replace(taught, losses=losses))
 
     def _without_broken(self, batch: MicroBatch, broken: Tensor) -> tuple[MicroBatch, Tensor]:
-        """Leave out documents with broken losses; also return which teacher tokens are sound."""
+        """Leave out documents with broken losses; also return sound teacher tokens."""
         mask, quarantined = batch.loss_mask.clone(), batch.num_quarantined.clone()
         sound = torch.ones_like(broken)
         bounds, teacher_bounds = batch.rows["cu_seqlens"], batch.rows["teacher_cu_seqlens"]
@@ -157,18 +150,16 @@ class Guide:
 
 
 def _broken(batch: MicroBatch) -> Tensor:
-    """Return teacher tokens whose loss is missing or infinite."""
     assert batch.taught is not None
     losses = batch.taught.losses
     return losses.isinf() | (batch.moved.teacher_has_loss & losses.isnan())
 
 
 def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
-    """Let a colocated teacher score each step's micro-batches before the student's schedule.
+    """Let a colocated teacher score each step before the student's schedule starts.
 
-    It uses the student's process groups, so its pass must not mix with the student's messages
-    between pipeline stages. Megatron has no hook that early: `training.get_forward_backward_func`
-    is wrapped.
+    Its pass must not mix with the student's messages between pipeline stages, and Megatron has no
+    earlier hook than `training.get_forward_backward_func`.
     """
     original = training.get_forward_backward_func
 
@@ -176,7 +167,7 @@ def score_steps_ahead(teacher: Teacher, guide: Guide) -> None:
         schedule = original(*given, **named)
 
         def run(*, data_iterator: Batches, num_microbatches: int, **others: Any) -> Any:
-            # Megatron's iterators have `__next__` alone.
+            # Megatron's iterators have only `__next__`.
             batches = [next(data_iterator) for _ in range(num_microbatches)]
             start = time.perf_counter()
             answer = teacher.score(teacher_rows(batches))

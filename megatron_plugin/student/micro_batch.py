@@ -1,4 +1,4 @@
-"""From rows to micro-batches on the device.
+"""Rows as micro-batches on the device.
 
 Only here are `input_ids` called `tokens`, as in Megatron.
 """
@@ -20,10 +20,9 @@ from pipeline.streaming import Rows
 class Taught:
     """A teacher's answer for a micro-batch.
 
-    Attributes:
-        losses: fp32 [rows, teacher_seq_length], nats, NaN for tokens without a loss.
-        next_tokens: whole rows' distributions for labels; None if the method needs none.
-        waited_seconds: the student's wait for it; None without a running teacher.
+    `losses` are fp32 [rows, teacher_seq_length], nats, NaN without a loss; `next_tokens` are whole
+    rows' distributions for labels, None if the method needs none; `waited_seconds` is None without
+    a running teacher.
     """
 
     losses: Tensor
@@ -35,20 +34,10 @@ class Taught:
 class MicroBatch:
     """Rows in Megatron's form.
 
-    Attributes:
-        number: in the run, the same on all data-parallel replicas.
-        run_positions: each row's place in the run, over all epochs.
-        tokens: int64 [rows, this rank's places].
-        labels: int64 [rows, this rank's places], already shifted.
-        loss_mask: float32 [rows, seq_length].
-        position_ids: int64 [rows, this rank's places].
-        segments: the documents' bounds.
-        num_quarantined: int32 [rows], tokens masked for damage.
-        rows: as read, on the CPU.
-        moved: the same on the device.
-        widest_span: in teacher tokens.
-        of_validation: whether it is held out.
-        taught: None without a teacher and on ranks that compute no loss.
+    `tokens`, shifted `labels` and `position_ids` are int64 [rows, this rank's places], `loss_mask`
+    is float32 [rows, seq_length], and `num_quarantined`, int32 [rows], counts tokens masked for
+    damage. `number` and `run_positions` are in the run. `rows` are on the CPU, `moved` the same on
+    the device. `taught` is None without a teacher and on ranks that compute no loss.
     """
 
     number: int
@@ -80,7 +69,7 @@ def micro_batch(
     share: RowShare,
     of_validation: bool = False,
 ) -> MicroBatch:
-    """Move rows to the device, with the rank's own places for its model."""
+    """Move rows to the device, and take the rank's own places."""
     moved = rows.to(device, non_blocking=True)
     seq_length = rows["input_ids"].shape[1]
     return MicroBatch(
@@ -94,14 +83,14 @@ def micro_batch(
         num_quarantined=moved["num_quarantined_tokens"],
         rows=rows,
         moved=moved,
-        # Looked at here, where it needs no waiting for the device.
+        # On the CPU, without waiting for the device.
         widest_span=check_spans(rows["teacher_input_ids"], rows["teacher_spans"]),
         of_validation=of_validation,
     )
 
 
 def teacher_rows(batches: list[MicroBatch]) -> TeacherRows:
-    """Return the teacher's side of micro-batches, one after the other."""
+    """Return micro-batches' teacher side."""
     return TeacherRows(
         torch.cat([batch.rows["teacher_input_ids"] for batch in batches]),
         torch.cat([batch.rows["teacher_cu_seqlens"] for batch in batches]),

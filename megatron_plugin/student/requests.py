@@ -19,10 +19,10 @@ from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.micro_batch import MicroBatch, teacher_rows
 from megatron_plugin.upstream import parallel_state
 
-# Of Megatron's own timeout: the leader, which can say why, ends before ranks that wait for it.
+# Of Megatron's timeout, so the leader, which knows the cause, ends before waiting ranks.
 _PATIENCE = 0.8
 
-# A step's micro-batches, and on the rank with the bridge a function that waits for the reply.
+# A step's micro-batches and, with the bridge, a function that waits for the reply.
 _Asked = tuple[list[MicroBatch], Callable[[], TeacherAnswer] | None]
 
 
@@ -31,8 +31,7 @@ def connect(
 ) -> StudentBridge | None:
     """Connect the leaders with the teacher's world; all ranks call, and wait until they are.
 
-    Only a replica's leader gets a bridge. The teacher answers with `width` next tokens per place.
-    Both worlds see the store.
+    Only a replica's leader gets a bridge, for answers with `width` next tokens per place.
     """
     replicas, bridge = range(args.data_parallel_size), None
     is_last = parallel_state.is_pipeline_last_stage()
@@ -55,9 +54,8 @@ def connect(
 class GuidedBatches(Iterator[MicroBatch]):
     """The last pipeline stage's micro-batches, with guidance from another world.
 
-    One request per step, with `lookahead` further steps under way: the teacher scores step n + 1
-    while the student computes step n. The first of `group`, the tensor- and context-parallel ranks
-    that share these rows, has the bridge and passes replies on.
+    One request per step, `lookahead` steps ahead, so the teacher scores while the student computes.
+    The first of `group`, the ranks that share these rows, has the bridge and passes replies on.
     """
 
     batches: Iterator[MicroBatch]
@@ -78,7 +76,7 @@ class GuidedBatches(Iterator[MicroBatch]):
             start = time.perf_counter()
             values = self._receive(step, pending)
             waited = time.perf_counter() - start
-            # Before this step is computed, so that the teacher has work while it is.
+            # Before this step is computed, so the teacher works meanwhile.
             self._ask(self.lookahead)
             self._ready.extend(self.guide.by_teacher(step, values, waited_seconds=waited))
         return self._ready.popleft()
@@ -101,7 +99,6 @@ class GuidedBatches(Iterator[MicroBatch]):
     def _receive(
         self, step: list[MicroBatch], pending: Callable[[], TeacherAnswer] | None
     ) -> Tensor:
-        """Return the answer for a step's rows, on all ranks of the group."""
         device = step[0].tokens.device
         if pending is None:
             num_rows = sum(len(batch.tokens) for batch in step)

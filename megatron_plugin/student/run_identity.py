@@ -1,4 +1,4 @@
-"""A run's identity besides its weights; a checkpoint must find it unchanged."""
+"""A run's identity besides its weights, which checkpoints hold."""
 
 from argparse import Namespace
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ class ChangedRunError(ValueError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Recorded in every checkpoint: data, the teacher's fingerprint, guidance.
+    """Data, the teacher's fingerprint and guidance.
 
     `stream` is a `StreamState` as a dict, without samples, which Megatron counts.
     """
@@ -54,8 +54,8 @@ def require_same_run(
 ) -> None:
     """Check that the checkpoint loaded by Megatron continues in this run.
 
-    ChangedRunError if its teacher, guidance or rotary embedding differ, StreamMismatchError if its
-    data, order or batch size do.
+    ChangedRunError for another teacher, guidance or rotary embedding, StreamMismatchError for other
+    data, order or batch size.
     """
     saved = getattr(checkpoint, "vocag_run", None)
     if checkpoint is None or saved is None:
@@ -74,7 +74,7 @@ def require_same_run(
                 "the run's own, or add --finetune to start a new run from its weights"
             )
             raise hinted(error, "--finetune")
-    # What no weight's shape shows: how positions rotate.
+    # No weight's shape shows how positions rotate.
     was, runs = (getattr(each, "vocag_model_config", None) for each in (checkpoint, args))
     if was and runs and was["rope_parameters"] != runs["rope_parameters"]:
         raise ChangedRunError(

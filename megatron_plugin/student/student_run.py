@@ -47,15 +47,15 @@ _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class StudentRun:
-    """One student rank's part of a run: model, loss, and a teacher's start and end.
+    """One student rank's part of a run, and a teacher's start and end.
 
     Give `pretrain` its `datasets`, `forward_step`, `store` and the configuration of `configure`,
-    inside a `with` statement, which ends the teacher's world unless an exception left it.
+    inside a `with` statement, which ends the teacher's world unless an exception is raised.
 
     Attributes:
         datasets: Megatron's dataset provider.
         store: of the student's world, None: torch's default.
-        argument_defaults: for arguments that the user doesn't give.
+        argument_defaults: for arguments not given.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StudentRun:
         opened: OpenedRun,
         checkpoint: Namespace | None = None,
     ) -> None:
-        """Take the options, and a resumed `checkpoint`'s arguments; load no model yet."""
+        """Take the options and a resumed `checkpoint`'s arguments; load no model."""
         self._options = options
         self._world = world
         self._opened = opened
@@ -82,16 +82,13 @@ class StudentRun:
             # Megatron divides by it even if nothing is evaluated.
             "eval_interval": 1000,
         }
-        # `pretrain` builds the datasets on every rank if an attribute of the function says so.
+        # With this attribute, `pretrain` builds the datasets on every rank.
         self.datasets = partial(self._datasets)
         self.datasets.is_distributed = True  # type: ignore[attr-defined]
 
     @naming_arguments()
     def configure(self, args: Namespace) -> Any:
-        """Check Megatron's validated arguments; return the configuration for `pretrain`.
-
-        ValueError for impossible settings.
-        """
+        """Return the configuration for `pretrain`; ValueError for impossible settings."""
         options = self._options
         self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options)
@@ -137,13 +134,13 @@ class StudentRun:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        # Megatron ends a run by sys.exit on --exit-interval, --exit-duration and SIGTERM.
+        # Megatron calls sys.exit on --exit-interval, --exit-duration and SIGTERM.
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._data.drain()
             if self._bridge is not None:
                 self._bridge.close()
         elif not isinstance(error, SystemExit | KeyboardInterrupt):
-            # What torch raises if a checkpoint fails, CheckpointException, isn't an Exception.
+            # torch's CheckpointException isn't an Exception.
             explain_full_disks(error, self._written)
 
     def _open_student(self, args: Namespace, source: str) -> Weights:
@@ -157,9 +154,8 @@ class StudentRun:
     def _datasets(
         self, num_samples: tuple[int, int | None, int], vp_stage: int | None = None
     ) -> tuple[Iterator[MicroBatch], Iterator[MicroBatch] | None, None]:
-        """Return endless training and validation iterators, and no test set."""
         args = get_args()
-        if not self._is_started:  # by another chunk of this rank's model
+        if not self._is_started:  # for another model chunk
             rows = self._data.training_rows(args)
             self._take_up_run(args, rows)
             self._start_teacher(args)
@@ -168,7 +164,7 @@ class StudentRun:
         return train, self._data.validation_batches(args, self._bridge, vp_stage), None
 
     def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
-        """Record the run's identity in the arguments, which every checkpoint keeps."""
+        """Record the run's identity in the arguments, which checkpoints keep."""
         identity = RunIdentity(
             stream=asdict(rows.state(0)),
             teacher=self._teacher_fingerprint(rows),
@@ -186,7 +182,7 @@ class StudentRun:
             raise hinted(error, f"--train-iters {len(rows) // args.global_batch_size}")
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
-        """Hash the teacher's files on one rank; NCCL would take so long a wait for a hang."""
+        """Hash the teacher's files on one rank; in a collective, NCCL would see a hang."""
         if rows.teachers_rule.rules:
             return f"cached {rows.teachers_rule.fingerprint}"
         source = self._options.teaching.teacher
@@ -199,7 +195,6 @@ class StudentRun:
         return store.get("sha256").decode()
 
     def _start_teacher(self, args: Namespace) -> None:
-        """Load the teacher here, or connect with its own world."""
         options = self._options
         if options.teacher.world_size:
             assert self._world.bridge_store is not None
@@ -216,14 +211,13 @@ def explain_full_disks(
     *,
     nearly_full_bytes: int = 16 << 20,
 ) -> None:
-    """Log output folders with fewer free bytes than `nearly_full_bytes`; note them in the error.
+    """Log folders with fewer free bytes than `nearly_full_bytes`, and note them in the error.
 
-    Megatron's checkpoint writers report a full disk as a failed write of some tensor, or not at
-    all.
+    Megatron reports a full disk as a failed write of some tensor, or not at all.
     """
     free = {folder: _free_bytes(Path(folder)) for folder in folders if folder}
     full = [folder for folder, num_bytes in free.items() if num_bytes < nearly_full_bytes]
-    told = "".join(format_exception(error))  # its causes, too
+    told = "".join(format_exception(error))  # with its causes
     if full or any(cause in told for cause in _FULL_DISK):
         listed = ", ".join(f"{folder} ({free[folder] >> 20} MiB free)" for folder in full or free)
         message = f"no space is left on the disk of {listed}: make room or name another folder"
@@ -232,7 +226,6 @@ def explain_full_disks(
 
 
 def _free_bytes(folder: Path) -> int:
-    """Free bytes of the disk of a folder, which need not exist."""
     folder = folder.expanduser().absolute()
     while not folder.exists():
         folder = folder.parent

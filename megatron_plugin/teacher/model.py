@@ -1,7 +1,6 @@
 """The frozen teacher: losses of its own tokens, forward only, without whole logits.
 
-Expert-parallel ranks are one replica: they share the experts and score different rows in step,
-since every layer of experts is a collective.
+Expert-parallel ranks are one replica: they share experts and score different rows in step.
 
 Dimensions: b rows of a micro-batch, o places of a row on this rank, v values of a place.
 """
@@ -33,7 +32,7 @@ from schemas.distribution_rule import NO_ENTRIES, EntryShape
 
 
 class Teacher:
-    """A teacher on this rank's groups of `parallel_state`; all its ranks make the same calls."""
+    """A teacher on the groups of `parallel_state`; all its ranks make the same calls."""
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class Teacher:
     ) -> None:
         """Load this rank's part of the model, with weights and activations of `dtype`.
 
-        It answers with the `asked` entries, among the tokenizer's `num_ids` tokens, None: among all
-        rows of the output layer; draws equal those of `vocag score` with its default seed.
+        It answers with `asked` entries below `num_ids`, None: any row of the output layer; draws
+        equal those of `vocag score` with its default seed.
         """
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
@@ -67,8 +66,8 @@ class Teacher:
     def score(self, rows: TeacherRows) -> TeacherAnswer | None:
         """Return each token's loss, `-log P(x_l | x_<l)` within its document, and asked entries.
 
-        The answer is on the last pipeline stage's device, None elsewhere. Micro-batches share one
-        pass, so stages wait only at its ends. ValueError unless they divide the rows.
+        The answer is on the last pipeline stage's device, None elsewhere. ValueError unless
+        micro-batches divide the rows, which share one pass.
         """
         if len(rows) % self.micro_batch_size:
             raise ValueError(
@@ -120,11 +119,11 @@ class Teacher:
         cu_seqlens = pad(part.cu_seqlens, (0, 1), value=self._num_places)
         segments = row_segments(cu_seqlens, self._num_places, self._device, self._share)
         mask = to_device(has_context(part.cu_seqlens, self.seq_length), self._device)
-        # What each place predicts; a row's last one predicts nothing.
+        # A row's last place predicts nothing.
         labels, mask = pad(tokens[:, 1:], (0, 1)), pad(mask[:, 1:], (0, padding + 1))
         places = torch.arange(self._num_places, device=self._device).expand_as(tokens)
         tail = None
-        if self._asked.width:  # also where nothing is drawn
+        if self._asked.width:  # also without draws
             keys = pad(row_draw_keys(part.input_ids, part.cu_seqlens), (0, 0, 0, padding))
             own = to_device(take(keys).transpose(0, 1).flatten(0, 1), self._device)
             tail = TailDraws(own, self._asked.drawn)
@@ -156,7 +155,7 @@ def num_expert_ranks() -> int:
 
 
 def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
-    """Return this expert-parallel rank's part of the rows; the last row fills equal parts."""
+    """Return an expert-parallel rank's rows; the last row fills equal parts."""
     ranks = num_expert_ranks()
     if ranks == 1:
         return rows
@@ -167,7 +166,6 @@ def _own_rows(rows: TeacherRows, micro_batch_size: int) -> TeacherRows:
 
 
 def _all_rows(own: Tensor, num_rows: int) -> Tensor:
-    """Join the values of a replica's rows, [num_rows, …], from its ranks."""
     if num_expert_ranks() == 1:
         return own
     group = parallel_state.get_expert_model_parallel_group()
@@ -189,7 +187,7 @@ def _values_ahead(
     output_weight: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return each place's values for its label and next tokens; GPTModel calls it.
+    """Return values for each place's label and next tokens, as GPTModel's output processor.
 
     They are fp32 [b, o, 1 + 2 K] as in `TeacherAnswer`, NaN for masked losses.
     """

@@ -20,8 +20,8 @@ from pipeline.packing.opening import OpenedRun
 def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> Teacher:
     """Return this rank's part of the teacher, on the groups of `parallel_state`.
 
-    ValueError if it doesn't fit the run's data or these ranks; UntrainedTeacherError if its weights
-    did not load. Only the student's row length is read from Megatron's arguments.
+    ValueError if it doesn't fit the run's data or ranks; UntrainedTeacherError if its weights did
+    not load.
     """
     seq_length = checks.teacher_seq_length(options, opened.manifest, args.seq_length)
     assert options.teaching.teacher is not None
@@ -51,7 +51,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
 def require_fit(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_length: int) -> None:
     """Check that a teacher fits the run's rows, of `seq_length` teacher tokens.
 
-    ValueError if vocabulary or length don't fit, ForeignTokenizerError for another tokenizer.
+    ValueError for vocabulary or length, ForeignTokenizerError for another tokenizer.
     """
     require_room(
         opened,
@@ -67,7 +67,6 @@ def require_fit(shape: ModelShape, folder: Path, opened: OpenedRun, *, seq_lengt
 
 
 def _probe_row(opened: OpenedRun) -> list[int]:
-    """Return the probe text after the context token."""
     context = opened.manifest.teacher.around_text.first_token_id
     text = probe_tokens(opened.dataset)
     return text if context is None else [context, *text]

@@ -22,19 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespace) -> None:
-    """Be one rank of the teacher's world, to the end of the job.
-
-    Megatron's arguments are only parsed.
-    """
+    """Be one rank of the teacher's world, to the end of the job."""
     assert world.bridge_store is not None
     if args.exit_signal_handler:
-        # The student finishes its step and saves; it needs losses until then, and ends us.
+        # The student needs losses until it has saved, then ends this process.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _start_ranks(options.teacher, world, args)
     teacher = load_teacher(options, opened, args)
-    # First: ranks without a bridge then wait in it for those that connect.
+    # First, so that ranks without a bridge wait in it.
     group, bridge = _waiting_group(), None
-    leader = dist.get_process_group_ranks(group)[-1]  # which has the losses
+    leader = dist.get_process_group_ranks(group)[-1]  # has the losses
     if world.rank == leader:
         pairing = Pairing(_student_replicas(args, world), options.teacher.num_replicas)
         replica = parallel_state.get_data_parallel_rank() // num_expert_ranks()
@@ -46,7 +43,7 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
 
 
 def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None:
-    # Both worlds may share one device, to measure or to try.
+    # Both worlds may share one device in trials.
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group(
         args.distributed_backend,
@@ -59,9 +56,9 @@ def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None
         teacher.tensor_model_parallel_size,
         teacher.pipeline_model_parallel_size,
         expert_model_parallel_size=teacher.expert_model_parallel_size,
-        create_gloo_process_groups=False,  # each connects all with all, and nothing here asks them
+        create_gloo_process_groups=False,  # unused, and each connects all ranks
     )
-    model_parallel_cuda_manual_seed(1)  # Megatron's layers ask for one; nothing here is random
+    model_parallel_cuda_manual_seed(1)  # required by Megatron's layers; nothing is random
 
 
 def _student_replicas(args: Namespace, world: World) -> int:
@@ -75,7 +72,7 @@ def _waiting_group() -> dist.ProcessGroup:
     ranks = dist.get_process_group_ranks(
         parallel_state.get_expert_tensor_model_pipeline_parallel_group()
     )
-    # Made by its own ranks alone; no other has to know of it.
+    # Made by its own ranks alone.
     group = dist.new_group(
         ranks, timeout=IDLE_TIMEOUT, backend="gloo", use_local_synchronization=True
     )
@@ -86,7 +83,6 @@ def _waiting_group() -> dist.ProcessGroup:
 def _answer_requests(
     teacher: Teacher, bridge: TeacherBridge | None, group: dist.ProcessGroup, leader: int
 ) -> int:
-    """Score requests until all students have finished; return the rows scored."""
     num_rows = 0
     while True:
         message = [bridge.receive() if bridge is not None else None]
