@@ -3,7 +3,7 @@
 import re
 
 HEAD_BYTES = 512
-"""How many bytes are looked at; a tar archive is known by its 262nd."""
+"""Enough for a tar archive's mark, which ends at byte 263."""
 
 COMPRESSIONS = {
     "gzip": re.compile(rb"\x1f\x8b"),

@@ -27,7 +27,7 @@ HUB = "hf://"
 _SCRATCH = [".vocag-*", "*/.vocag-*", OUTPUT_LOCK]
 _MANIFESTS = ["manifest.json", "teacher-*.json"]
 _MARK = ".cache/huggingface/vocag"  # the client uploads nothing of that folder
-"""Holds the commit that the copy stands on and, until all is uploaded, what is being done there."""
+"""Holds the copy's commit and, until all is uploaded, `_WORKING` or `_SENDING`."""
 _WORKING, _SENDING = "working", "sending"
 
 
@@ -186,7 +186,7 @@ def _resolve(url: str) -> "HfFileSystemResolvedRepositoryPath":
 def _download(
     place: "HfFileSystemResolvedRepositoryPath", revision: str, folder: Path | None = None
 ) -> Path:
-    """Download files below, or matching, a path; return the repository's folder."""
+    """Return the repository's folder."""
     from huggingface_hub import snapshot_download
 
     path = place.path_in_repo

@@ -6,7 +6,7 @@ class JobError(RuntimeError):
 
 
 class OptionsError(ValueError):
-    """Options can't be used."""
+    """An option, or a combination, can't be used."""
 
 
 class TooManyDeadLettersError(RuntimeError):

@@ -12,20 +12,19 @@ from pipeline.drawing.formatting import format_count, format_share
 from schemas.manifest import Manifest, totals_of
 
 DUPLICATE_OF = "the id was first used at "
-"""How the detail of a duplicate begins; its first use's place follows."""
+"""Begins a duplicate's detail; the place of the first use follows."""
 
 UNREAD = "unreadable_input"
-"""The reason of what was lost without knowing how many documents it held."""
+"""The reason for a loss of unknown size."""
 
 UNUSABLE = "nothing_usable"
-"""The reason of a file of which no document can be used; each is listed as well."""
+"""The reason for a file without a usable document; its documents are listed, too."""
 
 OF_FILES = frozenset({UNREAD, UNUSABLE})
-"""Reasons that say nothing about how many documents are lost."""
+"""Reasons that don't count documents."""
 
 EXPECTED = frozenset({"known_id", UNUSABLE})
-"""Reasons that aren't a loss, or none besides: the dataset that grows has the document's id, or the
-file's documents are counted."""
+"""Reasons that aren't a loss: the dataset has the id, or the file's documents are counted."""
 
 _MAX_NAMED = 3
 
@@ -93,7 +92,7 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
     num_documents += manifest.dead_letters.count - manifest.dead_letters.by_reason.get(UNUSABLE, 0)
     if num_lost <= max_share * num_documents:
         return
-    # What names the documents of a dataset stays as it is when it grows.
+    # A growing dataset keeps its rule for ids.
     advice = (
         "if each file numbers its own documents, name them by file and place with --id-field ''; "
     )
@@ -108,5 +107,10 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
 
 
 def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:
-    """Count lost documents by reason, without `EXPECTED` losses."""
+    """Count lost documents by reason, without `EXPECTED` losses.
+
+    Example:
+        >>> count_lost({"known_id": 7, "bad_json": 1})
+        Counter({'bad_json': 1})
+    """
     return Counter({reason: n for reason, n in by_reason.items() if reason not in EXPECTED})

@@ -1,8 +1,8 @@
 """One job at a time in an output folder.
 
 A local lock ends with its process. In an object store, an object names the job, which renews it. It
-expires without renewal, or at once if this machine sees its process ended. If two jobs start within
-a second, the last writer wins: Beam's file systems offer nothing stricter.
+expires without renewal, or at once if this machine sees that its process has ended. If two jobs
+start within a second, the last writer wins: Beam's file systems offer nothing stricter.
 """
 
 import json
@@ -26,7 +26,7 @@ from pipeline.command_line.folder_lock import (
 from pipeline.command_line.links import refuse_linked_folders
 
 OUTPUT_LOCK = ".align-lock"
-"""The lock's name in a dataset's folder; it is gone when the job is."""
+"""In a dataset's folder while a job works there."""
 
 RENEW_SECONDS = 15.0
 STALE_SECONDS = 120.0
@@ -55,7 +55,7 @@ def hold_remote(path: str, folder: str) -> Iterator[None]:
     _write(path, owner)
     time.sleep(_SETTLE_SECONDS)  # long enough for another job that saw no lock to write its own
     other = _read(path)
-    if other is None or other["id"] != owner["id"]:  # None: whose job ended has just deleted it
+    if other is None or other["id"] != owner["id"]:  # None: a job that ended has just deleted it
         raise OptionsError(describe_refusal(other, folder))
     ended = threading.Event()
     thread = threading.Thread(target=_renew, args=(path, owner, ended), daemon=True)
@@ -118,7 +118,7 @@ def _see(process: int) -> list[str] | None:
         place = [boot, os.readlink("/proc/self/ns/pid")]
         with suppress(ProcessLookupError):
             os.kill(process, 0)
-            # Behind the program's name, which may hold anything: state, …, start time.
+            # After the program's name, which may hold anything: state, …, start time.
             told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             return [*place, "" if told[0] in "ZX" else told[19]]
         return [*place, ""]

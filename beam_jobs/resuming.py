@@ -20,7 +20,7 @@ from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 from schemas.records import RecordError, read_record
 
 BLOCKS_PREFIX = "blocks-"
-"""How the files begin that blocks wait in."""
+"""Of files in which blocks wait."""
 
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
@@ -29,11 +29,16 @@ LOCK_FILE = "lock"
 _RUN_PREFIX = ".vocag-"
 
 Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
-"""Says in what their configuration differs from ours."""
+"""Describes how their configuration differs from ours."""
 
 
 def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
-    """Folder of a configuration's temporary files."""
+    """Folder of a configuration's temporary files.
+
+    Example:
+        >>> run_folder_of("aligned", {"name": "corpus"})
+        'aligned/.vocag-f49c293b139871fd'
+    """
     canonical = json.dumps(configuration, sort_keys=True).encode()
     return storage.join(output, f"{_RUN_PREFIX}{sha256(canonical).hexdigest()[:16]}")
 

@@ -61,7 +61,7 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
     """What a failure was short of, or None."""
     found = _FULL.search(text)
     if found:
-        # Where, an error may not say: then the fuller of the two disks that are written to.
+        # Without a path in the error: the fuller of the two disks that are written to.
         temporary = tempfile.gettempdir()
         where = found[1] or min(folder, temporary, key=free_bytes)
         is_temporary = _is_in(temporary, where) and not _is_in(temporary, folder)

@@ -25,7 +25,7 @@ class StoredTokenizer:
 
 
 _KEPT = 4
-"""Tokenizers that a process keeps, of 40 to 400 MB each: those of two jobs that take turns."""
+"""Tokenizers that a process keeps, 40 to 400 MB each: those of two alternating jobs."""
 
 _lock = threading.Lock()
 _loaded: dict[StoredTokenizer, Tokenizer] = {}

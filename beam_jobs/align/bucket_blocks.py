@@ -19,7 +19,7 @@ from beam_jobs.resuming import BLOCKS_PREFIX
 from schemas.document import document_key
 
 Record = PlacedDocument | DeadLetter | TakenId
-"""What travels to a bucket."""
+"""Sent to a bucket."""
 
 BLOCK_BYTES = 8 << 20
 """A bucket's block is handed over once it is this large."""
@@ -31,7 +31,7 @@ _RECORD_BYTES = 64
 """About what a record takes besides its text and id."""
 
 _READ_BYTES = 4096
-"""What a larger buffer would read beyond a block belongs to other buckets."""
+"""Small: the bytes after a block belong to other buckets."""
 
 _INLINE, _REFERENCE = b"B", b"R"
 _TAKEN_IDS, _OTHERS = b"T", b"D"

@@ -134,10 +134,9 @@ class _Tars:
         self._file = self._writer = None
 
     def _is_full(self) -> bool:
-        """Whether the rest goes into another shard; waits for the writer."""
         if self._writer is None or self._rest < self._job.shard_bytes // 4:
             return False
-        return self._writer.num_bytes >= self._job.shard_bytes
+        return self._writer.num_bytes >= self._job.shard_bytes  # waits for the writer
 
     def _path(self, suffix: str) -> str:
         part = len(self.finished)
@@ -182,7 +181,7 @@ def _separate(records: Iterable[Record]) -> tuple[list[PlacedDocument], list[Dea
     """Split usable documents from dead letters; an id's first stays."""
     documents: list[PlacedDocument] = []
     letters: list[DeadLetter] = []
-    first: PlacedDocument | TakenId | None = None  # that has the id
+    first: PlacedDocument | TakenId | None = None  # the id's holder
     for record in records:
         if isinstance(record, DeadLetter):
             letters.append(record)
@@ -223,7 +222,7 @@ def _align(batch: Sequence[PlacedDocument], job: Job) -> AlignedBatch:
 
 
 def count_control_strings(documents: Iterable[PlacedDocument], job: Job) -> dict[str, int]:
-    """Count texts that spell control tokens, by the first."""
+    """Count texts that spell control tokens, by their first."""
     tokenizers = dict.fromkeys((load_stored(job.student), load_stored(job.teacher)))
     patterns = [each.control_strings for each in tokenizers if each.control_strings]
     counts: Counter[str] = Counter()

@@ -66,7 +66,7 @@ def _align(options: AlignOptions, started: float) -> Manifest:
                 return finished
         with hold_lock(lock, attempt.output):
             remove_abandoned(attempt.output, patterns)
-            # Who held the lock until now may have finished the same dataset, or let it grow.
+            # The lock's last holder may have finished the same dataset, or added to it.
             attempt = replace(attempt, configuration=configure(opened))
             return _find_finished(attempt) or make_dataset(attempt)
 

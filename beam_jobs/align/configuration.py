@@ -30,7 +30,7 @@ _OF_THE_INPUT = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the command, at `time.monotonic()` `started`."""
+    """One start of the command; `started` is by `time.monotonic()`."""
 
     opened: OpenedInput
     configuration: Mapping[str, Any]

@@ -183,7 +183,6 @@ def _read_result(attempt: Attempt, job: Job) -> Manifest:
 
 
 def _require_known(attempt: Attempt, letters: str, manifest: Manifest) -> None:
-    """Check that an input without new documents had only known ids."""
     by_reason = count_reasons(letters)
     require_all_read(letters, max_share=attempt.options.max_dead_letters)
     lost, num_documents = count_lost(by_reason), by_reason.total()

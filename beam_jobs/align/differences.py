@@ -21,7 +21,7 @@ _OPTIONS = {
     "teacher_convention": "the token of --teacher-context",
 }
 _FOLLOWS = {"num_buckets", "input_files", "input_bytes", "input_generation"}
-"""From the input and the size of shards, which are named."""
+"""Not named: they follow from the input and the size of shards."""
 
 
 def describe_configurations(

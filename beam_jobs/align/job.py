@@ -77,8 +77,8 @@ class BucketTar:
 class BucketRecord:
     """A bucket's commit record, written last.
 
-    `control_strings` counts texts by the first string. `digest` covers all input. `dead_letters` is
-    a file in the run's folder, or "".
+    `control_strings` counts texts by their first. `digest` covers all input. `dead_letters` is a
+    file in the run's folder, or "".
     """
 
     bucket: Count

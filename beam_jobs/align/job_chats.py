@@ -197,6 +197,5 @@ def _read_template(side: str, source: str, file: str | None, defaults: Generatio
 
 
 def _names_of(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """BOS and EOS, for tokenizers without a configuration."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     return {role: tokenizer.token_name(i) for role, i in ids.items() if i is not None}

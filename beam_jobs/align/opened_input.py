@@ -32,7 +32,7 @@ from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.manifest import Manifest
 
 _OF_FILES = {"text_field": "text", "id_field": "id", "text_template": "", "metadata": ""}
-"""Options that say what a document of a file is, and their defaults."""
+"""Options about documents in files, with their defaults."""
 
 _MAX_NAMED = 5
 
@@ -175,10 +175,7 @@ def _load(side: str, options: AlignOptions, model: StoredDataset | None) -> Toke
 
 
 def _look_at_conventions(options: AlignOptions, student: Tokenizer, teacher: Tokenizer) -> None:
-    """Refuse a tokenizer whose template is cut; warn of unknown control tokens.
-
-    Not for a user's choice, or a dataset's own tokenizer.
-    """
+    """Refuse a tokenizer whose template is cut; warn of unknown control tokens."""
     sides = (
         (student, options.student, options.student_bos, "--student-bos"),
         (teacher, options.teacher, options.teacher_context, "--teacher-context"),

@@ -172,10 +172,7 @@ def _write_sum(counts: tuple[int, Iterable[str]], run_folder: str) -> str:
 
 
 def _write_manifest(all_records: tuple[int, Iterable[str]], job: Job) -> str:
-    """Write dead letters, summary and, last, the manifest; return its path.
-
-    Without a usable document, there is none.
-    """
+    """Write dead letters, summary and, last, the manifest; return its path."""
     records = [read_record(record, BucketRecord) for record in all_records[1]]
     records.sort(key=lambda record: record.bucket)
     dead_letters = _write_dead_letters(records, job)

@@ -12,7 +12,7 @@ from schemas.manifest import Manifest
 CARD_FILE = "README.md"
 
 MARK = "<!-- Written by vocag align; without this line it is yours and stays as it is. -->"
-"""What a card holds that may be replaced."""
+"""In cards that may be replaced."""
 
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"),
           (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"))  # fmt: skip

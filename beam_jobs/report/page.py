@@ -63,7 +63,7 @@ class RunSummary:
     """Facts known only to the run that made the dataset.
 
     Seconds are wall time: start to manifest, and start to first document. `input_bytes` are as
-    stored. `control_strings` counts texts by the first string.
+    stored. `control_strings` counts texts by their first.
     """
 
     runner: str

@@ -22,7 +22,7 @@ from schemas.manifest import Manifest, totals_of
 REPORT_FILE = "report.html"
 _SHOWN_UNREAD = 5
 _SHOWN_TOKENS = 56
-"""Student tokens that the report opens with: as high as the numbers next to them."""
+"""Student tokens at the report's top: as high as the numbers next to them."""
 
 _LIBRARIES = ("vocag", "apache-beam", "fastokens", "tokenizers", "sentencepiece", "numpy", "numba",
               "pyarrow", "safetensors")  # fmt: skip

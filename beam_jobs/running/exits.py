@@ -19,7 +19,7 @@ _BINDINGS = {"triton", "duckdb"}  # of a teacher, and of --where
 
 
 _AGAIN_SECONDS = 5.0
-"""After a signal; what a job does at its end takes less."""
+"""After a signal; a job's clean-up takes less."""
 
 
 class Terminated(BaseException):
@@ -32,7 +32,7 @@ class Terminated(BaseException):
 
 
 def exit_status(command: str, work: Callable[[], object]) -> int:
-    """Run a command's work; return 0, 1 if the job failed, 2 for wrong usage.
+    """Run a command's work; return 0, 1 for a failed job or a shortage, 2 for wrong usage.
 
     3: more input was left out than allowed. 129, 130 and 143: SIGHUP, Ctrl-C and SIGTERM. Errors go
     to stderr without a traceback.

@@ -52,7 +52,7 @@ _OF_ANY_RUNNER = {
     *("--max_cache_memory_usage_mb", "--element_processing_timeout_minutes", "--job_name"),
     *("--save_main_session", "--no_save_main_session", "--no_gcsio_throttling_counter"),
 }
-"""Among those of clusters; besides them, whatever has gcs, gcp or bucket in its name."""
+"""Options of clusters that work anywhere, as do names with gcs, gcp or bucket."""
 
 logger = logging.getLogger(__name__)
 

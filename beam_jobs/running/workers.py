@@ -28,13 +28,13 @@ _BOOTSTRAP = (
     "from beam_jobs.running.workers import main; main(int(sys.argv[2]))"
 )
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
-"""What Beam (2.77) raises in a worker's thread, which it calls `run_worker`."""
+"""Message of Beam's (2.77) error in a worker's thread, `run_worker`."""
 
 _LOG_BYTES = 64 << 10
 _LOOK_SECONDS, _END_SECONDS, _PATIENCE_SECONDS = 1.0, 1.0, 5.0
 
 type _Outcomes = SimpleQueue[BaseException | None]
-"""What has ended a job, None for nothing but its work."""
+"""What ended a job; None if its work is done."""
 
 
 class WorkerDiedError(RuntimeError):
@@ -85,7 +85,7 @@ class Workers:
         self._folder.cleanup()
 
     def explain(self, failure: BaseException | None) -> WorkerDiedError | None:
-        """Name the dead worker and its cause, if Beam's thread failed by one."""
+        """Name the dead worker and its cause; None for other failures."""
         ended = _ENDED.fullmatch(str(failure))
         if ended is None:
             return None

@@ -200,14 +200,14 @@ def _complete(
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:
-    """Count shards' scored documents and tokens; refuse none."""
+    """Count shards' scored documents and tokens; at least one document."""
     shards = documents.dataset.manifest.shards
     if not documents.where:
         return shards
     counted = []
     for number, record in enumerate(shards):
         index, kept = documents.read(number, with_removed=True)
-        if kept is not None:  # else the condition is true of all
+        if kept is not None:  # else all match the condition
             num_tokens = int(index.num_teacher_tokens[kept].sum())
             record = replace(record, num_documents=int(kept.sum()), num_teacher_tokens=num_tokens)
         counted.append(record)

@@ -69,7 +69,7 @@ def save_reusable(shards: Sequence[ScoredShard], run_folder: str, run: RunOption
         file = io.BytesIO()
         np.save(file, values)
         _write(run_folder, f"known-{name}.npy", file.getvalue())
-    # The list comes last: its files are those that the tables number.
+    # The list comes last: tables refer to its files by number.
     _write(run_folder, _LIST, body)
 
 

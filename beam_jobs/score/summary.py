@@ -29,7 +29,7 @@ _HEADER_BYTES, _RECORD_BYTES, _ENTRY_HEADER_BYTES = 400, 600, 600
 """Of a sidecar: its header of safetensors with the metadata, and its share of the manifest; and
 what entries add to both."""
 _TABLE_BYTES, _ROW_BYTES = 2130, 24
-"""Of the table of documents' scores: what it takes empty, and a document's row with its id."""
+"""Of an empty table of documents' scores, and of a document's row with its id."""
 
 
 def estimate_disk(

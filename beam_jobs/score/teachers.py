@@ -21,7 +21,7 @@ from schemas.sidecar import (
 )
 
 API_KEY = "VOCAG_API_KEY"
-"""Environment variable with the key that servers ask for; no option, for command lines are seen."""
+"""Environment variable with servers' key; not an option, because command lines are visible."""
 
 
 @dataclass(frozen=True)

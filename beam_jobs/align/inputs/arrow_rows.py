@@ -9,7 +9,7 @@ from beam_jobs.align.inputs.table_format import Row
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yield rows; one whose text isn't UTF-8 is an error."""
+    """Yield rows; an error for text that isn't UTF-8."""
     batch = pa.RecordBatch.from_arrays(list(map(as_text, batch.columns)), batch.schema.names)
     try:
         yield from batch.to_pylist()

@@ -31,14 +31,14 @@ from beam_jobs.align.inputs.table_format import (
 )
 from beam_jobs.job_errors import InputError
 
-# Damaged bytes reach the decoders and the parser of the schema, which check few of them.
+# Damaged bytes reach decoders and the schema's parser, which check few of them.
 _DAMAGE = (
     *(EOFError, LZMAError, zlib_error, zstd.ZstdError, SchemaParseException),
     *(ArithmeticError, RecursionError),
     *(ValueError, LookupError, TypeError, AttributeError),
 )
 _NOT_INSTALLED = "you need to install"
-"""What fastavro says of a codec whose library isn't there."""
+"""In fastavro's message for a codec without its library."""
 
 
 def _avro_shape(opened: BinaryIO, file: InputFile) -> Shape:
@@ -83,7 +83,7 @@ def _avro_rows(opened: BinaryIO, _: InputPart, wanted: Wanted) -> Iterator[Row |
         if position < end:
             lost = f"rows {position} to {end - 1}, {end - position} of one block,"
             yield UnusableError(Reason.UNREADABLE_INPUT, f"{lost} can't be read: {why}")
-        elif block.bytes_.read(1):  # the library reads no more records than a block says it has
+        elif block.bytes_.read(1):  # the library reads only as many records as a block declares
             lost = "a block holds more bytes than its records: some are lost"
             yield UnusableError(Reason.UNREADABLE_INPUT, lost)
     if num_read is not None and num_read != num_bytes:  # the library ends in silence here

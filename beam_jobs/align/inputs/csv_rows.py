@@ -20,7 +20,7 @@ from beam_jobs.align.inputs.decompression import DamageError, require_utf8
 from beam_jobs.align.inputs.documents import Reason, UnusableError
 
 HEAD_BYTES = 1 << 20
-"""Of a TSV file; says whether its quotes are quotes."""
+"""Of a TSV file, to see whether its quotes are quotes."""
 
 type CsvRow = list[str] | UnusableError
 """A row's cells, or why it can't be used."""
@@ -29,7 +29,7 @@ _BEGUN = re.compile(rb'(?:^|\t)"', re.MULTILINE)
 # After a tab or at a line's start a quote begins a new cell and closes none.
 _CLOSED = re.compile(rb'(?:^|\t)"(?:[^"]|"")*(?<![\t\n])"(?=\t|\r?$)', re.MULTILINE)
 _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
-"""What Python's reader says of a cell that isn't closed in the file, or is longer than allowed."""
+"""In messages of Python's reader: a cell is never closed, or is longer than allowed."""
 
 
 def read_csv(
@@ -47,7 +47,7 @@ def read_csv(
     rows = partial(_Rows, _Lines(text, max_cell), needed=needed)
     num_begun = len(_BEGUN.findall(head or b""))
     closed = _CLOSED.findall(head or b"")
-    # One of two is closed by chance rather in a later line than in its own.
+    # A cell that ends in a later line may do so by chance: then half isn't enough.
     twice = 2 * len(closed) - any(b"\n" in cell for cell in closed)
     if head is None or 0 < num_begun <= twice:
         yield from rows("\t" if head else ",").read()

@@ -62,7 +62,7 @@ class StoredDataset(Dataset):
 class InputDataset:
     """A dataset's newest generation, and the shards to read.
 
-    `scores` is the digest of losses in the condition.
+    `scores` is the digest of losses that `where` uses.
     """
 
     dataset: StoredDataset
@@ -137,7 +137,8 @@ def find_dataset(patterns: Sequence[str], format: str | None) -> str | None:
 def open_dataset_as_input(location: str, where: str) -> InputDataset:
     """Open a dataset's newest generation; choose its documents.
 
-    WhereError for an invalid or unmatched condition; OptionsError for missing files.
+    WhereError for an invalid or unmatched condition; OptionsError for missing files, InputError for
+    no documents.
     """
     dataset = StoredDataset(location, read_newest(location))
     manifest = dataset.manifest
@@ -212,7 +213,7 @@ _LOST = (
 def _dataset_folder(pattern: str) -> str | None:
     folder = folder_of(storage.absolute(pattern))
     path = storage.join(folder, MANIFEST_FILE)
-    if storage.num_bytes_of(path) is None:  # by its very name: a folder may be called "data [1]"
+    if storage.num_bytes_of(path) is None:  # not a pattern: a folder may be called "data [1]"
         return None
     return folder if FORMAT.name.encode() in storage.read_bytes(path) else None
 

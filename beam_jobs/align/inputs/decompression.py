@@ -92,7 +92,7 @@ class _Frames(io.RawIOBase):
             elif self._decompressor.needs_input:
                 stored = self._file.read(_CHUNK_BYTES)
                 if not stored and not self._file.tell():
-                    return b""  # an empty file is one without data, as it is without compression
+                    return b""  # an empty file has no data, compressed or not
                 if not stored:
                     cut = f"the compressed data is cut after {self._file.tell()} bytes"
                     raise DamageError(cut, num_read=self._file.tell())

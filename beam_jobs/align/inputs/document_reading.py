@@ -34,7 +34,7 @@ from beam_jobs.running.job_progress import worker_progress
 CountLines = Callable[[int], object]
 
 _BEFORE_LINE = re.compile(rb"\A(?:\0|\xef\xbb\xbf)+")
-"""What files that were put together, or grew in a crash, have before a line."""
+"""Bytes before a line in files that were concatenated, or grew in a crash."""
 
 _PROGRESS_DOCUMENTS = 1000
 _SKIP_BYTES = 1 << 20

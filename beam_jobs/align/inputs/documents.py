@@ -18,7 +18,7 @@ LINE_BYTES_PER_TEXT_BYTE = 4
 other fields. A longer line is not parsed, so one huge line can't fill a worker's memory."""
 
 Value = str | int | float | bool | None
-"""What a field of the metadata holds."""
+"""Of a metadata field."""
 
 
 class Reason(StrEnum):
@@ -76,7 +76,7 @@ class PlacedDocument(msgspec.Struct, frozen=True, array_like=True, tag="document
 
 
 Outcome = PlacedDocument | DeadLetter
-"""What becomes of a document that is read."""
+"""Result of reading a document."""
 
 
 class UnusableError(ValueError):

@@ -35,7 +35,12 @@ def describe_others(record: Mapping[str, Any], field: str, *, is_text_field: boo
 
 
 def name_fields(names: Sequence[str]) -> str:
-    """List names in a sentence."""
+    """List names in a sentence.
+
+    Example:
+        >>> name_fields(["id", "title", "content"])
+        '"id", "title" and "content"'
+    """
     named = [f'"{_shorten(name)}"' for name in names[:_MAX_NAMED]]
     if len(names) > _MAX_NAMED:
         named.append(f"{format_count(len(names) - _MAX_NAMED)} more")

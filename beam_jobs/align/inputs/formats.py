@@ -41,7 +41,7 @@ class FileFormat:
 _JSON = "one object a line; .json also an array or one object"
 _ALL = (
     FileFormat("jsonl", (".jsonl", ".ndjson", ".json"), _JSON),
-    FileFormat("json"),  # values that aren't lines, as a look into the file shows
+    FileFormat("json"),  # values that aren't lines, found by looking into the file
     FileFormat("text", (".txt",), "one document a file"),
     FileFormat("csv", (".csv",), "with a header", "csv_tables", is_untyped=True),
     FileFormat("tsv", (".tsv",), "with a header", "csv_tables", is_untyped=True),
@@ -58,7 +58,12 @@ else:
 
 
 def format_of_suffix(suffix: str) -> str | None:
-    """Format of a file name's ending, or None."""
+    """Format of a file name's ending, or None.
+
+    Example:
+        >>> format_of_suffix(".Feather")
+        'arrow'
+    """
     return next((each.name for each in _ALL if suffix.lower() in each.suffixes), None)
 
 

@@ -23,7 +23,7 @@ INPUTS_FILE = "inputs.json"
 
 NUM_SAMPLES = 8
 SAMPLE_BYTES = 32 << 10
-"""Files up to the product are read whole; of longer ones pieces from start to end."""
+"""Files up to the product are read whole; longer ones in samples from start to end."""
 
 _MAX_NAMED = 3
 
@@ -99,7 +99,7 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
         entry = then.get(file.source, {})
         num_touched += entry.get("modified") != file.modified
         content = str(entry.get("content", ""))
-        # Samples of a local file and an object store's checksum say nothing about each other.
+        # Samples of a local file and an object store's checksum can't be compared.
         is_comparable = content.partition(":")[0] == file.content.partition(":")[0]
         if is_comparable and content != file.content:
             changed.append(file.source)

@@ -17,7 +17,7 @@ from pipeline.compiled import compiled
 
 _MAX_DIGITS = 4000  # Python's int takes 4,300
 _MAX_DEPTH = 100
-"""Objects that fields can lead into; a library takes a thousand."""
+"""Of objects that fields lead into; a library takes a thousand."""
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^\s,\]}]*")

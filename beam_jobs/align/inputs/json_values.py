@@ -20,7 +20,7 @@ from beam_jobs.align.inputs.json_parsing import find_end, parse_json
 from beam_jobs.first_bytes import why_not_utf8
 
 HEAD_BYTES = 1 << 16
-"""How much of a file is looked at to distinguish values from lines."""
+"""Of a file, to distinguish values from lines."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -32,7 +32,7 @@ _MAYBE_OPENING = re.compile(rb"[^:\[\s]\s*\{")
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 _LONGEST_OPENING = 1 << 9
 _LAST_CHARACTERS = 12
-"""An error as close to the end of what was read may come from reading no more, as in `"\\u00`."""
+"""An error this close to the end of the bytes read may be a cut, as in `"\\u00`."""
 
 
 class JsonValue(NamedTuple):
@@ -48,9 +48,13 @@ def holds_values(head: bytes, *, may_be_pretty: bool) -> bool:
     """Whether to read a JSON file by values instead of lines.
 
     `head` has up to `HEAD_BYTES`. Only a `.json` file's objects may span lines.
+
+    Example:
+        >>> holds_values(b'[{"text": "a"},', may_be_pretty=False)
+        True
     """
     if why_not_utf8(head[:4]):
-        return True  # it can't be read, and must not be cut into parts that don't know why
+        return True  # unreadable; parts of it couldn't say why
     line, newline, _ = head.removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
     try:
         value = orjson.loads(line)
@@ -185,7 +189,7 @@ class _Window:
         return JsonValue(position, self.position - position, None, UnusableError(reason, where))
 
     def _seek_opening(self, start: int, end: int | None, where: str) -> bool:
-        """Go to an opening, `end`, or past the last value; return whether values may be skipped."""
+        """Go to an opening, `end`, or past the last value; whether values may be skipped."""
         may_hold_more = False
         stop = None if end is None else end + len(self._opening) - 1
         while (found := self._find_opening(start, stop)) < 0 and end is None:

@@ -17,7 +17,7 @@ from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
 
 WILDCARD = re.compile(r"[*?\[]")
-"""What makes a glob of a path."""
+"""Makes a path a glob."""
 
 _LOOKED_AT = 1024
 """Bytes of a file of unknown kind, to see whether it is text."""

@@ -110,7 +110,7 @@ def _fit(value: Any, kind: MetadataType, is_text: bool) -> Value:
     if kind == "float64":
         is_exact = isinstance(value, float) or abs(value) <= _MAX_EXACT_FLOAT
         return float(value) if is_exact else None
-    if isinstance(value, float):  # a column of integers with one missing is one of floats in pandas
+    if isinstance(value, float):  # pandas stores integers as floats if one is missing
         is_exact = value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT
         return int(value) if is_exact else None
     return value if -(1 << 63) <= value < 1 << 63 else None

@@ -14,13 +14,13 @@ import msgspec
 from beam_jobs.align.inputs.formats import FORMATS
 
 TASK_BYTES = 64 << 20
-"""Input bytes of one task, where files can be cut or put together to reach it."""
+"""Input bytes of one task, if files can be cut or combined to reach it."""
 
 STANDARD_INPUT = "-"
-"""What `--input` calls it."""
+"""For `--input`."""
 
 DATASET = "dataset"
-"""The format of a dataset's shards; their documents are read, and aligned anew."""
+"""The format of a dataset's shards, which are aligned anew."""
 
 SAMPLE_BYTES_PER_TEXT_BYTE = 3
 """Tar bytes per byte of text: 8.9 per student token of 3 to 4 bytes, and 1.4 kB per document."""

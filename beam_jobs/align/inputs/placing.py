@@ -86,9 +86,9 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and math.isnan(value):
-        return None  # how pandas writes a missing number
+        return None  # a missing number in pandas
     if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
-        return str(int(value))  # a column of integers with one missing is one of floats in pandas
+        return str(int(value))  # pandas stores integers as floats if one is missing
     kind = "bytes that aren't UTF-8" if isinstance(value, bytes) else type(value).__name__
     raise UnusableError(
         Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
@@ -178,7 +178,7 @@ def _encode(text: str, field: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        # Readers put U+DC80 to U+DCFF in the place of bytes that aren't UTF-8.
+        # Readers replace bytes that aren't UTF-8 by U+DC80 to U+DCFF.
         is_byte = 0xDC80 <= code <= 0xDCFF
         what = f"byte {code & 0xFF:#x}" if is_byte else f"half a surrogate pair, U+{code:X},"
         detail = f'"{field}" has {what} at character {error.start}, which is not UTF-8'

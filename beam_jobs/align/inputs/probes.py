@@ -10,10 +10,10 @@ from beam_jobs.align.inputs.sampling import SampledPart
 from beam_jobs.job_errors import InputError
 
 PROBED_BYTES = 1 << 20
-"""About how much text both paths of a tokenizer are compared on."""
+"""About as much text is used to compare a tokenizer's paths."""
 
 LONGEST_PROBE = 64 << 10
-"""Of a longer document only the start is: a reference library is slow."""
+"""Longer documents are cut: a reference library is slow."""
 
 
 def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
@@ -62,5 +62,10 @@ def probe_texts(sample: Sequence[SampledPart]) -> list[bytes]:
 
 
 def start_of(text: bytes, most: int) -> bytes:
-    """Cut a text to at most `most` bytes, between characters."""
+    """Cut a text to at most `most` bytes, between characters.
+
+    Example:
+        >>> start_of("né".encode(), 2)
+        b'n'
+    """
     return text if len(text) <= most else text[:most].decode(errors="ignore").encode()

@@ -23,16 +23,16 @@ from beam_jobs.align.inputs.tables import count_rows
 LEAST_PART_BYTES = 128 << 10
 
 MEASURED_BYTES = 2 << 20
-"""Stored bytes that are decompressed to see how much a file's bytes expand."""
+"""Stored bytes that are decompressed to measure a file's expansion."""
 
 _HELD_BACK = {"bzip2": 450_000}
-"""Of data that is cut: bzip2 hands on blocks of 900 kB; half of one is missing on average."""
+"""Bytes missing from cut data on average: half of bzip2's blocks of 900 kB."""
 
 _CHUNK_BYTES = 1 << 20
 _OPEN_THREADS = 16
 
 HEAD_LETTERS = 1000
-"""A file that begins with so many documents that can't be used holds none, as far as seen."""
+"""A file that begins with this many unusable documents counts as unusable."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _read_first(
 
 
 def _num_units(part: InputPart) -> float:
-    """Approximate a part's rows or uncompressed bytes, as positions count."""
+    """Approximate a part's rows or uncompressed bytes: its positions' unit."""
     if part.file.format == DATASET and part.end is not None:
         return part.end - part.start
     if not FORMATS[part.file.format].table:

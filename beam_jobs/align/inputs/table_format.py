@@ -18,7 +18,7 @@ type Shape = tuple[list[str], tuple[int, ...]]
 
 ROWS_PER_BATCH = 256
 _COUNTED_BYTES = 16 << 20
-"""Rows of a longer file that doesn't say how many it has are counted in its start."""
+"""Without a recorded count, a longer file's rows are counted in its start."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def as_damage(
         text = "it asks for more memory than there is: its lengths are damaged, or it is too large"
         raise DamageError(text, num_read=tell()) from error
     except OSError as error:
-        if error.errno is not None:  # Arrow's own, which are about damage, have none
+        if error.errno is not None:  # Arrow's own errors, of damage, have none
             raise
         raise DamageError(str(error), num_read=tell()) from error
 

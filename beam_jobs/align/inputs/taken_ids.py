@@ -12,7 +12,7 @@ from schemas.index import decode_ids
 from schemas.manifest import Manifest
 
 TAKEN_IDS = "taken_ids"
-"""The format of a file that is a shard's index."""
+"""The format of a shard's index."""
 
 
 class TakenId(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
