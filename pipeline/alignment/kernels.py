@@ -17,12 +17,11 @@ def merge_spans(
 ) -> NDArray[np.int32]:
     """Find for each student token the minimal run of teacher tokens that overlap it.
 
-    One O(N + M) merge, with the result of the paper's Algorithm 1. Runs neither start nor end with
-    a token without bytes.
+    One O(N + M) merge, with the result of Algorithm 1. Runs neither start nor end with a token
+    without bytes. An unmapped token's run is empty, at the start of the last one before it.
 
     Offsets don't decrease within a document; `tiles` [D] marks those that tile the text on both
-    sides, which takes fewer steps. An unmapped token's span is empty, at the start of the last one
-    before it.
+    sides, which takes fewer steps.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)
     for d in range(len(student_cu) - 1):
@@ -113,10 +112,8 @@ def find_cut_points(
     """Find byte boundaries shared by both tokenizations, the last of every `stride` tokens.
 
     A cut (i, j) divides a document at one byte, before student token i and teacher token j; both
-    parts hold tokens of both sides. Most boundaries are shared, so blocks are searched from their
-    ends.
-
-    Returns cut_starts [D + 1], cut_student [C] and cut_teacher [C].
+    parts hold tokens of both sides. Returns cut_starts [D + 1], cut_student [C] and cut_teacher
+    [C].
     """
     num_documents = len(student_cu) - 1
     cut_starts = np.zeros(num_documents + 1, np.int64)

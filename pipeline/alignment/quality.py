@@ -1,7 +1,7 @@
 """Quality of an alignment (paper, section 2; Fig. 1, 3, 6).
 
-IoU and IoS compare a student token's bytes with its teacher tokens'. IoS is 1 whenever the
-teacher's tokens tile the text, however wide the run, so IoU is always shown next to it.
+IoU and IoS compare a student token's bytes with its teacher tokens'. IoS is 1 whenever these tile
+the text, however wide the run, so IoU is always shown next to it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,12 +32,12 @@ OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
 class AlignmentStatistics:
     """Counts over aligned documents; they add up over datasets.
 
-    Sums of IoU and IoS are over mapped tokens, in bytes. Arrays count documents by either side's
-    tokens, [len(LENGTH_EDGES)], student tokens by their teacher tokens, and either side's tokens by
-    their bytes, [MAX_BIN + 1].
+    Sums of IoU and IoS are over mapped tokens, in bytes. Arrays count documents by tokens,
+    [len(LENGTH_EDGES)], student tokens by their teacher tokens, and either side's tokens by bytes,
+    [MAX_BIN + 1].
 
     Over-wide tokens share bytes with a neighbour, because a normaliser reordered or divided these.
-    JSON leaves their numbers out if 0, as older datasets do.
+    JSON leaves their numbers out if 0.
     """
 
     num_documents: int
@@ -102,7 +102,7 @@ class AlignmentStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DocumentQuality:
-    """Alignment of D documents: mapped student tokens, and the sum of their IoU in bytes."""
+    """Mapped student tokens, and the sum of their IoU in bytes, by document."""
 
     num_mapped: NDArray[np.int64]
     byte_iou_sum: NDArray[np.float64]

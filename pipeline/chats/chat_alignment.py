@@ -1,7 +1,6 @@
 """Align chats, rendered with both templates.
 
 A token's offsets are its *origin*: the document's bytes that it covers, none for a template's text.
-So later steps need not know of templates.
 """
 
 import re
@@ -91,7 +90,7 @@ def align_chats(
 
 @dataclass
 class _Found:
-    """Rendered chats, with their documents and counts of control strings, and refused ones."""
+    """Rendered chats with their documents, and refused ones."""
 
     chats: list[RenderedChat] = field(default_factory=list)
     documents: list[SourceDocument] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Prove that a template's own texts and a chat's texts, joined, make up a rendering.
 
-Everything is in bytes. Calls of tools, which no message holds as a text, become texts as far as
-both sides write them alike.
+Calls of tools, which no message holds as a text, become texts as far as both sides write them
+alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ class Fitted:
     """A rendering of which every byte is a text's, or the template's own.
 
     Attributes:
-        own: the template's texts, one before each part of a text and one after the last.
-        held: the parts of texts between them, ascending.
+        own: the template's texts, around the parts of texts.
+        held: the parts of texts, ascending.
         said: ranges of the rendering that belong to turns.
     """
 
@@ -88,7 +88,7 @@ def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
 
 
 def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> ChatError:
-    """Return the error for a text, or own text after it, that changes."""
+    """Return the error for a changed text, or own text after it."""
     number = shape.texts[max(0, place - 1)]
     near, more = texts[number], ""
     if any("</think>" in text.text for text in texts[number : number + 2]):
@@ -101,7 +101,7 @@ def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> Chat
 
 
 def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
-    """Yield templates' forms of a text: whole, or without white space at its ends."""
+    """Yield a text's forms: whole, or without white space at its ends."""
     yield 0, size
     if text and (text[0].isspace() or text[-1].isspace()):
         for blank in (None, "\n"):
@@ -150,7 +150,7 @@ def _calls_of(each: Fitted, message: int) -> tuple[int, int] | None:
 def _shared(
     calls: Sequence[Any], fitted: Sequence[Fitted], found: Sequence[Any]
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield ranges of both renderings that hold equal calls, or equal arguments of one."""
+    """Yield ranges of both renderings with equal calls, or equal arguments of one."""
     turns = [each.rendered[slice(*own)] for each, own in zip(fitted, found, strict=True)]
     if turns[0] == turns[1]:
         yield [*found]

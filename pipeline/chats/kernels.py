@@ -1,6 +1,6 @@
-"""Loops over tokens of renderings: their origins, and the wanted ones.
+"""Loops over tokens of renderings.
 
-`cu` arrays, int64 [D + 1], bound each document's ranges in one array.
+`cu` arrays [D + 1] bound each document's ranges in one array.
 """
 
 import numpy as np
@@ -20,9 +20,9 @@ def find_origins(
 ) -> NDArray[np.int32]:
     """Return the document's bytes that tokens cover, int32 [N, 2]; an empty range for none.
 
-    `offsets` [N, 2] are in renderings, whose pieces [P, 3] are bytes of own text and the document's
-    range after it, part of a text that ends at `closes` [P]. A token without a text's byte is at
-    the end of the text before it, but inside a text, such as SentencePiece's dummy prefix, there.
+    `offsets` [N, 2] are in renderings; pieces [P, 3] are bytes of own text and the document's range
+    after it, in a text that ends at `closes` [P]. A token without a text's byte is at the end of
+    the text before it, but inside a text (SentencePiece's dummy prefix) there.
     """
     origins = np.empty((len(offsets), 2), np.int32)
     for d in range(len(cu_tokens) - 1):
@@ -71,7 +71,7 @@ def mark_overlaps(
     ranges: NDArray[np.int64],
     cu_ranges: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Mark tokens that share a byte with one of their document's ascending ranges, [R, 2]."""
+    """Mark tokens that share a byte with one of their document's ascending ranges."""
     marks = np.zeros(len(offsets), np.bool_)
     for d in range(len(cu_tokens) - 1):
         first, end = cu_ranges[d], cu_ranges[d + 1]
@@ -135,8 +135,8 @@ def count_seams(
 ) -> NDArray[np.int64]:
     """Count each document's wanted student tokens across a seam, and the lone ones, int64 [D, 2].
 
-    A token across a seam is alone unless its first teacher token begins at the same place in the
-    document, after equal bytes of the template. `texts` are all renderings' bytes.
+    One is alone unless its first teacher token begins at the same place in the document, after
+    equal bytes of the template. `texts` are all renderings' bytes.
     """
     counts = np.zeros((len(cu_tokens[0]) - 1, 2), np.int64)
     for d in range(len(counts)):
@@ -189,8 +189,8 @@ def find_turn_cuts(
 ) -> NDArray[np.int64]:
     """Return the student and teacher token before which turns end, int64 [E, 2].
 
-    `ends` [E, 2] are in both renderings. A cut comes after the token with the end's last byte; both
-    numbers are 0 without one, or if the sides' tokens don't divide the document there.
+    `ends` [E, 2] are in both renderings. A cut comes after the token with the end's last byte; 0
+    and 0 without one, or if the sides' tokens don't divide the document there.
     """
     cuts = np.zeros((len(ends), 2), np.int64)
     for d in range(len(cu_ends) - 1):

@@ -19,7 +19,7 @@ class ChatError(ValueError):
 
 
 class Text(NamedTuple):
-    """A text of a conversation, with its message's number and its field."""
+    """A text of a conversation."""
 
     message: int
     field: str
@@ -30,7 +30,7 @@ class Text(NamedTuple):
 class Chat:
     """A conversation: messages for templates, and the tools that they may call.
 
-    Contents are strings, reasoning is called `reasoning_content`, and no value is None.
+    Contents are strings, reasoning is `reasoning_content`, and no value is None.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -1,8 +1,8 @@
 """A chat as one document that two templates render, with its texts' places proven.
 
 The document is the messages' texts, one after another. A side's *pieces* are an own text of the
-template, then a range of the document. Joined, they must give the template's rendering, byte for
-byte; a template may trim white space from a text's ends, and drop the reasoning of earlier turns.
+template, then a range of the document. Joined, they must give the template's rendering; a template
+may trim white space at a text's ends, and drop the reasoning of earlier turns.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -28,7 +28,7 @@ _TEXT_FIELDS = (CONTENT, REASONING)
 
 @dataclass(frozen=True)
 class LearnRule:
-    """The learned part of a chat; with `end`, learned turns' ends, too."""
+    """The learned part of a chat; `end` includes ends of turns."""
 
     learn: Learn = "assistant"
     end: bool = True
@@ -42,7 +42,7 @@ class Rendering:
         own_text: the template's own texts, joined.
         pieces: each own text's size and the document's range after it, empty after the last.
         closes: the end of each range's text in the document.
-        said: ranges of `text` that the side's model must write, ascending.
+        said: ranges that the side's model must write, ascending.
         turn_ends: ends of an assistant's turns before another's message, by message.
     """
 
@@ -59,9 +59,9 @@ class RenderedChat:
     """A chat as a document, with the student's and the teacher's rendering.
 
     Attributes:
-        messages: JSON of the messages without their texts, the tools, and for each text its
-            message, field and bytes.
-        learned: learned ranges of the document: parts of texts that both sides render.
+        messages: JSON of the messages without their texts, the tools, and each text's message,
+            field and size.
+        learned: learned ranges of texts that both sides render.
     """
 
     text: bytes
@@ -124,7 +124,7 @@ def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:
 
 
 class _Learned(NamedTuple):
-    """The learned range of each text and numbers of learned messages; `thoughts` have reasoning."""
+    """Learned ranges of texts, and messages; `thoughts` have reasoning."""
 
     ranges: Sequence[Range]
     messages: Set[int]
@@ -163,7 +163,6 @@ def _render(
 
 
 def _describe(chat: Chat, texts: Texts) -> bytes:
-    """Return the messages without the texts that the document holds."""
     messages = [
         {name: value for name, value in message.items() if name not in _TEXT_FIELDS}
         for message in chat.messages

@@ -31,9 +31,9 @@ class ChatTemplate:
         text: in Jinja.
         names: its strings for `bos_token`, `eos_token` and so on.
         options: further values, such as `enable_thinking`.
-        parts: whether it takes a content only as a list of parts.
-        json_arguments: whether it takes calls' arguments only as JSON.
-        null_content: whether it shows calls only if the content is None, not if it is missing.
+        parts: it takes contents only as lists of parts.
+        json_arguments: it takes calls' arguments only as JSON.
+        null_content: it shows calls only if the content is None, not missing.
     """
 
     text: str
@@ -97,7 +97,7 @@ def _words(error: Exception) -> str:
 
 
 class _Marks(Extension):
-    """`{% generation %}`, with which some templates mark an assistant's text."""
+    """`{% generation %}`, which marks an assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
 
@@ -112,7 +112,7 @@ _DICT_NAMES = frozenset(dir({}))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Faster: it remembers what it has found safe, and skips checks of plain dicts and strings."""
+    """It remembers what it has found safe: checks take most of a rendering's time."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -142,7 +142,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, or a string's method, which needs no check."""
         if type(obj) is BuiltinMethodType and type(obj.__self__) is str:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)

@@ -40,7 +40,7 @@ _CALL: dict[str, Any] = {
 
 
 class Said(NamedTuple):
-    """A range, in bytes, of one own text that belongs to a message.
+    """A range, in bytes, of an own text that belongs to a message.
 
     `hands_over`: it ends an assistant's message before one that doesn't answer it.
     """
@@ -58,9 +58,9 @@ class Shape:
     """A template's rendering of chats with one structure.
 
     Attributes:
-        own: its own texts, one more than the chat's.
-        texts: numbers of the chat's texts between them, ascending.
-        said: parts of own texts that belong to a turn, in order.
+        own: its own texts, around the chat's.
+        texts: numbers of the chat's texts, ascending.
+        said: parts of own texts that belong to a turn.
     """
 
     own: tuple[bytes, ...]
@@ -86,7 +86,7 @@ class _Habits:
     Attributes:
         header: begins an assistant's turn.
         prompt: a generation prompt's text after that.
-        before: the text before an assistant's turn, by the previous message's role.
+        before: precedes an assistant's turn, by the previous message's role.
         end: ends an assistant's turn.
         user_end: ends a user's.
         no_reasoning: marks empty reasoning, without white space.
@@ -103,7 +103,7 @@ class _Habits:
 def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str) -> Speaker:
     """Return a side's template with the forms of content and calls that it takes.
 
-    ChatError if it shows contents neither as strings nor as parts of type text.
+    ChatError if it shows contents neither as strings nor as text parts.
     """
     reasons = []
     for parts in (False, True):
@@ -241,7 +241,7 @@ def _dense(text: str) -> str:
 
 
 def _length_of(dense: str, text: str) -> int:
-    """Return the length of a text's start that spells `dense` except for white space, or 0."""
+    """Return the length of a text's start that spells `dense`, white space aside, or 0."""
     at = 0
     for character in dense:
         at += len(text[at:]) - len(text[at:].lstrip())
@@ -252,8 +252,6 @@ def _length_of(dense: str, text: str) -> int:
 
 
 class _Turns:
-    """Finds what messages say in a rendering with marks."""
-
     def __init__(
         self, speaker: Speaker, chat: Chat, rendered: str, places: Mapping[int, int]
     ) -> None:
@@ -358,7 +356,7 @@ class _Turns:
         return last, last + length
 
     def _length_of_calls(self, number: int, last: int, until: int) -> int:
-        """Return the length of text after `last` in a chat that stops with the calls."""
+        """Return the length of text after `last` until the calls stop."""
         behind, habits = self._rendered[last:until], self._habits
         alone = ""
         with suppress(ChatError):
@@ -388,7 +386,7 @@ class _Turns:
         return len(turn) - len(bare) + max(map(len, ends)) if ends else 0
 
     def _control_at(self, place: int) -> int:
-        """Return the length of the control string that starts at a place, white space included."""
+        """Return the length of a control string at a place, white space included."""
         behind = self._rendered[place:]
         blank = len(behind) - len(behind.lstrip())
         names = [n for n in self._speaker.controls if behind.startswith(n, blank)]

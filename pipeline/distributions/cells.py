@@ -2,13 +2,13 @@
 
 A teacher that writes digit by digit expects "2" where the student's tokenizer writes "2015". Tokens
 that replace each other form one *cell*, which gets the teacher's mass. A *rest* (what is left of
-the teacher's token at a label's start, at a boundary all of it) and the label belong together if
-they meet at least twice and in more than 2 % of the cases of either. A rest also belongs to the
-student token that gets its mass. Cells are the connected sets.
+the teacher's token at a label's start) and the label belong together if they meet at least twice
+and in more than 2 % of the cases of either. A rest also belongs to the student token that gets its
+mass. Cells are the connected sets.
 
 A token is *ruled out* after another if the data has what both spell as one token, at least twice,
 and never has the two, or others of the second's cell, side by side. docs/concepts/distributions.md
-has examples and figures.
+has examples.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ class Pairs(NamedTuple):
     """Rests and labels that start together, int64 [N] each.
 
     Attributes:
-        rests: numbers of the teacher tokens' rests, equal for equal bytes.
+        rests: numbers, equal for equal bytes.
         targets: student tokens that get the rests' mass, -1 for none.
         inside: 1 if a rest isn't a whole token.
         counts: how often.
@@ -51,7 +51,7 @@ class Pairs(NamedTuple):
 def count_cells(documents: Iterable[RowFields], vocabulary_map: VocabularyMap) -> CellTables:
     """Return cells, and what is ruled out after each token.
 
-    Documents are rows of one segment, without tokens around them; their losses aren't read.
+    Documents are rows of one segment, without tokens around them.
 
     Raises:
         NoSharedStartError: there is nothing to count.
@@ -95,7 +95,7 @@ def join_pairs(pairs: Pairs, num_tokens: int) -> NDArray[np.int32]:
 
 
 def largest_cells(cells: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
-    """Return the token ids of at most `count` largest cells of several tokens."""
+    """Return the token ids of the `count` largest cells of several tokens."""
     sizes = np.bincount(cells)
     found = np.argsort(-sizes, kind="stable")[:count]
     return [np.flatnonzero(cells == cell).astype(np.int32) for cell in found if sizes[cell] > 1]
@@ -107,8 +107,6 @@ def describe_cell(tokens: Sequence[bytes]) -> str:
     Example:
         >>> describe_cell([b"2", b"20", b" 201"])
         'digits, 3 tokens'
-        >>> describe_cell([b"a", b"ab", b"abc", b"abd"])
-        '"a" "ab" "abc" …, 4 tokens'
     """
     kinds = {
         "digits": lambda text: text.strip(b" ").isdigit(),
@@ -139,7 +137,7 @@ def _rule_out(
 def _codes(
     documents: Iterable[RowFields], vocabulary_map: VocabularyMap
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the teacher's rest at each label, as offset * V_teacher + token id, and the label."""
+    """Return the teacher's rests, as offset * V_teacher + token id, and the labels."""
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
     num_teachers = len(tables.teacher_starts) - 1
     codes, labels = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -155,7 +153,7 @@ def _codes(
 def _rests(
     codes: NDArray[np.int64], vocabulary_map: VocabularyMap
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return a number for each rest's bytes, and the student token that gets its mass."""
+    """Return a number for each rest's bytes, and the token that gets its mass."""
     tables = vocabulary_map.tables
     num_teachers = len(tables.teacher_starts) - 1
     found, place = np.unique(codes, return_inverse=True)
@@ -178,7 +176,7 @@ def _rests(
 
 @compiled_in_place
 def _join(left: NDArray[np.int32], right: NDArray[np.int32], cells: NDArray[np.int32]) -> None:
-    """Join the cells of each two tokens; the least token of a cell is its number."""
+    """Join each two tokens' cells; a cell's least token is its number."""
     for pair in range(len(left)):
         first, second = _root(cells, left[pair]), _root(cells, right[pair])
         cells[max(first, second)] = min(first, second)

@@ -50,7 +50,7 @@ def map_labels(
     scratch: NDArray[np.uint16],
     out: LabelEntries,
 ) -> None:
-    """Write the distribution of each label of a row, see `pipeline.distributions.mapping`."""
+    """Write the distribution of each label of a row."""
     out.ids[:] = NONE
     out.probs[:] = 0
     out.own_ids[:] = NONE
@@ -131,10 +131,9 @@ def _map_inside(
     out: LabelEntries,
     place: int,
 ) -> None:
-    """Write the expectation after `state`, given that it begins with some bytes.
+    """Write the expectation after `state`, given that it begins with some bytes of a teacher token.
 
-    `prefix` is a teacher token and a number of its bytes. Draws are ignored: they are right on
-    average, but not in a quotient.
+    Draws are ignored: they are right on average, but not in a quotient.
     """
     width = prefix[1]
     at = tables.teacher_starts[prefix[0]]
@@ -174,7 +173,7 @@ def _add(
 ) -> int:
     """Add mass to a token, whose slot `scratch` keeps; return the number of tokens.
 
-    Entries are `out`'s at `place`, here and below: views of them would take longer.
+    `out` is indexed by `place` here and below, since views take longer.
     """
     slot = scratch[token_id]
     if slot != FREE:

@@ -3,20 +3,19 @@
 docs/concepts/distributions.md has the rules. In the text "abcd", student tokens "ab" "cd", teacher
 tokens "a" "bc" "d", the label "ab" is at a *boundary*: a teacher token starts there, too. Each
 token that the teacher expects gives its mass to the longest student token that its bytes begin
-with. For a student with "a", "ab", "b" and "cd", expecting "a" 0.6, "abc" 0.3 and "b" 0.1 gives "a"
-0.6, "ab" 0.3 and "b" 0.1.
+with.
 
 "cd" starts inside the teacher's "bc". Of the expectation after "a", tokens that continue "b" ("bc",
 "bcd") give their mass, renormalised, to the student tokens that the rest of their bytes ("c", "cd")
 begins with.
 
 A label's *own token* is that of the rest of the text's own teacher token, here "a" and "c". If it
-isn't in the label's cell (`pipeline.distributions.cells`), the label learns no distribution.
-`LabelDistributions.in_cells` moves what the token before the label rules out.
+isn't in the label's cell, the label learns no distribution. `LabelDistributions.in_cells` moves
+what the token before the label rules out.
 
 Other mass stays as a residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown
-tokens begin with given bytes. n draws s_j share what the K known entries p_k leave over, p₀, so p̂
-= sum_k p_k e_k + (p₀ / n) sum_j e_(s_j) is the teacher's distribution on average, and so is every
+tokens begin with given bytes. n draws s_j share what the known entries p_k leave over, p₀, so p̂ =
+sum_k p_k e_k + (p₀ / n) sum_j e_(s_j) is the teacher's distribution on average, and so is every
 linear map of it.
 """
 
@@ -41,9 +40,8 @@ def map_row(
     """Write the distribution of each label of a row to `out`.
 
     `expected` follows the teacher's tokens; the last exact column is free for the text's own token,
-    and drawn ones have no probabilities: both are filled in. `out` gets distinct student ids by
-    falling mass, -1 after the last or without a distribution, and drawn ones in the same columns;
-    their total mass is at most 1.
+    and draws have no probabilities: both are filled in. `out` gets distinct student ids by falling
+    mass, -1 after the last, and draws in the same columns; masses add up to at most 1.
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
@@ -64,10 +62,9 @@ def map_batch(
 ) -> LabelEntries:
     """Return a running teacher's distributions of a batch's labels, [B, S, K] and [B, S].
 
-    After its token at each place the teacher expects `ids`, int32 [B, T, K], -1 after the last,
-    with `log_probs`, float32 [B, T, K], nats. The last of the first `exact` columns is free, those
-    after them are drawn. Its losses are float32 [B, T], nats, NaN if undefined; rows are in host
-    memory.
+    The teacher expects `ids`, int32 [B, T, K], -1 after the last, after its tokens, with
+    `log_probs`, float32 [B, T, K], nats. The last of the first `exact` columns is free, those after
+    them are drawn. `teacher_losses` are float32 [B, T], nats, NaN if undefined.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
     fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))

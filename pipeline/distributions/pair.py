@@ -24,8 +24,7 @@ class PairSummary:
         inside: share of them that start inside a teacher token.
         differing: share of the others that differ from the student token which the teacher's begins
             with.
-        crossing: share of all outside the cell of the text's own teacher token: they learn no
-            distribution.
+        crossing: share of all outside the cell of the text's own teacher token.
         num_cells: cells of several tokens.
         cells: the largest of them in words.
     """

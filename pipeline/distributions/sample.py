@@ -25,8 +25,8 @@ def sample_documents(
 ) -> Iterator[RowFields]:
     """Yield chosen documents, equally many tokens of each dataset.
 
-    A shard's documents are ordered by a hash, so its first ones are a fair sample. Damaged samples
-    are left out with a warning.
+    A shard's first documents are a fair sample: a hash orders them. Damaged samples are left out
+    with a warning.
 
     Raises:
         DamagedShardError: an index, or the list of removed documents, is damaged.
@@ -63,7 +63,6 @@ def _of_shard(chosen: ChosenDocuments, shard_index: int, num_tokens: int) -> Ite
 
 
 def _row_of(tensors: dict[str, NDArray[np.unsignedinteger]]) -> RowFields:
-    """Make a document a row of one segment, without tokens around it."""
     student, teacher = (
         tensors[f"{side}.input_ids"].astype(np.int32) for side in ("student", "teacher")
     )

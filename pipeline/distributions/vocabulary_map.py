@@ -24,7 +24,7 @@ _NEUTRAL = b"a"
 
 
 class CellTables(NamedTuple):
-    """Cells and ruled-out tokens, counted on data (`pipeline.distributions.cells`).
+    """Cells and ruled-out tokens (`pipeline.distributions.cells`).
 
     Attributes:
         numbers: int32 [V], each token's cell: its least token id.
@@ -51,13 +51,12 @@ class CellTables(NamedTuple):
 class VocabularyMap:
     """How a teacher's tokens are read in a student's vocabulary.
 
-    The token that ends the teacher's documents goes to the one that ends the student's; other
-    special tokens, and ones that the student's normaliser would rewrite, go nowhere.
+    The teacher's end token goes to the student's; other special tokens, and ones that the student's
+    normaliser would rewrite, go nowhere.
 
     Attributes:
         tables: for the kernels; `tables.mapped` has the student's id for each of the teacher's, -1
-            for none, amid a text and at its start, where a tokenizer may put a space that isn't in
-            the text.
+            for none, amid a text and at its start, where a tokenizer may put a space.
         edges: tokens around texts, and spaces put before them.
         cells: None if not counted.
     """
@@ -76,12 +75,12 @@ class VocabularyMap:
         teacher_convention: ConventionRecord | None = None,
         of_chats: bool = False,
     ) -> VocabularyMap:
-        """Make the tables for the rows' tokens around texts (default: the tokenizers' own).
+        """Make the tables for tokens around texts (default: the tokenizers' own).
 
         Rows of chats hold several texts, with a template's between them.
 
         Raises:
-            ValueError: a tokenizer's tokens don't spell a text, such as WordPiece's.
+            ValueError: a tokenizer's tokens don't spell a text (WordPiece).
         """
         own = student_convention or student.around_text
         other = teacher_convention or teacher.around_text
@@ -123,7 +122,7 @@ class _Spaces(NamedTuple):
 
     Attributes:
         before_word: before one that begins with a letter.
-        always: before one that begins with a space exactly if before others, too.
+        always: the same before one that begins with a space.
     """
 
     before_word: bool
@@ -159,7 +158,7 @@ def _flatten(entries: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.in
 def _hash_entries(
     tokenizer: Tokenizer, flat: NDArray[np.uint8], starts: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return ids by the hash of their bytes; of equal ones the id that the tokenizer gives."""
+    """Return ids by the hash of their bytes; of equal ones the tokenizer's."""
     names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
     # A byte's own token is only given if no piece spells it.
     fallback = {tokenizer.find_token(name) for name in names}

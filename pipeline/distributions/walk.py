@@ -19,7 +19,6 @@ class Edges(NamedTuple):
         student_context: ids before a segment that starts or continues a document.
         student_end: id after a document.
         student_skip: 1 if only the student's tokens begin with a space that isn't in the text.
-        teacher_skip: 1 if only the teacher's do.
         always_skips: whether that is independent of the text.
         of_chats: whether labels without a teacher token, a template's, divide texts.
     """
@@ -54,7 +53,7 @@ class LabelStarts(NamedTuple):
 
     Attributes:
         token: the teacher token's place; -1: unknown, or the label doesn't count.
-        offset: how many of its bytes come before the label.
+        offset: its bytes before the label.
         where: AMID a text, at its START, or at its END, where `token` is one past the last.
     """
 
@@ -83,10 +82,9 @@ def _walk_segment(
 ) -> None:
     """Walk over a segment's student and teacher tokens side by side, byte by byte.
 
-    The walk is at byte `offset` of teacher token `token`. Spans are trusted if they start a student
-    token on a teacher token (the label before ends on the one before): if the walk arrived
-    elsewhere, results since `anchor`, the last such place, are withdrawn. So a segment cut inside a
-    teacher token gives no wrong results.
+    The walk is at byte `offset` of teacher token `token`. A span that starts a student token on a
+    teacher token is trusted: if the walk arrived elsewhere, results since `anchor`, the last such
+    place, are withdrawn. So a segment cut inside a teacher token gives no wrong results.
     """
     start, end = row.cu_seqlens[segment], row.cu_seqlens[segment + 1]
     t_start, t_end = row.teacher_cu_seqlens[segment], row.teacher_cu_seqlens[segment + 1]
@@ -167,8 +165,8 @@ def _start_of_text(
 ) -> tuple[int, tuple[int, int]]:
     """Return the table for a segment's first label, -1 for none, and where the walk continues.
 
-    Only one tokenizer puts a space before a text, and the segment may continue its document:
-    whichever fits is taken. Spaces fit either way, and give nothing.
+    If only one tokenizer puts a space before a text, whichever fits is taken, as the segment may
+    continue its document. Spaces fit either way, and give nothing.
     """
     none = (NONE, 0)
     if token >= t_end:

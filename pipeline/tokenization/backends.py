@@ -65,7 +65,7 @@ def _failures_of(library: str) -> Iterator[None]:
 
 
 class Report(NamedTuple):
-    """A text's ids [T], byte ranges [T, 2], and each token's surface, b"" if unknown."""
+    """A text's ids [T], byte ranges [T, 2], and tokens' surfaces, b"" if unknown."""
 
     ids: NDArray[np.uint32]
     ranges: NDArray[np.int64]
@@ -73,7 +73,7 @@ class Report(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One text's ids [T], and a call for the library's report, which few texts need."""
+    """A text's ids [T], and a call for the library's report, which few texts need."""
 
     ids: NDArray[np.uint32]
     report: Callable[[], Report]
@@ -85,9 +85,9 @@ class HuggingFaceReference:
     Attributes:
         vocab_size: the largest id + 1, added tokens included.
         control: ids by name of control tokens that no text spells; empty if honoured.
-        named_tokens: ids of added and control tokens, by their names in the file.
+        named_tokens: ids of added and control tokens by name.
         added_strings: added tokens that texts may hold.
-        keeps_ascii: whether tokens' lengths alone place them in an ASCII text.
+        keeps_ascii: whether lengths alone place tokens in an ASCII text.
     """
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
@@ -152,14 +152,14 @@ class HuggingFaceReference:
         return encoded
 
     def contents(self) -> list[bytes]:
-        """Return each id's bytes in a normalised text; see `contents_of`."""
+        """See `contents_of`."""
         return contents_of(
             self.definition, self.control, vocab_size=self.vocab_size, normalize=self.normalize
         )
 
     @_failures_of("tokenizers")
     def normalize(self, text: str) -> str:
-        """Normalise a text as tokens spell it; `▁` becomes a space if it means one."""
+        """Normalise a text as tokens spell it, with spaces for `▁` that means one."""
         text = self._normal_form(text)
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
@@ -291,7 +291,7 @@ class SentencePieceReference:
         return Report(np.array(report["ids"], np.uint32), ranges, surfaces)
 
     def _keeps_ascii(self) -> bool:
-        """Whether normalising keeps every pair of ASCII characters; its rules are compiled."""
+        """Whether normalising keeps every pair of ASCII characters."""
         pairs = "".join(
             f"a{first}{second}b" for first, second in product(map(chr, range(128)), repeat=2)
         )

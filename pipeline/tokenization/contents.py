@@ -92,7 +92,7 @@ def loses_characters(definition: Definition) -> bool:
 
 
 def _speller(definition: Definition) -> Callable[[str], bytes] | None:
-    """Return a function from pieces to bytes, None if pieces don't spell the text."""
+    """Return how pieces spell bytes, None if they don't spell the text."""
     model = definition["model"]
     kind = model["type"]
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")

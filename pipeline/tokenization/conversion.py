@@ -1,8 +1,8 @@
 """Convert a SentencePiece model to a `tokenizer.json` with the same ids.
 
 The classes of `transformers` split texts differently (no dummy prefix, a different normaliser). The
-protobuf message is read here: `sentencepiece`'s reader needs a newer protobuf than others, such as
-Beam, allow.
+protobuf message is read here, since `sentencepiece`'s reader needs a newer protobuf than Beam
+allows.
 """
 
 import struct
@@ -183,7 +183,7 @@ def _piece(message: Mapping[int, Any]) -> VocabularyPiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield fields' numbers and values: varints as int, others as bytes."""
+    """Yield fields' numbers and values."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -180,7 +180,7 @@ def normalizer_steps(definition: Definition) -> Iterator[Mapping[str, Any]]:
 
 
 def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
-    """Yield copies of the steps that split a text, nested ones in order."""
+    """Yield copies of the steps that split a text, likewise."""
     for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
         yield dict(step)
 
@@ -265,7 +265,7 @@ def _pre_tokenizer_keeps_text(step: Mapping[str, Any]) -> bool:
 
 
 def puts_space_first(definition: Definition) -> bool:
-    """Whether a space may be put before a text, a split, or the text after an added token."""
+    """Whether a space may be put before a text, a split, or text after an added token."""
     steps = [*normalizer_steps(definition), *pre_tokenizer_steps(definition)]
     return any(
         step["type"] == "Prepend"

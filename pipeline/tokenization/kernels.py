@@ -30,9 +30,9 @@ def offsets_from_vocabulary(
     """Lay each document's tokens side by side over its text and prove that they fit.
 
     A space put before the text (SentencePiece's dummy prefix, byte-level `add_prefix_space`) covers
-    no byte. Documents whose part of `compared` is empty are proven by the sum of lengths alone; a
-    length of 0 marks a token that no text may hold. Bytes come from `flatten_bytes`; `byte_offsets`
-    [N, 2] and `proven` [D] are outputs.
+    no byte. Without bytes to compare, a document is proven by its tokens' lengths, 0 for a token
+    that no text may hold. Bytes come from `flatten_bytes`; `byte_offsets` [N, 2] and `proven` [D]
+    are outputs.
     """
     prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):
@@ -58,7 +58,7 @@ def offsets_from_vocabulary(
 def _lay_side_by_side(
     ids: NDArray[np.uint32], token_lengths: NDArray[np.int32], start: int, ranges: Ranges
 ) -> int:
-    """Write the tokens' ranges; return the last end, or `UNKNOWN` if a length is unknown."""
+    """Write the tokens' ranges; return the last end, or `UNKNOWN`."""
     position, known = start, True
     for i in range(len(ids)):
         length = token_lengths[ids[i]] if ids[i] < len(token_lengths) else 0
@@ -80,8 +80,7 @@ def _spells(
 ) -> bool:
     """Whether tokens' bytes, less `prefix` leading ones, equal as many from `first_byte` on.
 
-    Eight bytes are compared at once, those after a token's end shifted out: three times as fast as
-    one by one.
+    Comparing eight at once, those after a token's end shifted out, is three times as fast.
     """
     position = np.uintp(first_byte)
     for i in range(len(input_ids)):
@@ -99,7 +98,7 @@ def _spells(
 
 @compiled
 def _load_word(data: NDArray[np.uint8], place: Any) -> Any:
-    """Return eight bytes as a little-endian uint64; LLVM compiles it to one load."""
+    """Return eight bytes as a little-endian uint64; LLVM makes it one load."""
     word = np.uint64(0)
     for b in range(8):
         word |= np.uint64(data[place + np.uintp(b)]) << np.uint64(8 * b)

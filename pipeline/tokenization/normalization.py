@@ -1,8 +1,8 @@
 """Map the bytes of a text to the bytes of its normalised form.
 
 Libraries report this wrongly if marks are reordered, composed or dropped. So the normaliser is
-tried on ever smaller pieces, framed by letters against trimming and prefixes, as long as the
-results join to the whole result.
+tried on ever smaller pieces, framed by letters against trimming and prefixes, as long as results
+join to the whole one.
 """
 
 import re
@@ -103,7 +103,7 @@ def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
 
 
 def framed(normalize: Normalize) -> Normalize | None:
-    """Return the normaliser of a piece within a text, None if it changes the frame."""
+    """Return the normaliser of a framed piece, None if it changes the frame."""
     before, kept, after = normalize(_FRAME * 2).partition(_FRAME * 2)
     if not kept:
         return None
@@ -180,7 +180,7 @@ def _divisions(
 
 
 def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[str]:
-    """Join parts if one ends in a space and the next begins with one, or becomes empty."""
+    """Join parts where spaces meet, or a part becomes empty after one."""
     joined: list[str] = []
     meets = False
     for part in parts:
@@ -195,8 +195,8 @@ def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[st
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
     """Cut equal characters off both ends of a changed piece.
 
-    Both rests keep one: a base whose marks were dropped keeps them. A rest that normalises
-    differently alone isn't divided.
+    Both rests keep one, so a base keeps its dropped marks. A rest that normalises differently alone
+    isn't divided.
     """
     shorter = min(len(source), len(result)) - 1
     head = 0
@@ -215,7 +215,7 @@ def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterato
 
 
 def _clusters(word: str) -> list[str]:
-    """Divide a word into characters, each with the next ones that may join or reorder with it."""
+    """Divide a word into characters, each with the next ones that may join it."""
     cuts = [0, *(n for n in range(1, len(word)) if not _joins(word[n])), len(word)]
     return [word[start:end] for start, end in pairwise(cuts)]
 

@@ -1,10 +1,9 @@
 """Mend the offsets that tokenizers report, and prove them by content.
 
 Reports are wrong in known ways: all pieces of a character claim it whole, and SentencePiece's dummy
-prefix claims the first one. A *cluster*, mended at once, is a run of tokens whose reported ranges
-overlap or share a start.
-
-The proof normalises each range of the text on its own and compares it with its tokens' bytes.
+prefix claims the first one. A *cluster* is a run of tokens whose reported ranges overlap or share a
+start. The proof normalises each range of the text on its own and compares it with its tokens'
+bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +19,7 @@ _WHITE_SPACE = b" \t\n\x0b\x0c\r"
 
 
 def byte_positions(text: str) -> NDArray[np.int64]:
-    """Return the byte position of each character and of the end, int64 [len(text) + 1].
-
-    Example:
-        >>> byte_positions("aé").tolist()
-        [0, 1, 3]
-    """
+    """Return the byte position of each character and of the end."""
     code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
@@ -34,18 +28,13 @@ def byte_positions(text: str) -> NDArray[np.int64]:
 def mend_offsets(
     reported: NDArray[np.int64], text: bytes, contents: Sequence[bytes]
 ) -> NDArray[np.int64]:
-    r"""Separate reported byte ranges, non-decreasing [T, 2], as far as the text allows.
+    """Separate reported byte ranges, non-decreasing [T, 2], as far as the text allows.
 
     - Tokens of a cluster that spell it are laid side by side; a leading space may be a dummy
       prefix, which covers no byte.
     - Others keep their overlapping ranges; if one is empty, all of them cover the whole cluster.
 
     Unknown `contents` are b"".
-
-    Example:
-        >>> mend_offsets(np.array([[0, 2], [0, 2]]), "é".encode(), [b"\xc3", b"\xa9"])
-        array([[0, 1],
-               [1, 2]])
     """
     offsets = reported.copy()
     if len(offsets) == 0:
@@ -72,8 +61,7 @@ def find_unproven(
     """Find the tokens whose ranges don't contain their bytes.
 
     `byte_offsets` [T, 2] must not decrease; unknown `contents` are b"". The vocabulary drops
-    `lost_bytes`. With `keeps_spaces`, white space reaches the tokens; one may always be added
-    before a token.
+    `lost_bytes`, and white space unless `keeps_spaces`; a space may always be added before a token.
     """
     rewrite = framed(normalize)
     ranges = byte_offsets.tolist()
@@ -133,7 +121,7 @@ def spelled_from(
 def _lay_out(
     cluster: NDArray[np.int64], start: int, end: int, text: bytes, contents: Sequence[bytes]
 ) -> None:
-    """Write a cluster's ranges in place, covering `start` to `end`."""
+    """Write a cluster's ranges in place."""
     spelled, covered = b"".join(contents), text[start:end]
     if all(contents) and spelled in (covered, b" " + covered):
         token_ends = end - len(spelled) + np.cumsum([len(content) for content in contents])
@@ -144,7 +132,7 @@ def _lay_out(
 
 
 def _runs(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield runs of tokens that share bytes, as (first token, stop)."""
+    """Yield (first token, stop) of runs that share bytes."""
     first = 0
     for i in range(1, len(ranges) + 1):
         start, end = ranges[i - 1]
@@ -170,7 +158,7 @@ def _whole_characters(
 
 
 def _edges(text: str, rewrite: Normalize) -> tuple[int, int]:
-    """Return the byte range without blank ends, which normalising may trim."""
+    """Return the range without blank ends, which normalising may trim."""
     try:
         head, tail = (
             "".join(takewhile(lambda character: not rewrite(character).strip(), characters))

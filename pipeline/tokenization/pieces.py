@@ -1,7 +1,7 @@
 """Tokenize long texts in pieces: memory doesn't grow with the longest document.
 
-Pieces overlap, and are joined where both agree on many tokens in a row, bytes included. Otherwise
-the piece grows, up to a limit; beyond it the document, such as one endless word, is refused.
+Pieces overlap, and are joined where both agree on many tokens in a row. Otherwise the piece grows,
+up to a limit; beyond it the document, such as one endless word, is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ def _next_start(text: bytes, end: int) -> int:
 
 
 def _character_start(text: bytes, place: int) -> int:
-    """Return the last character start at or before a place, or the text's end."""
+    """Return the last character start at or before a place."""
     if place >= len(text):
         return len(text)
     while text[place] & 0xC0 == 0x80:
@@ -91,7 +91,7 @@ def _character_start(text: bytes, place: int) -> int:
 
 
 def _find_joint(before: TokenBatch, after: TokenBatch, start: int) -> tuple[int, int] | None:
-    """Return tokens of both pieces that begin at one byte, amid equal tokens, if any."""
+    """Return tokens of both pieces that begin at one byte, amid equal tokens."""
     first = int(np.searchsorted(before.byte_offsets[:, 0], start))
     wanted = 2 * AGREEING_TOKENS
     starts = after.byte_offsets[:, 0]
@@ -112,7 +112,7 @@ def _agree(before: TokenBatch, i: int, after: TokenBatch, j: int, count: int) ->
 
 
 def _boundary(tokens: TokenBatch, first: int, count: int) -> int | None:
-    """Return a token near the middle that shares no byte with the one before it."""
+    """Return a token near the middle that shares no byte with its predecessor."""
     for place in range(first + count // 2, first + count):
         if tokens.byte_offsets[place, 0] >= tokens.byte_offsets[place - 1, 1]:
             return place

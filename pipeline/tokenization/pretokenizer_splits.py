@@ -1,8 +1,8 @@
 """Check that both encoders split texts in the same places, once per way of splitting.
 
 `fastokens` splits with other engines and Unicode tables. Ids hide most splits: one that no merge
-spans changes nothing. So both encode with a copy of the tokenizer whose model, a BPE of bytes,
-merges everything that no split keeps apart.
+spans changes nothing. So both encode with a copy whose model, a BPE of bytes, merges everything
+that no split keeps apart.
 """
 
 import json
@@ -88,7 +88,7 @@ def why_unlike(definition: Definition) -> str | None:
 
 
 def find_difference(definition: Definition) -> str | None:
-    """Describe the first text or character that the encoders split differently."""
+    """Describe the first text or character that is split differently."""
     ascii_parts = chain(*(_parts(text.encode()) for text in ASCII_TEXTS))
     found = _first_unlike(_copy(definition, ascii_parts), ASCII_TEXTS)
     if found is not None:
@@ -114,7 +114,7 @@ def name_of(copy: Definition) -> str:
 
 @cache
 def known_splits() -> frozenset[str]:
-    """Names of the copies that the package knows to be split alike."""
+    """Names of copies that are known to be split alike."""
     return frozenset(json.loads(KNOWN_SPLITS.read_bytes()))
 
 
@@ -126,7 +126,7 @@ def library_versions() -> tuple[str, ...]:
 def show_splits(definition: Definition) -> Definition | None:
     """Return the copy of a byte-level BPE, None for other models.
 
-    Equal ids of a text made of `CONTEXT` mean equal splits and normalised text.
+    Equal ids of a text made of `CONTEXT` mean equal splits.
     """
     if definition["model"]["type"] != "BPE" or not is_byte_level(definition):
         return None
@@ -186,7 +186,7 @@ def _context_parts() -> Iterator[bytes]:
     """Yield all parts of the strings between a line's characters.
 
     A character beyond ASCII gives its last byte to the string after it, its first to the one
-    before: nothing is merged within it, so both sides never overlap.
+    before.
     """
     for line in CONTEXT.split("\n"):
         between = re.split(r"\{0\}|[^\0-\x7f]", line)

@@ -5,7 +5,7 @@ that makes a token is listed, in that order. Equal ranks give equal bytes, whose
 tokenizer.
 
 A tiktoken file lacks the splitting pattern and the control tokens: published files are known by
-hash, others need `convert_ranks` once.
+hash, others need `convert_ranks`.
 """
 
 import re
@@ -47,12 +47,7 @@ def is_tekken(body: Any) -> bool:
 
 
 def read_ranks(data: bytes) -> dict[bytes, int]:
-    r"""Read a tiktoken file's ranks by token; RankFileError for an invalid line.
-
-    Example:
-        >>> read_ranks(b"IQ== 0\nIg== 1\n")
-        {b'!': 0, b'"': 1}
-    """
+    """Read a tiktoken file's ranks by token; RankFileError for an invalid line."""
     ranks = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
@@ -93,13 +88,9 @@ def byte_tokenizer() -> bytes:
 def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
     """Convert tiktoken ranks to a `tokenizer.json`; control tokens without ids get the next ones.
 
-    Args:
-        ranks: ids by tokens' bytes, the first N that control tokens leave free, with all 256 single
-            bytes.
-        model: the splitting pattern and the control tokens.
-
     Raises:
-        RankFileError: ids have gaps, or a single byte isn't a token.
+        RankFileError: ranks aren't the first ids that control tokens leave free, or a single byte
+            isn't a token.
     """
     control = model.control_tokens
     if isinstance(control, Mapping):  # in the vocabulary, too: only there ids may have gaps
@@ -113,7 +104,7 @@ def convert_ranks(ranks: Ranks, model: RankModel) -> bytes:
 def convert_tekken(body: Any) -> bytes:
     """Convert parsed tekken JSON to a `tokenizer.json` that encodes as `mistral-common` does.
 
-    Control tokens come first; vocabulary beyond the model's size is left out, as there.
+    Vocabulary beyond the model's size is left out, as there.
 
     Raises:
         RankFileError: a field is missing or the control tokens do not fit.
@@ -177,8 +168,8 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
 def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, by the rank of the result.
 
-    Of equal joints tiktoken takes the leftmost, `tokenizers` the pair listed first; no vocabulary
-    where that differs was found.
+    tiktoken takes the leftmost of equal joints, `tokenizers` the pair listed first; no case where
+    that differs was found.
     """
     return [
         (piece[:cut], piece[cut:])

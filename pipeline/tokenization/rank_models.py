@@ -1,7 +1,6 @@
 """Pattern, control tokens and normaliser of models with tiktoken files, from the models' code.
 
-Files are known by SHA-256: another with as many ranks may need another pattern, and would be split
-wrongly without notice.
+Files are known by SHA-256: another with as many ranks may need another pattern.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class RankModel:
-    """Facts from a model's code that its tiktoken file lacks; `name` is for people.
+    """Facts from a model's code that its tiktoken file lacks.
 
     Each match of the pattern is encoded on its own. Control tokens are by id, or follow the ranks
     in order; the normaliser is "NFC" or None.

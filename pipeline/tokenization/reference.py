@@ -1,7 +1,7 @@
 """The reference path: a library's ids, with offsets proven by content.
 
-Offsets are running sums if tokens spell the text or its normal form. Otherwise the library's ranges
-are mended and checked: an unproven token takes its whole word, or the document fails.
+Offsets are running sums if tokens spell the text or its normal form. Otherwise the library's are
+mended and checked: an unproven token takes its whole word, or the document fails.
 """
 
 import re
@@ -73,8 +73,8 @@ class VocabularyTable:
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
         """Return the text that tokens tile, None if one has too few bytes.
 
-        One with too many gives its last (a dummy prefix covers none); a final one that ends in a
-        space, its first.
+        One with too many gives its last (a dummy prefix covers none), a final one with a space at
+        its end its first.
         """
         ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
         widths = ends - byte_offsets[:, 0]
@@ -177,7 +177,7 @@ class ReferencePath:
     def _encode(
         self, texts: Sequence[str], failures: dict[int, str], first: int = 0
     ) -> list[Encoded]:
-        """Encode texts; a failed one has no ids, and its reason in `failures`."""
+        """Encode texts; a failed one has no ids, and a reason in `failures`."""
         try:
             return self._reference.encode_batch(texts)
         except LibraryError as error:  # it doesn't say on which, and gives nothing for the others
@@ -296,7 +296,7 @@ class ReferencePath:
 def _monotone(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
     """Widen ranges until none decreases.
 
-    tokenizers (0.23) finds added tokens in white space that another one swallows (`rstrip`).
+    tokenizers (0.23) finds added tokens in white space that another swallows (`rstrip`).
     """
     starts = np.minimum.accumulate(ranges[::-1, 0])[::-1]
     return np.stack([starts, np.maximum.accumulate(ranges.max(axis=1))], axis=1)
@@ -321,7 +321,7 @@ def _walk(contents: Sequence[bytes], text: bytes) -> NDArray[np.int64] | None:
 
 
 def words_around(ranges: NDArray[np.int64], text: str) -> NDArray[np.int64]:
-    """Widen byte ranges over the words that they touch, else over the next word."""
+    """Widen byte ranges over words that they touch, else over the next word."""
     positions = byte_positions(text)
     words = np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
     words = positions[words]

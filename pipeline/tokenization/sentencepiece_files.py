@@ -1,8 +1,7 @@
 """Write a SentencePiece model's file for a `tokenizer.json`.
 
-Without it llama.cpp's converter gives all tokens of a Llama-2-like vocabulary one score, and
-llama.cpp splits texts differently. It is written by hand for the reason that `conversion` reads it
-by hand.
+Without it llama.cpp's converter gives all tokens of a Llama-2-like vocabulary one score, so
+llama.cpp splits texts differently. It is written by hand as `conversion` reads it.
 """
 
 import struct
@@ -22,9 +21,8 @@ from pipeline.tokenization.definition import (
 def sentencepiece_file(definition: Definition) -> bytes | None:
     """Return a model file with the same pieces and the merges' order as scores.
 
-    None for what isn't a BPE with byte fallback and ids without gaps. The caller must prove that
-    SentencePiece reads texts alike: normalisers, and merges of one piece that lie apart, have no
-    counterpart.
+    None unless it is a BPE with byte fallback and ids without gaps. The caller must compare ids:
+    normalisers, and merges of one piece that lie apart, have no counterpart.
     """
     model = definition["model"]
     if model.get("type", "BPE") != "BPE" or not model.get("byte_fallback"):

@@ -1,8 +1,7 @@
 """Find a tokenizer's file: a Hugging Face repository, a folder, or a file.
 
 Files are read directly: the classes of `transformers` silently change some tokenizers (its 5.x
-`LlamaTokenizer` discards the normaliser). Rank files and the name `bytes` become a
-`tokenizer.json`.
+`LlamaTokenizer` discards the normaliser).
 """
 
 import re
@@ -71,12 +70,12 @@ def find_tokenizer(source: str) -> TokenizerFile:
 
     Args:
         source: a `tokenizer.json`, a SentencePiece model, a rank file (a published tiktoken file or
-            a tekken.json), a model's .gguf file; a folder that holds one of the first three; a
-            Hugging Face repository, `owner/name` or `name`, both also with `@revision`; or `bytes`,
-            the byte values (a folder of that name is `./bytes`).
+            a tekken.json); a folder that holds one; a model's .gguf file; a Hugging Face
+            repository, `owner/name` or `name`, also with `@revision`; or `bytes`, the byte values
+            (a folder of that name is `./bytes`).
 
     Raises:
-        TokenizerError: nothing is there, or nothing that can give offsets.
+        TokenizerError: nothing is there that can give offsets.
         PointerError: a Git LFS pointer is there.
     """
     if source == BYTES.name:

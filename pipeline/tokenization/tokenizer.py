@@ -4,8 +4,7 @@
 spells its text, ids are enough: each has known bytes, and offsets are a running sum. The fast path
 is used only if it is exact:
 
-- At load, both must agree on `PROBES`, and split every character off its neighbours alike
-  (`pipeline.tokenization.pretokenizer_splits`).
+- At load, both must agree on `PROBES`, and split every character off its neighbours alike.
 - In every document the tokens' lengths must add up, and unless it is ASCII their bytes must spell
   it or its normal form; else it takes the reference path.
 """
@@ -111,7 +110,7 @@ class Tokenizer:
 
     @property
     def control_names(self) -> tuple[str, ...]:
-        """Names of all control tokens, also of unknown use."""
+        """Names of all control tokens."""
         return self._reference.conventions.control_names
 
     @property
@@ -122,8 +121,8 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, b"" if unknown.
 
-        Unknown are those of control tokens, the unknown token, ids out of range, and all tokens of
-        a model that doesn't spell its text (WordPiece).
+        Unknown are those of control tokens, the unknown token, ids out of range, and a model that
+        doesn't spell its text (WordPiece).
         """
         known = self._vocabulary.entries
         return known[token_id] if 0 <= token_id < len(known) else b""
@@ -146,7 +145,7 @@ class Tokenizer:
 
     @property
     def named_tokens(self) -> Mapping[str, int]:
-        """Ids of added and control tokens, by their names in the tokenizer's file."""
+        """Ids of added and control tokens by name."""
         return self._reference.named_tokens
 
     @cached_property
@@ -250,10 +249,7 @@ class Tokenizer:
         logger.warning("%s: fast path disabled: %s", self.source, reason)
 
     def _find_difference(self, encoder: FastEncoder, texts: Sequence[bytes]) -> str | None:
-        """Compare both paths, and the encoders themselves, as documents may hide a difference.
-
-        Ids without known bytes may differ: their texts go to the reference.
-        """
+        """Compare both paths, and the encoders themselves, as documents may hide a difference."""
         fast, slow = self.tokenize_batch(texts), self._tokenize_reference(texts)
         if self._fast is None:  # it has failed on one, and logged that
             return None

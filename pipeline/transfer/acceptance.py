@@ -1,12 +1,12 @@
 """How many tokens of a draft model a target model accepts in speculative decoding.
 
-The draft proposes tokens; the target reads them in one pass, keeps those before the first that it
-would not have written, and adds one. The output is the target's own continuation, so it is written
-first, and rounds are counted along it.
+The draft proposes tokens; the target keeps those before the first that it would not have written,
+and adds one. The output is the target's own continuation, so it is written first, and rounds are
+counted along it.
 
-With one vocabulary the draft reads it in a single pass. A greedy round accepts tokens while they
-are the draft's likeliest, too. A sampled one (Leviathan et al. 2023, arXiv 2211.17192) that emits x
-has accepted the draft's with probability min(p(x), q(x)) / p(x).
+With one vocabulary, a greedy round accepts tokens while they are the draft's likeliest, too. A
+sampled one (Leviathan et al. 2023, arXiv 2211.17192) that emits x has accepted the draft's with
+probability min(p(x), q(x)) / p(x).
 
 With two vocabularies (universal assisted decoding) the target's tokenizer reads the draft's bytes:
 tokens are accepted while they equal the continuation. Sampled, this is called matched: two samples
@@ -65,7 +65,7 @@ class TokenizedModel:
 
     @property
     def num_rows(self) -> int:
-        """Rows of embeddings and output layer, as servers read them from its configuration."""
+        """Rows of embeddings and output layer, as servers read them."""
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     def encode(self, text: bytes) -> list[int] | None:
@@ -117,8 +117,8 @@ def measure_acceptance(
 ) -> Iterator[Acceptance]:
     """Yield the results of a draft's proposals after each UTF-8 prompt.
 
-    The target writes `num_tokens`; the draft proposes `num_proposed` a round. Both are sampled at
-    temperature 1 if `sampled`, else greedy.
+    The target writes `num_tokens`; the draft proposes `num_proposed` a round. Both sample at
+    temperature 1 if `sampled`, else greedily.
 
     Raises:
         ValueError: a prompt that the target's tokenizer can't read.

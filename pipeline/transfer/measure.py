@@ -75,7 +75,7 @@ def code_lengths(
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
     """Return a model's mean code length of UTF-8 texts, in bits per byte.
 
-    It compares any tokenizers. Each text must fit the model's positions.
+    Each text must fit the model's positions.
 
     Raises:
         ValueError: a text can't be tokenized, or there are no bytes.

@@ -1,12 +1,7 @@
-"""Where each row of a new vocabulary's embeddings comes from: five rules, the first that applies.
+"""Where each row of a new vocabulary's embeddings comes from: the first of `RULES` that applies.
 
-    special    a control token: the old one of the same name, else of the same role
-    copied     an old token spells the same bytes
-    seen       the token occurs in the text: the old tokens that cover its bytes there, by how often
-    segmented  the old tokenizer's own tokens of its bytes, in equal parts
-    mean       all old rows
-
-A token that neither vocabulary spells (WordPiece) is never copied or segmented.
+`vocag transfer --help` explains them. A token that neither vocabulary spells (WordPiece) is never
+copied or segmented.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +19,7 @@ from pipeline.tokenization.definition import PAD_NAMES
 class TokenPairs:
     """How often tokens of two vocabularies cover the same text, for P pairs of ids.
 
-    A new token's occurrence counts once, shared by the old tokens that cover it.
+    A new token's occurrence counts once, shared by its old tokens.
     """
 
     new_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -158,7 +153,7 @@ def find_origins(
 
 
 def _special_tokens(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
-    """Return each control token's old token: by name, else by role."""
+    """Return control tokens' old tokens: by name, else by role."""
     roles = _roles(old)
     for role, other in _INSTEAD.items():
         if role not in roles and other in roles:
@@ -193,7 +188,7 @@ def _same_bytes(new: Tokenizer, ids: Mapping[bytes, int]) -> dict[int, Sequence[
 def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
     """Map bytes to their token; of several to the one that occurs in texts.
 
-    Llama 2 spells "A" by two: `<0x41>`, which no text contains, and `A`.
+    Llama 2 has `<0x41>`, which no text contains, and `A`.
     """
     found: dict[bytes, int] = {}
     several = set()
@@ -222,10 +217,7 @@ def _segmented(
 
 
 def _amid_text(tokenizer: Tokenizer, contents: Sequence[bytes]) -> list[list[int] | None]:
-    """Return the tokens of some bytes within a text; None if these don't spell them.
-
-    They don't if the bytes aren't characters, or a token also covers preceding text.
-    """
+    """Return the tokens of some bytes within a text; None if these don't spell them."""
     batch = tokenizer.tokenize_batch([_BEFORE + content for content in contents])
     found: list[list[int] | None] = []
     for place, content in enumerate(contents):

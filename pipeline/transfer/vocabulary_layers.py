@@ -25,9 +25,8 @@ class UntransferableError(ValueError):
 def transfer_rows(rows: Tensor, origins: Origins, *, num_rows: int) -> Tensor:
     """Return rows of a new vocabulary, each the weighted mean of its origins.
 
-    `rows` are float [V_old, …], such as embeddings or an output layer's bias; old rows beyond
-    `num_old` are padding. New ones beyond the vocabulary get the mean; tokens beyond `num_rows` get
-    none.
+    `rows` are float [V_old, …]; those beyond `num_old` are padding. New rows beyond the vocabulary
+    get the mean; tokens beyond `num_rows` get none.
     """
     wide = rows.detach().cpu().double().reshape(len(rows), -1)
     made = origins.new_ids < num_rows
@@ -49,12 +48,11 @@ def transfer_vocabulary(
     *,
     num_rows: int | None = None,
 ) -> None:
-    """Give a causal language model a new vocabulary, in place: embeddings, output layer and bias.
-
-    It gets `num_rows` rows; None: one per new token.
+    """Give a causal language model a new vocabulary, in place; `num_rows` None: one per new token.
 
     Raises:
-        UntransferableError: unknown kinds of these layers, or another part has a row per token.
+        UntransferableError: unknown kinds of embeddings or output layer, or another part has a row
+            per token.
     """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
@@ -126,8 +124,8 @@ def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
 def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) -> list[Any]:
     """Return a configuration list for the remaining layers, by their new numbers.
 
-    It names layers (Llama 4's `moe_layers`, Qwen3-MoE's `mlp_only_layers`), has an entry for each
-    (SmolLM3's `no_rope_layers`), or isn't about layers.
+    It names layers (Llama 4's `moe_layers`), has an entry for each (SmolLM3's `no_rope_layers`), or
+    isn't about layers.
     """
     numbers = all(type(value) is int and 0 <= value < count for value in values)
     if "layer" in name and numbers and values == sorted({*values}):
