@@ -1,4 +1,4 @@
-"""Loops over two tokenizations of a text: spans, and the places where both may be cut."""
+"""Loops over two tokenizations of a text."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ def merge_spans(
     without bytes. An unmapped token's run is empty, at the start of the last one before it.
 
     Offsets don't decrease within a document; `tiles` [D] marks those that tile the text on both
-    sides, which takes fewer steps.
+    sides.
     """
     teacher_spans = np.empty((len(student_offsets), 2), np.int32)
     for d in range(len(student_cu) - 1):

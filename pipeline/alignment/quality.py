@@ -36,8 +36,8 @@ class AlignmentStatistics:
     [len(LENGTH_EDGES)], student tokens by their teacher tokens, and either side's tokens by bytes,
     [MAX_BIN + 1].
 
-    Over-wide tokens share bytes with a neighbour, because a normaliser reordered or divided these.
-    JSON leaves their numbers out if 0.
+    Over-wide tokens share bytes with a neighbour, which a normaliser reordered or divided. JSON
+    leaves their numbers out if 0.
     """
 
     num_documents: int

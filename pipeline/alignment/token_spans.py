@@ -23,12 +23,11 @@ def align_tokens(student: TokenBatch, teacher: TokenBatch) -> NDArray[np.int32]:
     """Find the minimal run of teacher tokens that overlap each student token.
 
     Returns:
-        teacher_spans, int32 [N, 2]: half-open ranges of teacher tokens, counted within each
-        document; start == end if nothing overlaps (unmapped).
+        teacher_spans, int32 [N, 2]: half-open ranges of each document's teacher tokens, start ==
+        end if nothing overlaps (unmapped).
 
     Raises:
-        AlignmentError: a document's offsets decrease or are all (0, 0), or the batches differ in
-            documents.
+        AlignmentError: offsets decrease or are all (0, 0), or the batches differ in documents.
     """
     if student.num_documents != teacher.num_documents:
         raise AlignmentError(

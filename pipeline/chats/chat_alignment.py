@@ -105,7 +105,7 @@ class _Found:
         *,
         refuse_controls: bool,
     ) -> Iterator[list[RenderedChat]]:
-        """Yield chats in parts: one is tokenized while the next one is rendered."""
+        """Yield chats in parts: one is tokenized while the next is rendered."""
         speakers = [side.speaker for side in sides]
         names = tuple(name for speaker in speakers for name in speaker.controls)
         start = size = 0

@@ -23,7 +23,7 @@ class Fitted:
 
     Attributes:
         own: the template's texts, around the parts of texts.
-        held: the parts of texts, ascending.
+        held: these parts, ascending.
         said: ranges of the rendering that belong to turns.
     """
 
@@ -42,10 +42,7 @@ class Texts:
 
 
 def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitted:
-    """Find each text in a chat's rendering; ChatError if one is missing.
-
-    `marked` is from `mark_texts`.
-    """
+    """Find each text in a rendering, `marked` by `mark_texts`; ChatError if one is missing."""
     shape = find_shape(speaker, marked)
     rendered = speaker.template.render(chat.messages, chat.tools).encode()
     whole = [texts.data[number] for number in shape.texts]
@@ -113,7 +110,7 @@ def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
 
 
 def share_calls(chat: Chat, texts: Texts, fitted: Sequence[Fitted]) -> Texts:
-    """Add to the texts the calls of tools that both sides render alike, else equal arguments."""
+    """Add to the texts tool calls that both sides render alike, else equal arguments."""
     added: list[tuple[Text, bytes, list[tuple[int, int]]]] = []
     for number, message in enumerate(chat.messages):
         if CALLS not in message:

@@ -22,7 +22,7 @@ def find_origins(
 
     `offsets` [N, 2] are in renderings; pieces [P, 3] are bytes of own text and the document's range
     after it, in a text that ends at `closes` [P]. A token without a text's byte is at the end of
-    the text before it, but inside a text (SentencePiece's dummy prefix) there.
+    the last text, but inside a text (SentencePiece's dummy prefix) there.
     """
     origins = np.empty((len(offsets), 2), np.int32)
     for d in range(len(cu_tokens) - 1):
@@ -135,7 +135,7 @@ def count_seams(
 ) -> NDArray[np.int64]:
     """Count each document's wanted student tokens across a seam, and the lone ones, int64 [D, 2].
 
-    One is alone unless its first teacher token begins at the same place in the document, after
+    A token is alone unless its first teacher token begins at the same place in the document, after
     equal bytes of the template. `texts` are all renderings' bytes.
     """
     counts = np.zeros((len(cu_tokens[0]) - 1, 2), np.int64)
@@ -189,8 +189,8 @@ def find_turn_cuts(
 ) -> NDArray[np.int64]:
     """Return the student and teacher token before which turns end, int64 [E, 2].
 
-    `ends` [E, 2] are in both renderings. A cut comes after the token with the end's last byte; 0
-    and 0 without one, or if the sides' tokens don't divide the document there.
+    `ends` [E, 2] are in both renderings. A cut comes after the token with the end's last byte; (0,
+    0) without one, or if tokens don't divide the document there.
     """
     cuts = np.zeros((len(ends), 2), np.int64)
     for d in range(len(cu_ends) - 1):
@@ -221,9 +221,9 @@ def choose_cuts(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where chats can be cut, int64 [C, 3], and its `cu`.
 
-    Columns are student token, teacher token, and 1 at a turn's end. `cuts`, from `find_cut_points`,
-    stay before tokens that cover text; in each `stride` student tokens the last of `turns` [E, 2]
-    replaces them.
+    Columns are student token, teacher token, and 1 at a turn's end. `cuts` (`find_cut_points`) stay
+    before tokens that cover text; in each `stride` student tokens the last of `turns` replaces
+    them.
     """
     starts, first, second = cuts
     rows = np.empty((len(first) + len(turns), 3), np.int64)

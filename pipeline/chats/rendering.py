@@ -1,8 +1,8 @@
 """A chat as one document that two templates render, with its texts' places proven.
 
-The document is the messages' texts, one after another. A side's *pieces* are an own text of the
-template, then a range of the document. Joined, they must give the template's rendering; a template
-may trim white space at a text's ends, and drop the reasoning of earlier turns.
+The document is the messages' texts, joined. A side's *pieces* are an own text of the template, then
+a range of the document. Joined, they must give the template's rendering; a template may trim white
+space at a text's ends, and drop the reasoning of earlier turns.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -41,9 +41,9 @@ class Rendering:
     Attributes:
         own_text: the template's own texts, joined.
         pieces: each own text's size and the document's range after it, empty after the last.
-        closes: the end of each range's text in the document.
+        closes: the end of each range's text.
         said: ranges that the side's model must write, ascending.
-        turn_ends: ends of an assistant's turns before another's message, by message.
+        turn_ends: ends of an assistant's turns before another's, by message.
     """
 
     text: bytes
@@ -71,10 +71,7 @@ class RenderedChat:
 
 
 def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> RenderedChat:
-    """Render a chat as a document.
-
-    ChatError, with side, message and field, if a template refuses it, or places can't be proven.
-    """
+    """Render a chat as a document; ChatError, with side and field, if it can't be proven."""
     found = [*chat.texts()]
     texts = Texts(found, [text.text.encode() for text in found])
     marked = mark_texts(chat, found)
@@ -142,7 +139,7 @@ class _Learned(NamedTuple):
 def _render(
     each: Fitted, seen: Sequence[Range], starts: Sequence[int], learned: _Learned
 ) -> Rendering:
-    """Return a side's rendering; `starts` are the texts' in the document, with the last end."""
+    """Return a side's rendering; `starts` are texts' in the document, and the last end."""
     pieces, closes, said = list[tuple[int, int, int]](), list[int](), list[Range]()
     at = stop = 0
     for own, (number, _, _) in zip(each.own, each.held, strict=False):

@@ -112,7 +112,7 @@ _DICT_NAMES = frozenset(dir({}))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """It remembers what it has found safe: checks take most of a rendering's time."""
+    """A sandbox that remembers what is safe: checks take most of a rendering's time."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,8 +1,8 @@
 """Where a template puts a chat's texts, and what else of its rendering an assistant says.
 
-A chat is rendered with a unique character for each text. The text between them is the template's
-*own text*; chats of one structure share it. An assistant's turn begins after the text of
-`add_generation_prompt`, and ends like a chat whose last message it is.
+A chat is rendered with a unique character for each text. Between them is the template's *own text*;
+chats of one structure share it. An assistant's turn begins after the text of
+`add_generation_prompt`, and ends like a chat that it ends.
 """
 
 import re
@@ -59,7 +59,7 @@ class Shape:
 
     Attributes:
         own: its own texts, around the chat's.
-        texts: numbers of the chat's texts, ascending.
+        texts: the chat's, by number.
         said: parts of own texts that belong to a turn.
     """
 
@@ -122,7 +122,7 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
 
 
 def _with_calls(template: ChatTemplate) -> ChatTemplate:
-    """Choose the form of calls that a template shows, or at least takes."""
+    """Choose the form of calls that a template shows, else one that it takes."""
     messages: list[dict[str, Any]] = [
         {"role": "user", CONTENT: "?"},
         {"role": "assistant", CALLS: [_CALL]},
@@ -228,7 +228,7 @@ def habits_of(speaker: Speaker) -> _Habits:
 
 
 def _behind(template: ChatTemplate, messages: Sequence[Any], *, prompt: bool = False) -> str:
-    """Return the text after a chat's last text; "" if the template refuses the chat."""
+    """Return the text after a chat's last text; "" if it is refused."""
     try:
         rendered = template.render(messages, add_generation_prompt=prompt)
     except ChatError:

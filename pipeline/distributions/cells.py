@@ -3,8 +3,7 @@
 A teacher that writes digit by digit expects "2" where the student's tokenizer writes "2015". Tokens
 that replace each other form one *cell*, which gets the teacher's mass. A *rest* (what is left of
 the teacher's token at a label's start) and the label belong together if they meet at least twice
-and in more than 2 % of the cases of either. A rest also belongs to the student token that gets its
-mass. Cells are the connected sets.
+and in more than 2 % of the cases of either; the rest also joins the token that gets its mass.
 
 A token is *ruled out* after another if the data has what both spell as one token, at least twice,
 and never has the two, or others of the second's cell, side by side. docs/concepts/distributions.md

@@ -171,10 +171,7 @@ def _add(
     mass: float,
     scratch: NDArray[np.uint16],
 ) -> int:
-    """Add mass to a token, whose slot `scratch` keeps; return the number of tokens.
-
-    `out` is indexed by `place` here and below, since views take longer.
-    """
+    """Add mass to a token, whose slot `scratch` keeps; return the number of tokens."""
     slot = scratch[token_id]
     if slot != FREE:
         out.probs[place, slot] += mass

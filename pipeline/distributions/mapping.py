@@ -6,17 +6,15 @@ token that the teacher expects gives its mass to the longest student token that 
 with.
 
 "cd" starts inside the teacher's "bc". Of the expectation after "a", tokens that continue "b" ("bc",
-"bcd") give their mass, renormalised, to the student tokens that the rest of their bytes ("c", "cd")
-begins with.
+"bcd") give their mass, renormalised, to student tokens by the rest of their bytes ("c", "cd").
 
 A label's *own token* is that of the rest of the text's own teacher token, here "a" and "c". If it
 isn't in the label's cell, the label learns no distribution. `LabelDistributions.in_cells` moves
 what the token before the label rules out.
 
-Other mass stays as a residual: 1 minus the sum. Inside a teacher token the sum is 1: few unknown
-tokens begin with given bytes. n draws s_j share what the known entries p_k leave over, p₀, so p̂ =
-sum_k p_k e_k + (p₀ / n) sum_j e_(s_j) is the teacher's distribution on average, and so is every
-linear map of it.
+Other mass is a residual, 1 minus the sum, but inside a teacher token the sum is 1. n draws s_j
+share p₀, what the known entries p_k leave over, so p̂ = sum_k p_k e_k + (p₀ / n) sum_j e_(s_j) is
+the teacher's distribution on average, and so is every linear map of it.
 """
 
 from collections.abc import Mapping
@@ -39,9 +37,9 @@ def map_row(
 ) -> None:
     """Write the distribution of each label of a row to `out`.
 
-    `expected` follows the teacher's tokens; the last exact column is free for the text's own token,
-    and draws have no probabilities: both are filled in. `out` gets distinct student ids by falling
-    mass, -1 after the last, and draws in the same columns; masses add up to at most 1.
+    `expected` follows the teacher's tokens; the last exact column, free for the text's own token,
+    and draws' probabilities are filled in. `out` gets distinct student ids by falling mass, -1
+    after the last, and draws in the same columns; masses add up to at most 1.
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
@@ -62,9 +60,9 @@ def map_batch(
 ) -> LabelEntries:
     """Return a running teacher's distributions of a batch's labels, [B, S, K] and [B, S].
 
-    The teacher expects `ids`, int32 [B, T, K], -1 after the last, after its tokens, with
-    `log_probs`, float32 [B, T, K], nats. The last of the first `exact` columns is free, those after
-    them are drawn. `teacher_losses` are float32 [B, T], nats, NaN if undefined.
+    After its tokens the teacher expects `ids`, int32 [B, T, K], -1 after the last, with
+    `log_probs`, float32 [B, T, K], nats; the last of the first `exact` columns is free, later ones
+    are draws. `teacher_losses` are float32 [B, T], nats, NaN if undefined.
     """
     rows = {**rows, "teacher_losses": teacher_losses}
     fields = RowFields(*(np.asarray(rows[name]) for name in RowFields._fields))

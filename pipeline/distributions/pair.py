@@ -22,11 +22,10 @@ class PairSummary:
     Attributes:
         num_labels: student tokens with a known start among the teacher's bytes.
         inside: share of them that start inside a teacher token.
-        differing: share of the others that differ from the student token which the teacher's begins
-            with.
+        differing: share of the others that differ from the token which the teacher's begins with.
         crossing: share of all outside the cell of the text's own teacher token.
         num_cells: cells of several tokens.
-        cells: the largest of them in words.
+        cells: the largest in words.
     """
 
     num_labels: int

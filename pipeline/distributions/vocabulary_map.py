@@ -57,7 +57,7 @@ class VocabularyMap:
     Attributes:
         tables: for the kernels; `tables.mapped` has the student's id for each of the teacher's, -1
             for none, amid a text and at its start, where a tokenizer may put a space.
-        edges: tokens around texts, and spaces put before them.
+        edges: tokens and spaces around texts.
         cells: None if not counted.
     """
 

@@ -54,7 +54,7 @@ class LabelStarts(NamedTuple):
     Attributes:
         token: the teacher token's place; -1: unknown, or the label doesn't count.
         offset: its bytes before the label.
-        where: AMID a text, at its START, or at its END, where `token` is one past the last.
+        where: AMID a text, at its START, or at its END, with `token` one past the last.
     """
 
     token: NDArray[np.int32]
@@ -82,8 +82,8 @@ def _walk_segment(
 ) -> None:
     """Walk over a segment's student and teacher tokens side by side, byte by byte.
 
-    The walk is at byte `offset` of teacher token `token`. A span that starts a student token on a
-    teacher token is trusted: if the walk arrived elsewhere, results since `anchor`, the last such
+    The walk is at byte `offset` of teacher token `token`. Spans that start both sides' tokens
+    together are trusted: if the walk arrived elsewhere, results since `anchor`, the last such
     place, are withdrawn. So a segment cut inside a teacher token gives no wrong results.
     """
     start, end = row.cu_seqlens[segment], row.cu_seqlens[segment + 1]
@@ -166,7 +166,7 @@ def _start_of_text(
     """Return the table for a segment's first label, -1 for none, and where the walk continues.
 
     If only one tokenizer puts a space before a text, whichever fits is taken, as the segment may
-    continue its document. Spaces fit either way, and give nothing.
+    continue its document.
     """
     none = (NONE, 0)
     if token >= t_end:

@@ -49,7 +49,7 @@ class LibraryError(ValueError):
 
 @contextmanager
 def _failures_of(library: str) -> Iterator[None]:
-    """Raise a library's failures as `LibraryError`, panics of its Rust code included.
+    """Raise a library's failures, also Rust panics, as `LibraryError`.
 
     A `PanicException` isn't an `Exception`; each library has its own and exports none.
     """
@@ -159,7 +159,7 @@ class HuggingFaceReference:
 
     @_failures_of("tokenizers")
     def normalize(self, text: str) -> str:
-        """Normalise a text as tokens spell it, with spaces for `▁` that means one."""
+        """Normalise a text as tokens spell it, with spaces for `▁`."""
         text = self._normal_form(text)
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
 
@@ -344,8 +344,7 @@ class FastEncoder:
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
         """Return ids [N], documents' starts [D + 1], and which documents [D] need the reference.
 
-        Those were refused, such as for an unknown byte, and have no ids, or are known to be read
-        differently.
+        Those were refused and have no ids, or are known to be read differently.
         """
         try:
             flat, starts = self.tokenizer.encode_batch_flat(list(texts))

@@ -1,4 +1,4 @@
-"""The bytes of a normalised text that the ids of a `tokenizer.json` stand for."""
+"""The bytes of a normalised text that a `tokenizer.json`'s ids stand for."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,9 +27,8 @@ def contents_of(
 ) -> list[bytes]:
     """Return each id's bytes in the normalised text, without white space if it is lost.
 
-    b"" marks unknown bytes: those of control tokens, the unknown token, added tokens that swallow
-    adjacent white space or look like a dummy prefix, ids shared by an added token and a different
-    piece.
+    b"" marks control tokens, the unknown token, added tokens that swallow white space or look like
+    a dummy prefix, and ids of an added token and a different piece.
     """
     spell = _speller(definition) or _reader(definition)
     table = [b""] * vocab_size
@@ -66,7 +65,7 @@ def _added_content(token: Definition, definition: Definition, normalize: Normali
 
 
 def byte_names(definition: Definition) -> dict[int, bytes]:
-    """Return byte ids' names, such as `<0x0A>`, which a Unigram model reads in a text as bytes."""
+    """Return byte ids' names, such as `<0x0A>`, which a Unigram model reads as the bytes."""
     if not definition["model"].get("byte_fallback"):
         return {}
     pieces = model_pieces(definition).items()

@@ -175,18 +175,18 @@ def is_byte_level(definition: Definition) -> bool:
 
 
 def normalizer_steps(definition: Definition) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps that rewrite a text, nested ones in order."""
+    """Yield the steps that rewrite a text."""
     return _steps(definition.get("normalizer"), "normalizers")
 
 
 def pre_tokenizer_steps(definition: Definition) -> Iterator[Definition]:
-    """Yield copies of the steps that split a text, likewise."""
+    """Yield copies of the steps that split a text."""
     for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
         yield dict(step)
 
 
 def keeps_ascii(definition: Definition) -> bool:
-    """Whether the steps before the model are known to keep ASCII; they may add a space."""
+    """Whether steps before the model are known to keep ASCII; they may add a space."""
     return all(map(_normalizer_keeps_ascii, normalizer_steps(definition))) and all(
         map(_pre_tokenizer_keeps_text, pre_tokenizer_steps(definition))
     )
@@ -278,7 +278,7 @@ def puts_space_first(definition: Definition) -> bool:
 def read_template(
     processor: Mapping[str, Any] | None, ids: Mapping[str, int]
 ) -> tuple[list[int], list[int]] | None:
-    """Return the tokens before and after a single text, None if no processor defines them."""
+    """Return the tokens before and after a text, None if no processor defines them."""
     for step in _steps(processor, "processors"):
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return [step["cls"][1]], [step["sep"][1]]

@@ -30,9 +30,8 @@ def offsets_from_vocabulary(
     """Lay each document's tokens side by side over its text and prove that they fit.
 
     A space put before the text (SentencePiece's dummy prefix, byte-level `add_prefix_space`) covers
-    no byte. Without bytes to compare, a document is proven by its tokens' lengths, 0 for a token
-    that no text may hold. Bytes come from `flatten_bytes`; `byte_offsets` [N, 2] and `proven` [D]
-    are outputs.
+    no byte. Without bytes to compare, lengths prove a document; 0 marks a token that no text may
+    hold. Bytes come from `flatten_bytes`; `byte_offsets` [N, 2] and `proven` [D] are outputs.
     """
     prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):
@@ -80,7 +79,7 @@ def _spells(
 ) -> bool:
     """Whether tokens' bytes, less `prefix` leading ones, equal as many from `first_byte` on.
 
-    Comparing eight at once, those after a token's end shifted out, is three times as fast.
+    Comparing eight at once is three times as fast.
     """
     position = np.uintp(first_byte)
     for i in range(len(input_ids)):

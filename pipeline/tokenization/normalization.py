@@ -33,8 +33,8 @@ class Rewriting:
 
     Attributes:
         normalized: UTF-8 bytes, without additions around the text.
-        changes: int64 [C, 4], changed pieces in order: start and end in the text's bytes, then in
-            the normalised ones.
+        changes: int64 [C, 4], changed pieces in order: start and end in the text, then in the
+            normalised bytes.
     """
 
     normalized: bytes
@@ -77,10 +77,9 @@ class Rewriting:
 
 
 def follow_normalizer(text: str, normalize: Normalize) -> Rewriting | None:
-    """Map a text's bytes to those of its normalised form.
+    """Map a text's bytes to those of its normalised form, None if neighbours aren't kept apart.
 
-    The finest pieces are characters with their marks, else words, else blocks of some hundred
-    characters. None if the normaliser doesn't keep neighbours apart.
+    Pieces are characters with their marks, else words, else blocks of some hundred characters.
     """
     rewrite = framed(normalize)
     if rewrite is None:
@@ -147,7 +146,7 @@ def _blocks(text: str, rewrite: Normalize) -> Iterator[str]:
 def _divide(
     piece: str, result: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[str, str]]:
-    """Divide a changed piece, as far as possible, into parts whose results join to its result."""
+    """Divide a changed piece, as far as possible, into parts whose results join to its."""
     for division, finer in _divisions(piece, rewrite, levels):
         results = [rewrite(part) for part in division]
         if "".join(results) != result:

@@ -1,9 +1,8 @@
 """Mend the offsets that tokenizers report, and prove them by content.
 
 Reports are wrong in known ways: all pieces of a character claim it whole, and SentencePiece's dummy
-prefix claims the first one. A *cluster* is a run of tokens whose reported ranges overlap or share a
-start. The proof normalises each range of the text on its own and compares it with its tokens'
-bytes.
+prefix claims the first one. The proof normalises each range of the text on its own and compares it
+with its tokens' bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,11 +29,9 @@ def mend_offsets(
 ) -> NDArray[np.int64]:
     """Separate reported byte ranges, non-decreasing [T, 2], as far as the text allows.
 
-    - Tokens of a cluster that spell it are laid side by side; a leading space may be a dummy
-      prefix, which covers no byte.
-    - Others keep their overlapping ranges; if one is empty, all of them cover the whole cluster.
-
-    Unknown `contents` are b"".
+    Tokens whose ranges overlap or share a start are a cluster. If they spell it, they are laid side
+    by side; a leading space may be a dummy prefix, which covers no byte. Others keep their ranges,
+    but all cover the whole cluster if one is empty.
     """
     offsets = reported.copy()
     if len(offsets) == 0:
@@ -99,11 +96,7 @@ def spelled_from(
     """Return where tokens begin in a piece of a normalised text, None if they don't spell it.
 
     -1 if a space comes first. White space may be missing at the text's ends (`at_start`, `at_end`),
-    and a space may come last instead of first.
-
-    Example:
-        >>> spelled_from(b" a b", b"a b ")
-        -1
+    and a space may come last instead.
     """
     if spelled in (piece, b" " + piece):
         return len(piece) - len(spelled)

@@ -1,7 +1,7 @@
 """Tokenize long texts in pieces: memory doesn't grow with the longest document.
 
-Pieces overlap, and are joined where both agree on many tokens in a row. Otherwise the piece grows,
-up to a limit; beyond it the document, such as one endless word, is refused.
+Pieces overlap, and are joined where many tokens in a row agree. Otherwise the piece grows, up to a
+limit; beyond it the document, such as one endless word, is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence

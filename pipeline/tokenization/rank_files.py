@@ -1,11 +1,10 @@
 """Convert rank files to `tokenizer.json`: tiktoken's (OpenAI, Llama 3 and 4, Qwen), tekken.
 
-They list tokens in the order in which BPE learned them; `tokenizers` needs pairs. So every pair
-that makes a token is listed, in that order. Equal ranks give equal bytes, whose hash identifies the
-tokenizer.
+They list tokens in the order in which BPE learned them; `tokenizers` needs every pair that makes a
+token, in that order. Equal ranks give equal bytes, whose hash identifies the tokenizer.
 
-A tiktoken file lacks the splitting pattern and the control tokens: published files are known by
-hash, others need `convert_ranks`.
+A tiktoken file lacks the splitting pattern and control tokens: published files are known by hash,
+others need `convert_ranks`.
 """
 
 import re
@@ -168,8 +167,8 @@ def _pieces(ranks: Ranks, taken: Collection[int] = ()) -> dict[str, int]:
 def merges_of(pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, by the rank of the result.
 
-    tiktoken takes the leftmost of equal joints, `tokenizers` the pair listed first; no case where
-    that differs was found.
+    tiktoken takes the leftmost of equal joints, `tokenizers` the pair listed first: no case
+    differed.
     """
     return [
         (piece[:cut], piece[cut:])

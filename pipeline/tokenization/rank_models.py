@@ -1,6 +1,6 @@
 """Pattern, control tokens and normaliser of models with tiktoken files, from the models' code.
 
-Files are known by SHA-256: another with as many ranks may need another pattern.
+Files are known by SHA-256: others may need another pattern.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Write a SentencePiece model's file for a `tokenizer.json`.
 
 Without it llama.cpp's converter gives all tokens of a Llama-2-like vocabulary one score, so
-llama.cpp splits texts differently. It is written by hand as `conversion` reads it.
+llama.cpp splits texts differently.
 """
 
 import struct

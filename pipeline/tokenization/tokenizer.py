@@ -1,12 +1,12 @@
 """Text to `input_ids` and exact `byte_offsets`, with any fast tokenizer.
 
 `fastokens` gives only ids, but 5 to 100 times faster than the reference libraries. If a tokenizer
-spells its text, ids are enough: each has known bytes, and offsets are a running sum. The fast path
-is used only if it is exact:
+spells its text they are enough: each has known bytes, and offsets are a running sum. The fast path
+must be exact:
 
 - At load, both must agree on `PROBES`, and split every character off its neighbours alike.
-- In every document the tokens' lengths must add up, and unless it is ASCII their bytes must spell
-  it or its normal form; else it takes the reference path.
+- In every document tokens' lengths must add up, and unless it is ASCII their bytes must spell it or
+  its normal form; else it takes the reference path.
 """
 
 import logging
@@ -121,8 +121,8 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, b"" if unknown.
 
-        Unknown are those of control tokens, the unknown token, ids out of range, and a model that
-        doesn't spell its text (WordPiece).
+        Unknown are control tokens, the unknown token, ids out of range, and a model that doesn't
+        spell its text (WordPiece).
         """
         known = self._vocabulary.entries
         return known[token_id] if 0 <= token_id < len(known) else b""
@@ -204,8 +204,7 @@ class Tokenizer:
     def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:
         """Tokenize UTF-8 texts, each on its own, without special tokens around it.
 
-        Returns:
-            ids and exact byte offsets; documents that failed are in `failures`.
+        Documents that failed are in `failures`.
 
         Example:
             >>> tokens = load_tokenizer("qwen2_5").tokenize_batch([b"Hi there"])  # doctest: +SKIP
@@ -343,8 +342,8 @@ def load_tokenizer(
 
     Args:
         source: a file, a folder or a Hugging Face repository; see `find_tokenizer`.
-        special_strings: "plain" reads `<s>` in a document as text, so no document can forge a
-            control token; "honoured" reads it as the token.
+        special_strings: "plain" reads `<s>` in a document as text, so it can't forge a control
+            token; "honoured" reads it as the token.
         fast: False never takes the fast path.
         proven: skip the checks, which the same bytes passed with the same options and libraries.
 

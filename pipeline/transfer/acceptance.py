@@ -1,16 +1,16 @@
 """How many tokens of a draft model a target model accepts in speculative decoding.
 
-The draft proposes tokens; the target keeps those before the first that it would not have written,
-and adds one. The output is the target's own continuation, so it is written first, and rounds are
-counted along it.
+The target keeps the draft's tokens before the first that it would not have written, and adds one.
+The output is the target's own continuation, so it is written first, and rounds are counted along
+it.
 
 With one vocabulary, a greedy round accepts tokens while they are the draft's likeliest, too. A
 sampled one (Leviathan et al. 2023, arXiv 2211.17192) that emits x has accepted the draft's with
 probability min(p(x), q(x)) / p(x).
 
-With two vocabularies (universal assisted decoding) the target's tokenizer reads the draft's bytes:
-tokens are accepted while they equal the continuation. Sampled, this is called matched: two samples
-match with chance Σ p·q, less than speculative sampling's Σ min(p, q).
+With two (universal assisted decoding) the target's tokenizer reads the draft's bytes: tokens are
+accepted while they equal the continuation. Sampled, two samples match with chance Σ p·q, less than
+speculative sampling's Σ min(p, q).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
 class Acceptance:
     """Results of proposals, in the target's tokens; values can be added.
 
-    Rounds are passes of the target, expected ones if sampled.
+    Rounds are the target's passes, expected ones if sampled.
     """
 
     rounds: float = 0.0
@@ -157,7 +157,7 @@ def _chances(
 
 
 def _count_rounds(chances: Sequence[float], num_proposed: int) -> Acceptance:
-    """Return expected counts, by the chance that a round starts at each written token."""
+    """Return expected counts, by the chance that a round starts at each token."""
     starts = [1.0] + [0.0] * (len(chances) + num_proposed + 1)
     rounds = proposed = accepted = 0.0
     for first in range(len(chances)):

@@ -36,8 +36,8 @@ def text_logits(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield a text's number, its token ids, int64 [n], and the logits before each, [n, V].
 
-    `seq_length` tokens of a UTF-8 text are read together, each time after `context`; None: all,
-    which must fit the model's positions.
+    `seq_length` tokens are read together, each time after `context`; None: all, which must fit the
+    model's positions.
 
     Raises:
         ValueError: a text can't be tokenized.

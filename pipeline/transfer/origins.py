@@ -1,7 +1,7 @@
 """Where each row of a new vocabulary's embeddings comes from: the first of `RULES` that applies.
 
-`vocag transfer --help` explains them. A token that neither vocabulary spells (WordPiece) is never
-copied or segmented.
+`vocag transfer --help` explains them. Tokens without known bytes (WordPiece) are never copied or
+segmented.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ class Origins:
         new_ids: int64 [P]; tokens of rule "mean" have no pair.
         old_ids: int64 [P].
         shares: float64 [P], summing to 1 for each new token.
-        num_old: old tokens with a row; further rows are padding.
+        num_old: old tokens with a row.
     """
 
     rules: NDArray[np.uint8]
@@ -104,7 +104,7 @@ def find_origins(
 ) -> Origins:
     """Find the origin of each row of a new vocabulary; `pairs` cover the same text.
 
-    The old model has `num_rows`, and its tokenizer may name more tokens (Gemma 3 1B); None: enough.
+    The old model has `num_rows`, maybe fewer than its tokenizer names (Gemma 3 1B); None: enough.
 
     Raises:
         ValueError: other tokenizers' pairs.
@@ -186,10 +186,7 @@ def _same_bytes(new: Tokenizer, ids: Mapping[bytes, int]) -> dict[int, Sequence[
 
 
 def _tokens_by_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """Map bytes to their token; of several to the one that occurs in texts.
-
-    Llama 2 has `<0x41>`, which no text contains, and `A`.
-    """
+    """Map bytes to their token; of several (Llama 2's `<0x41>` and `A`) to the one in texts."""
     found: dict[bytes, int] = {}
     several = set()
     for token in range(tokenizer.vocab_size):

@@ -32,8 +32,8 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     """Write the model with its new tokenizer; yield a line before each step.
 
     Raises:
-        UntransferableError: a further part of the model has a row per token.
-        TokenizerError: a tokenizer that can't be loaded or exported.
+        UntransferableError: another part of the model has a row per token.
+        TokenizerError: a tokenizer can't be loaded or exported.
         ValueError: no text.
     """
     yield f"reading {options.model} and the tokenizer {options.tokenizer}"
@@ -98,7 +98,7 @@ def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
 
 
 def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
-    """Return the rows of the new model: the target's, or enough for every token."""
+    """Return the new model's rows: the target's, or enough for every token."""
     if options.rows_of is None:
         return -(-new.vocab_size // options.multiple) * options.multiple
     folder = find_folder(options.rows_of, role="target", files=("config.json",))

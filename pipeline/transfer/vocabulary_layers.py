@@ -1,4 +1,4 @@
-"""Change a model's vocabulary, in all layers with a row per token, or keep fewer layers."""
+"""Change a model's vocabulary, or keep fewer of its layers."""
 
 import copy
 from collections.abc import Sequence
@@ -75,8 +75,8 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     """Return a copy of a model with some of its layers, by number, in order.
 
     Raises:
-        UntransferableError: missing layers, unknown names, or layers that depend on their numbers
-            in an unknown way.
+        UntransferableError: missing layers, unknown names, or an unknown dependence on layers'
+            numbers.
     """
     count = cast(Any, model.config).num_hidden_layers
     if not layers or not all(0 <= layer < count for layer in layers):
