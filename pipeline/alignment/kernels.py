@@ -60,7 +60,6 @@ def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
 
 @compiled
 def _merge_monotone(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
-    """Merge sides whose offsets don't decrease."""
     one = np.uintp(1)
     stop = np.uintp(len(teacher))
     first = last_start = np.uintp(0)

@@ -1,7 +1,7 @@
 """Quality of an alignment (paper, section 2; Fig. 1, 3, 6).
 
 IoU and IoS compare a student token's bytes with its teacher tokens'. IoS is 1 whenever these tile
-the text, however wide the run, so IoU is always shown next to it.
+the text, so IoU is always shown next to it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ MAX_BIN = 32
 """Widths and token sizes from here on share one bin."""
 
 IOU_SCALE = "1 is best; most pairs have 0.78 to 0.99, a student of bytes 0.25"
-"""What a mean IoU in bytes is to be compared with: docs/concepts/alignment.md has the pairs."""
+"""Scale of a mean IoU in bytes; docs/concepts/alignment.md has the pairs."""
 
 OVER_WIDE = ("num_student_over_wide", "num_teacher_over_wide")
 

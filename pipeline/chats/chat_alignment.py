@@ -90,8 +90,6 @@ def align_chats(
 
 @dataclass
 class _Found:
-    """Rendered chats with their documents, and refused ones."""
-
     chats: list[RenderedChat] = field(default_factory=list)
     documents: list[SourceDocument] = field(default_factory=list)
     num_controls: list[int] = field(default_factory=list)

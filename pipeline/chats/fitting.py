@@ -85,7 +85,6 @@ def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
 
 
 def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> ChatError:
-    """Return the error for a changed text, or own text after it."""
     number = shape.texts[max(0, place - 1)]
     near, more = texts[number], ""
     if any("</think>" in text.text for text in texts[number : number + 2]):

@@ -17,7 +17,7 @@ from pipeline.chats.messages import CALLS, CONTENT, REASONING, Chat, ChatError
 from pipeline.chats.turns import Said, Speaker, mark_texts
 
 Learn = Literal["assistant", "last", "all"]
-"""Whose texts are learned: assistants', the last assistant's, or everybody's."""
+"""Texts to learn: assistants', the last assistant's, or all."""
 
 Range = tuple[int, int]
 """Half-open, of bytes. Plain tuples: Python's collector need not look at those again."""

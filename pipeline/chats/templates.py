@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 from pipeline.chats.messages import CALLS, CONTENT, REASONING, ChatError
 
 TODAY = "today"
-"""The option that says what day `strftime_now` gives: without it templates take their own."""
+"""The option with the day that `strftime_now` gives; without it templates take their own."""
 
 
 @dataclass(frozen=True)

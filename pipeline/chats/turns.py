@@ -26,8 +26,7 @@ from pipeline.chats.messages import (
 from pipeline.chats.templates import ChatTemplate
 
 Kind = Literal["reasoning", "content", "calls", "end"]
-"""What own text belongs to: the marks of reasoning, what comes before a content, calls of tools,
-what ends a turn."""
+"""The use of own text: marks of reasoning, before a content, calls of tools, the end of a turn."""
 
 _FIRST_MARK, _LAST_MARK = 0xF0000, 0xFFFFD  # a plane for private use
 _MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
@@ -330,7 +329,6 @@ class _Turns:
         return start + empty
 
     def _end(self, number: int, last: int) -> tuple[int, int]:
-        """Return the range of a turn's end, after its last text."""
         rendered, usual = self._rendered, self._habits.end
         is_last, calls = (
             number == len(self._chat.messages) - 1,
@@ -364,7 +362,7 @@ class _Turns:
                 self._chat.messages[: number + 1], self._chat.tools
             )
         tail = _MARK.split(alone)[-1]
-        if not self._places[number]:  # the calls come after the header, and what isn't thought
+        if not self._places[number]:  # the calls come after the header and the mark of no reasoning
             place = tail.rfind(habits.header) + len(habits.header) if habits.header else 0
             if not habits.header:
                 role = self._chat.messages[number - 1]["role"] if number else ""

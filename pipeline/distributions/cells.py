@@ -37,7 +37,6 @@ class Pairs(NamedTuple):
         rests: numbers, equal for equal bytes.
         targets: student tokens that get the rests' mass, -1 for none.
         inside: 1 if a rest isn't a whole token.
-        counts: how often.
     """
 
     rests: NDArray[np.int64]
@@ -168,7 +167,7 @@ def _rests(
     own = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     to = find_prefixes(np.frombuffer(b"".join(texts), np.uint8), starts, tables)
-    whole = offsets == 0  # some tokens have bytes and give their mass to nobody
+    whole = offsets == 0  # some tokens with bytes are unmapped
     to[whole] = tables.mapped[AMID, tokens[whole]]
     return own[place], to[place]
 

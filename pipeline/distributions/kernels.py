@@ -14,17 +14,17 @@ LEAST_EXTENDING = 0.05
 the condition isn't known. Measured: 11 % on average below 0.05, 6 % and less above."""
 
 MOST_ENDING = 0.1
-"""A teacher token that ends exactly where the student is says nothing of the bytes after it;
-of what is consistent with the bytes read, it may hold less than this share."""
+"""A teacher token that ends exactly where the student is says nothing about the bytes after it.
+Among the tokens that begin with the bytes read, it must hold less than this share."""
 
 FREE = np.uint16(0xFFFF)
-"""What `scratch` holds for a student token that a label's distribution doesn't have yet."""
+"""In `scratch`: a student token that a label's distribution doesn't have yet."""
 
 
 class Entries(NamedTuple):
     """A teacher's expectations after each of its tokens, [T, K]; ids are -1 after the last.
 
-    The first `exact` have their own probabilities, the others were drawn.
+    Those after the first `exact` were drawn, without probabilities of their own.
     """
 
     ids: NDArray[np.int32]

@@ -43,7 +43,7 @@ def map_row(
     """
     give_masses(row, expected)
     tables, edges = vocabulary_map.tables, vocabulary_map.edges
-    # Made anew: a map is shared by threads, and a row costs fifty times as much.
+    # Not kept: threads share a map, and a row costs fifty times as much.
     scratch = np.full(len(tables.student_starts) - 1, FREE)
     starts = find_starts(row, tables, edges)
     map_labels(row.teacher_input_ids, starts, expected, tables, edges, scratch, out)

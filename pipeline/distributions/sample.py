@@ -43,7 +43,7 @@ def _of_dataset(chosen: ChosenDocuments, num_tokens: int) -> Iterator[RowFields]
     places = np.linspace(0, len(filled) - 1, min(len(filled), _SHARDS)).round().astype(np.int64)
     shards = filled[places].tolist()
     for number, shard_index in enumerate(shards):
-        # What a small shard lacks, those after it make up for.
+        # Later shards make up for a small one.
         wanted = num_tokens // (len(shards) - number)
         for row in _of_shard(chosen, shard_index, wanted):
             num_tokens -= len(row.input_ids)

@@ -80,7 +80,7 @@ class VocabularyMap:
         Rows of chats hold several texts, with a template's between them.
 
         Raises:
-            ValueError: a tokenizer's tokens don't spell a text (WordPiece).
+            ValueError: tokens don't spell a text (WordPiece).
         """
         own = student_convention or student.around_text
         other = teacher_convention or teacher.around_text
@@ -170,7 +170,7 @@ def _hash_entries(
 
 
 def _at_start(texts: Sequence[bytes], student: _Spaces, teacher: _Spaces) -> list[bytes]:
-    """Return how a student's tokens spell a teacher's first tokens."""
+    """Return how a student spells a teacher's first tokens."""
     if student.before_word == teacher.before_word:
         return list(texts)
     if teacher.before_word:  # one without a space can't be the first

@@ -34,10 +34,7 @@ class Edges(NamedTuple):
 
 
 class RowFields(NamedTuple):
-    """Fields of one row, as in `pipeline.streaming.Rows`.
-
-    `teacher_losses`, float32 [T], nats, NaN if unknown, are always present here.
-    """
+    """Fields of one row, as in `pipeline.streaming.Rows`; `teacher_losses` are always present."""
 
     input_ids: NDArray[np.int32]
     loss_mask: NDArray[np.float32]

@@ -83,9 +83,9 @@ class HuggingFaceReference:
     """A `tokenizer.json`, read by `tokenizers`.
 
     Attributes:
-        vocab_size: the largest id + 1, added tokens included.
+        vocab_size: see `Tokenizer`.
         control: ids by name of control tokens that no text spells; empty if honoured.
-        named_tokens: ids of added and control tokens by name.
+        named_tokens: see `Tokenizer`.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether lengths alone place tokens in an ASCII text.
     """

@@ -48,8 +48,7 @@ def contents_of(
 def _added_content(token: Definition, definition: Definition, normalize: Normalize) -> bytes:
     """Return an added token's bytes in a normalised text, b"" if unknown.
 
-    One marked "normalized" is found as its normal form: Llama 2's `hello` as `▁hello`, with the
-    space.
+    One marked "normalized" is found as its normal form: Llama 2's `hello` as `▁hello`.
     """
     rewrite = normalize if token["normalized"] else framed(normalize)
     if rewrite is None or token.get("lstrip") or token.get("rstrip"):

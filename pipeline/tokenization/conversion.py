@@ -147,10 +147,7 @@ def _bpe(model: SentencePieceModel) -> Definition:
 
 
 def _merges(pieces: Sequence[VocabularyPiece]) -> list[list[str]]:
-    """Return every pair that makes a piece, the best piece first, as SentencePiece merges.
-
-    Of equal scores (Mistral's runs of spaces) the smaller id comes first.
-    """
+    """Return every pair that makes a piece, as SentencePiece merges: best first, then by id."""
     place = {
         piece.text: token_id
         for token_id, piece in enumerate(pieces)
@@ -183,7 +180,6 @@ def _piece(message: Mapping[int, Any]) -> VocabularyPiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield fields' numbers and values."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

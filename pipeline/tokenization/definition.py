@@ -12,7 +12,7 @@ Definition = dict[str, Any]
 SPACE_PIECE = "▁"
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
 PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
-"""What tokenizers call the token that fills rows."""
+"""Names of the token that fills rows."""
 # Tokens that begin a text, and those that end documents of the same family.
 _COUNTERPARTS = {
     "<|begin_of_text|>": "<|end_of_text|>",
@@ -21,10 +21,10 @@ _COUNTERPARTS = {
     "<s>": "</s>",
     "[CLS]": "[SEP]",
 }
-# Post-processors of these may leave BOS out of a text that has one; they often say nothing of it.
+# Of these a template without BOS means that texts have none; others often don't name theirs.
 _OPTIONAL_BOS = ("<s>", "[CLS]")
-# What separates documents in pretraining, then what ends a turn of a chat. A model has seen the
-# latter only after its pretraining: before a text it is hardly better than nothing.
+# Separators of documents in pretraining, then ends of a chat's turn. A model has seen the latter
+# only after its pretraining: before a text they are hardly better than nothing.
 _END_NAMES = (
     *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|endofdocument|>", "<|eod|>"),
     *("<eod>", "<eos>", "[EOS]", "<|eos|>", "<EOS_TOKEN>", "</s>", "[SEP]"),

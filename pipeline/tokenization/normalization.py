@@ -1,8 +1,8 @@
 """Map the bytes of a text to the bytes of its normalised form.
 
 Libraries report this wrongly if marks are reordered, composed or dropped. So the normaliser is
-tried on ever smaller pieces, framed by letters against trimming and prefixes, as long as results
-join to the whole one.
+tried on ever smaller pieces, between letters that protect their ends, as long as results join to
+the whole one.
 """
 
 import re
@@ -164,10 +164,7 @@ def _divide(
 def _divisions(
     piece: str, rewrite: Normalize, levels: Levels
 ) -> Iterator[tuple[list[str], Levels]]:
-    """Yield ever coarser divisions of a piece, each with the levels for its parts.
-
-    A normaliser may merge white space that meets, so parts are also joined there.
-    """
+    """Yield ever coarser divisions of a piece, each with the levels for its parts."""
     parts = levels[0](piece)
     yield parts, levels[1:]
     parts = _without_meeting_blanks(parts, rewrite)
@@ -194,8 +191,7 @@ def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[st
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:
     """Cut equal characters off both ends of a changed piece.
 
-    Both rests keep one, so a base keeps its dropped marks. A rest that normalises differently alone
-    isn't divided.
+    Both rests keep one, so a base keeps its dropped marks.
     """
     shorter = min(len(source), len(result)) - 1
     head = 0

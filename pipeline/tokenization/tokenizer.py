@@ -52,7 +52,7 @@ class Tokenizer:
         source: the user's name for it.
         file_name: its name in a dataset.
         file_bytes: its content.
-        sha256: of its content, 64 hex digits; the tokenizer's fingerprint.
+        sha256: its fingerprint, 64 hex digits.
         vocab_size: the largest id + 1, added tokens included.
         special_strings: "plain" or "honoured".
         bos_token_id: begin-of-sequence id or None.
@@ -294,10 +294,7 @@ class Tokenizer:
         return splice_documents(batch, left, reference([texts[d] for d in left]))
 
     def _carry_back(self, batch: TokenBatch, document: int, text: bytes) -> bool:
-        """Write the offsets of fast tokens that spell a normalised text; return whether they do.
-
-        False for a long text: its pieces come here.
-        """
+        """Write the offsets of fast tokens that spell a normalised text; return whether they do."""
         if len(text) > LONG_TEXT_BYTES:
             return False
         own = slice(batch.cu_tokens[document], batch.cu_tokens[document + 1])

@@ -27,7 +27,7 @@ from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import token_names
 from pipeline.transfer.measure import context_of
 
-# Of llama.cpp's check.
+# llama.cpp's check
 _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
 
 
@@ -161,12 +161,12 @@ def _count_rounds(chances: Sequence[float], num_proposed: int) -> Acceptance:
     starts = [1.0] + [0.0] * (len(chances) + num_proposed + 1)
     rounds = proposed = accepted = 0.0
     for first in range(len(chances)):
-        # The target adds a token: proposals that would leave no room for it are never made.
+        # The target adds a token: proposals leave room for it.
         last = min(first + num_proposed, len(chances) - 1)
         reached = starts[first]
         rounds, proposed = rounds + reached, proposed + reached * (last - first)
         for place in range(first, last):
-            # A rejected proposal is where the target's own token comes out, and the round ends.
+            # The target's own token replaces a rejected proposal, and the round ends.
             starts[place + 1] += reached * (1 - chances[place])
             reached *= chances[place]
             accepted += reached
@@ -183,7 +183,6 @@ def _count_texts(
     *,
     sampled: bool,
 ) -> Acceptance:
-    """Count rounds in which the draft's bytes are tokenized again."""
     done, total = 0, Acceptance()
     while done < len(written):
         text = prompt + target.spell(written[:done])

@@ -68,11 +68,11 @@ def _each_once(
 SPECIAL, COPIED, SEEN, SEGMENTED, MEAN = range(5)
 RULES = ("special", "copied", "seen", "segmented", "mean")
 
-# By its role, what a control token is called where the tokenizer's file doesn't name the role.
+# Names of control tokens whose role a tokenizer's file doesn't name.
 _NAMES_OF_ROLES = {"unk": ("<unk>", "[UNK]", "<|unk|>"), "pad": PAD_NAMES}
-# The role whose token serves where the old vocabulary lacks one.
+# The role that replaces one that the old vocabulary lacks.
 _INSTEAD = {"bos": "eos", "pad": "eos", "eos": "bos"}
-# No tokenizer joins a line's end and what follows it, so what follows is segmented as amid a text.
+# No tokenizer joins a line's end with the text after it, so that is segmented as amid a text.
 _BEFORE = b"\n"
 
 
@@ -153,7 +153,6 @@ def find_origins(
 
 
 def _special_tokens(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
-    """Return control tokens' old tokens: by name, else by role."""
     roles = _roles(old)
     for role, other in _INSTEAD.items():
         if role not in roles and other in roles:

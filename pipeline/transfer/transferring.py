@@ -46,7 +46,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     model: Any = load_weights(folder, dtype="auto")
     num_rows = _count_rows(options, new)
     defaults, left = in_vocabulary(read_generation_defaults(str(folder)), old, new)
-    # Before any hour is spent: without a tokenizer for transformers nobody can use the model.
+    # Before the costly steps: without a tokenizer for transformers the model is useless.
     yield "trying the tokenizer in transformers"
     record, known = describe_tokenizer(new, "tokenizer"), _known(new, seen)
     config = model.config.to_dict()
@@ -98,7 +98,6 @@ def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
 
 
 def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
-    """Return the new model's rows: the target's, or enough for every token."""
     if options.rows_of is None:
         return -(-new.vocab_size // options.multiple) * options.multiple
     folder = find_folder(options.rows_of, role="target", files=("config.json",))

@@ -137,7 +137,7 @@ def _of_layers(name: str, values: list[Any], layers: Sequence[int], count: int) 
 def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[int]) -> list[Tensor]:
     """Return the logits of 16 tokens by a pruned model, and by the same layers in place.
 
-    Windows are narrowed meanwhile: 16 tokens would not show them.
+    Windows are narrowed: 16 tokens wouldn't show them.
     """
 
     def pass_on(_: nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
