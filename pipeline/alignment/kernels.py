@@ -37,7 +37,7 @@ def merge_spans(
 
 @compiled
 def _merge_tiling(student: Ranges, teacher: Ranges, spans: Ranges) -> None:
-    """Merge sides that tile the text: a token's end is the next one's start."""
+    """Merge sides that tile the text."""
     one = np.uintp(1)  # unsigned indices spare numba the check for negative ones
     last = np.uintp(max(len(teacher), 1) - 1)
     first = last_start = np.uintp(0)

@@ -146,7 +146,12 @@ def measure_documents(batch: AlignedBatch) -> tuple[AlignmentStatistics, Documen
 
 
 def count_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`."""
+    """Count documents, of int [D] tokens, in each bin of `LENGTH_EDGES`.
+
+    Example:
+        >>> count_lengths(np.array([0, 1, 1]))[:3].tolist()
+        [1, 2, 0]
+    """
     bins = np.searchsorted(LENGTH_EDGES, lengths, side="right") - 1
     return np.bincount(bins, minlength=len(LENGTH_EDGES)).astype(np.int64)
 

@@ -2,7 +2,7 @@
 
 A chat is rendered with a unique character for each text. Between them is the template's *own text*;
 chats of one structure share it. An assistant's turn begins after the text of
-`add_generation_prompt`, and ends like a chat that it ends.
+`add_generation_prompt`, and ends as at a chat's end.
 """
 
 import re

@@ -83,9 +83,7 @@ class HuggingFaceReference:
     """A `tokenizer.json`, read by `tokenizers`.
 
     Attributes:
-        vocab_size: see `Tokenizer`.
         control: ids by name of control tokens that no text spells; empty if honoured.
-        named_tokens: see `Tokenizer`.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether lengths alone place tokens in an ASCII text.
     """

@@ -31,7 +31,7 @@ def offsets_from_vocabulary(
 
     A space put before the text (SentencePiece's dummy prefix, byte-level `add_prefix_space`) covers
     no byte. Without bytes to compare, lengths prove a document; 0 marks a token that no text may
-    hold. Bytes come from `flatten_bytes`; `byte_offsets` [N, 2] and `proven` [D] are outputs.
+    hold. `byte_offsets` [N, 2] and `proven` [D] are outputs.
     """
     prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):

@@ -18,7 +18,12 @@ _WHITE_SPACE = b" \t\n\x0b\x0c\r"
 
 
 def byte_positions(text: str) -> NDArray[np.int64]:
-    """Return the byte position of each character and of the end."""
+    """Return the byte position of each character and of the end.
+
+    Example:
+        >>> byte_positions("aé").tolist()
+        [0, 1, 3]
+    """
     code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (code_points >= 0x80) + (code_points >= 0x800) + (code_points >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
@@ -97,6 +102,10 @@ def spelled_from(
 
     -1 if a space comes first. White space may be missing at the text's ends (`at_start`, `at_end`),
     and a space may come last instead.
+
+    Example:
+        >>> spelled_from(b" a b", b"a b ")
+        -1
     """
     if spelled in (piece, b" " + piece):
         return len(piece) - len(spelled)

@@ -46,7 +46,12 @@ def is_tekken(body: Any) -> bool:
 
 
 def read_ranks(data: bytes) -> dict[bytes, int]:
-    """Read a tiktoken file's ranks by token; RankFileError for an invalid line."""
+    r"""Read a tiktoken file's ranks by token; RankFileError for an invalid line.
+
+    Example:
+        >>> read_ranks(b"IQ== 0\nIg== 1\n")
+        {b'!': 0, b'"': 1}
+    """
     ranks = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:

@@ -73,8 +73,7 @@ class VocabularyTable:
     def spell_text(self, input_ids: NDArray[np.integer], byte_offsets: Ranges) -> bytes | None:
         """Return the text that tokens tile, None if one has too few bytes.
 
-        One with too many gives its last (a dummy prefix covers none), a final one with a space at
-        its end its first.
+        Of too many, the last count (a dummy prefix covers none), but a final space is left out.
         """
         ids, ends = input_ids.astype(np.int64), byte_offsets[:, 1]
         widths = ends - byte_offsets[:, 0]

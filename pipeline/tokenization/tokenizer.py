@@ -121,8 +121,8 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, b"" if unknown.
 
-        Unknown are control tokens, the unknown token, ids out of range, and a model that doesn't
-        spell its text (WordPiece).
+        Unknown are those of control tokens, the unknown token, ids out of range, and tokens that
+        don't spell their text (WordPiece).
         """
         known = self._vocabulary.entries
         return known[token_id] if 0 <= token_id < len(known) else b""
@@ -221,13 +221,7 @@ class Tokenizer:
     def find_unproven(
         self, input_ids: NDArray[np.integer], byte_offsets: Ranges, text: bytes
     ) -> list[int]:
-        """Find tokens whose ranges don't contain their bytes, however offsets were made.
-
-        Args:
-            input_ids: integers [T].
-            byte_offsets: [T, 2].
-            text: UTF-8 bytes.
-        """
+        """Find tokens whose ranges don't contain their bytes, however offsets were made."""
         return self._reference_path.find_unproven(input_ids, byte_offsets, text)
 
     def check_fast_path(self, texts: Sequence[bytes]) -> None:
