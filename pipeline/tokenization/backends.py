@@ -86,6 +86,7 @@ class HuggingFaceReference:
         control: ids by name of control tokens that no text spells; empty if honoured.
         added_strings: added tokens that texts may hold.
         keeps_ascii: whether lengths alone place tokens in an ASCII text.
+        restarting: ids of added tokens after which a space may be put, as before a text.
     """
 
     def __init__(self, file: TokenizerFile, *, honour_special: bool, proven: bool) -> None:
@@ -120,8 +121,12 @@ class HuggingFaceReference:
         # before the text: lengths can't tell them apart.
         several = bool(self.added_strings) or len([*pre_tokenizer_steps(self.definition)]) > 1
         several |= min(self.lost_bytes, default=255) < 128
-        doubtful = several and puts_space_first(self.definition)
-        self.keeps_ascii = keeps_ascii(self.definition) and not doubtful
+        puts_space = puts_space_first(self.definition)
+        self.keeps_ascii = keeps_ascii(self.definition) and not (several and puts_space)
+        # If a text is split again, each piece of it may get a space.
+        once = len([*pre_tokenizer_steps(self.definition)]) <= 1
+        restarting = self.added_strings if puts_space and once else ()
+        self.restarting = [self.named_tokens[name] for name in restarting]
         if not proven:
             self._require_usable(file)
 
@@ -221,6 +226,7 @@ class SentencePieceReference:
 
     added_strings: Sequence[str] = ()
     byte_names: Mapping[int, bytes] = MappingProxyType({})  # its texts spell no byte
+    restarting: Sequence[int] = ()
     lost_bytes = b""
     spells = True
 

@@ -39,6 +39,7 @@ PROBES: tuple[str, ...] = (
 def probes_of(added_strings: Sequence[str]) -> list[bytes]:
     """Return the probes, and a tokenizer's added tokens alone and within text."""
     own = [*added_strings, " ".join(added_strings), "".join(f"a{s}b" for s in added_strings)]
+    own += ["".join(f"{s}{s} é{s}  9{s}\nb " for s in added_strings)]
     return [probe.encode() for probe in (*PROBES, *own)]
 
 

@@ -24,14 +24,16 @@ def offsets_from_vocabulary(
     token_bytes: NDArray[np.uint8],
     cu_token_bytes: NDArray[np.int64],
     token_lengths: NDArray[np.int32],
+    restarts: NDArray[np.bool_],
     byte_offsets: Ranges,
     proven: NDArray[np.bool_],
 ) -> None:
     """Lay each document's tokens side by side over its text and prove that they fit.
 
     A space put before the text (SentencePiece's dummy prefix, byte-level `add_prefix_space`) covers
-    no byte. Without bytes to compare, lengths prove a document; 0 marks a token that no text may
-    hold. `byte_offsets` [N, 2] and `proven` [D] are outputs.
+    no byte; in compared documents one may also come after each token of `restarts` [V]. Without
+    bytes to compare, lengths prove a document; 0 marks a token that no text may hold.
+    `byte_offsets` [N, 2] and `proven` [D] are outputs.
     """
     prefix = 0  # of the document before: nearly always the same again
     for d in range(len(cu_tokens) - 1):
@@ -46,11 +48,56 @@ def offsets_from_vocabulary(
         if fits and prefix == 1:
             own[0, 0] = 0
             fits = token_bytes[cu_token_bytes[ids[0]]] == SPACE
+        first, stop = cu_compared[d], cu_compared[d + 1]
+        if fits and first < stop:
+            fits = _spells(ids, compared, first, token_bytes, cu_token_bytes, prefix)
+        if not fits and end != UNKNOWN and first < stop:
+            text = compared[first : stop + int(WORD)]
+            fits = _lay_after_restarts(
+                ids, text, token_bytes, cu_token_bytes, token_lengths, restarts, own
+            )
         if not fits:
             own[:] = 0
-        elif cu_compared[d] < cu_compared[d + 1]:
-            fits = _spells(ids, compared, cu_compared[d], token_bytes, cu_token_bytes, prefix)
         proven[d] = fits
+
+
+@compiled
+def _lay_after_restarts(
+    ids: NDArray[np.uint32],
+    text: NDArray[np.uint8],
+    token_bytes: NDArray[np.uint8],
+    cu_token_bytes: NDArray[np.int64],
+    token_lengths: NDArray[np.int32],
+    restarts: NDArray[np.bool_],
+    ranges: Ranges,
+) -> bool:
+    """Write the ranges of tokens that spell a text, which begins anew after each of `restarts`.
+
+    A space put at such a place covers no byte. None of `restarts` begins with a space, so the next
+    one, or the text's end, shows whether one was put. `WORD` bytes follow the text's last.
+    """
+    num_bytes = len(text) - int(WORD)
+    position, first = 0, 0
+    while first < len(ids):
+        stop = first
+        while stop < len(ids) and not restarts[ids[stop]]:
+            stop += 1
+        part = ids[first : min(stop + 1, len(ids))]
+        own = ranges[first : first + len(part)]
+        may_have_space = first < stop and token_bytes[cu_token_bytes[part[0]]] == SPACE
+        fits = False
+        for prefix in range(1 + may_have_space):
+            end = _lay_side_by_side(part, token_lengths, position - prefix, own)
+            fits = end == num_bytes if stop == len(ids) else end <= num_bytes
+            fits = fits and _spells(part, text, position, token_bytes, cu_token_bytes, prefix)
+            if fits:
+                break
+        if not fits:
+            return False
+        own[0, 0] = position
+        position = end
+        first += len(part)
+    return position == num_bytes
 
 
 @compiled

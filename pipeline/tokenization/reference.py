@@ -29,11 +29,15 @@ _SPELLED_AT_ONCE = 1 << 16
 class VocabularyTable:
     """Each id's bytes, b"" if unknown."""
 
-    def __init__(self, entries: Sequence[bytes]) -> None:
-        """Flatten the entries."""
+    def __init__(self, entries: Sequence[bytes], restarting: Sequence[int] = ()) -> None:
+        """Flatten the entries; a space may be put after `restarting` tokens."""
         self.entries = entries
         self._flat, self._cu_flat = flatten_bytes(entries)
         self._lengths = np.diff(self._cu_flat).astype(np.int32)
+        self._restarts = np.zeros(len(entries), np.bool_)
+        # After one that begins with a space itself, it would be a guess which of two was put.
+        if not any(entries[token_id].startswith(b" ") for token_id in restarting):
+            self._restarts[[*restarting]] = True
 
     def lay_out(
         self,
@@ -57,6 +61,7 @@ class VocabularyTable:
             token_bytes=self._flat,
             cu_token_bytes=self._cu_flat,
             token_lengths=self._lengths,
+            restarts=self._restarts,
             byte_offsets=byte_offsets,
             proven=proven,
         )
@@ -104,7 +109,7 @@ class ReferencePath:
 
     def __init__(self, reference: Reference) -> None:
         """Read the reference's vocabulary."""
-        self.contents = VocabularyTable(reference.contents())
+        self.contents = VocabularyTable(reference.contents(), reference.restarting)
         self.vocabulary = self.contents
         if not reference.spells:
             self.vocabulary = VocabularyTable([b""] * reference.vocab_size)

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization.backends import UNLIKE
 from tests.support.text_strategies import texts
 from tests.support.tokenizer_zoo import definition, load, needs_shared, source, write_definition
 
@@ -49,6 +52,32 @@ def test_metaspace_by_other_steps(
     found, expected = (each.tokenize_batch([text.encode()]) for each in (fast, slow))
     assert found.input_ids.tolist() == expected.input_ids.tolist()
     assert found.byte_offsets.tolist() == expected.byte_offsets.tolist()
+
+
+HONOURED = st.lists(
+    st.one_of(st.sampled_from(("<s>", "</s>", "<s>[INST] ", " ", "\n")), texts(4)), max_size=8
+).map("".join)
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["llama2", "mistral", "llama_like"])
+@given(text=HONOURED)
+@example(text="<s>[INST] sum [/INST] the</s><s>[INST]  9\n[/INST]\nsum </s>")
+@example(text=" <s> <s></s>")
+@settings(max_examples=60, deadline=None)
+def test_chats_of_llama_2_take_the_fast_path(name: str, text: str) -> None:
+    """A space is put after each `<s>`: ids are the library's, places proven without its report."""
+    fast, slow = (load(name, special_strings="honoured", fast=fast) for fast in (True, False))
+    assert fast.fast
+    before = fast.num_reference_documents
+    found, expected = (each.tokenize_batch([text.encode()]) for each in (fast, slow))
+    left_out = any(string in text for string in ("<0x", "<unk>", "▁", *UNLIKE))
+    assert (fast.num_reference_documents > before) <= left_out
+    library = tokenizers.Tokenizer.from_str(fast.file_bytes.decode())
+    ids = library.encode(text, add_special_tokens=False).ids
+    assert found.input_ids.tolist() == expected.input_ids.tolist() == ids
+    assert found.byte_offsets.tolist() == expected.byte_offsets.tolist()
+    assert not fast.find_unproven(found.input_ids, found.byte_offsets, text.encode())
 
 
 def test_ids_with_gaps_and_an_empty_piece(tmp_path: Path) -> None:
