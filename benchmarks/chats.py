@@ -1,27 +1,33 @@
 """How fast chats become shards, by the speed of plain texts with the same bytes.
 
-    python benchmarks/chats.py [--rounds 5] [--megabytes 20] [--profile]
+    python benchmarks/chats.py [--rounds 3] [--megabytes 40] [--profile]
 
 Conversations of three turns are cut from real text: questions of about 300 bytes, answers of about
 1,500. Each is rendered by both sides' templates, which is proven, tokenized and aligned; plain
-texts are the same messages, joined. The exit code is 1 if the target is missed.
+texts are the same messages, joined. The target is for `vocag align`, by the time that it reports
+for aligning; then come the library's calls alone, without reading and writing files. The exit code
+is 1 if the target is missed.
 """
 
 import argparse
 import cProfile
 import os
 import pstats
+import re
+import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 
+import orjson
 from align import find_tokenizer_file
 from corpus import read_documents, write_corpus
 from library_path import batches
-from measure import Report, measure
+from measure import Report, Times, measure, run_process
 
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
@@ -76,20 +82,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default: 5)")
-    parser.add_argument("--megabytes", type=float, default=20, help="text (default: 20)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each contender (default: 3)")
+    parser.add_argument("--megabytes", type=float, default=40, help="text (default: 40)")
     parser.add_argument("--profile", action="store_true", help="say where the time of chats goes")
     options = parser.parse_args()
     report = Report()
+    files = find_tokenizer_file("llama2"), find_tokenizer_file("qwen2_5")
     with tempfile.TemporaryDirectory() as folder:
         corpus = write_corpus(Path(folder), int(options.megabytes * 1e6))
-        text = "".join(text.decode() for _, text in read_documents(corpus.files))
-    chats = cut_chats(text)
-    plain = [("".join(m["content"] for m in chat.messages)).encode() for chat in chats]
-    print(f"{len(chats):,} chats, {sum(map(len, plain)) / 1e6:.1f} MB of text; "
-          f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")  # fmt: skip
+        chats = cut_chats("".join(text.decode() for _, text in read_documents(corpus.files)))
+        plain = [("".join(m["content"] for m in chat.messages)).encode() for chat in chats]
+        print(f"{len(chats):,} chats, {sum(map(len, plain)) / 1e6:.1f} MB of text; "
+              f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")  # fmt: skip
+        jobs = _measure_jobs(Path(folder), chats, plain, files, options.rounds)
+    for pair in PAIRS:
+        report.say(f"vocag align, {pair[0]} and {pair[1]}", jobs.show(pair[0]))
+        report.check("speed by the texts'", jobs.ratio("texts", pair[0]), least=0.5)
+    report.say("vocag align, texts", jobs.show("texts"))
     texts, encoded = _documents(plain), _documents([chat.encode() for chat in chats])
-    files = find_tokenizer_file("llama2"), find_tokenizer_file("qwen2_5")
     for pair in PAIRS:
         paths = (pair[0], files[0]), (pair[1], files[1])
         chats_of = partial(_prepare, paths, encoded, of_chats=True)
@@ -97,15 +107,40 @@ def main() -> int:
             _profile(chats_of())
         contenders = {"texts": partial(_prepare, paths, texts, of_chats=False), "chats": chats_of}
         times = measure(contenders, options.rounds)
-        report.say(f"{pair[0]} and {pair[1]}: texts", times.show("texts"))
-        each = times.seconds("chats") / len(chats) * 1e3
-        report.say("chats", f"{times.show('chats')}, {each:.3f} ms each")
-        report.check("speed by the texts'", times.ratio("texts", "chats"), least=0.5)
-        cpu = times.cpu_ratio("texts", "chats")
-        seconds = (times.cpu_seconds(name) / len(chats) * 1e3 for name in ("texts", "chats"))
-        shown = "{:.3f} and {:.3f} ms each".format(*seconds)
-        report.say("the same in CPU time, all threads", f"{cpu:.2f} x, {shown}")
+        each = (f"{times.seconds(name) / len(chats) * 1e3:.2f}" for name in ("texts", "chats"))
+        report.say(f"the library, {pair[0]} and {pair[1]}", "texts {}, chats {} ms".format(*each))
+        report.say("speed by the texts'", f"{times.ratio('texts', 'chats'):.2f} x")
+        cpu = (times.cpu_seconds(name) / len(chats) * 1e3 for name in ("texts", "chats"))
+        report.say("CPU time, all threads", "texts {:.2f}, chats {:.2f} ms".format(*cpu))
     return 1 if report.missed else 0
+
+
+def _measure_jobs(
+    folder: Path, chats: Sequence[Chat], plain: Sequence[bytes], files: Sequence[Path], rounds: int
+) -> Times:
+    """Return the seconds that jobs report for aligning texts, and chats by each pair's student."""
+    with (folder / "texts.jsonl").open("wb") as texts, (folder / "chats.jsonl").open("wb") as lines:
+        for number, (chat, text) in enumerate(zip(chats, plain, strict=True)):
+            name = f"chat-{number}"
+            texts.write(orjson.dumps({"id": name, "text": text.decode()}) + b"\n")
+            lines.write(orjson.dumps({"id": name, "messages": chat.messages}) + b"\n")
+    commands: dict[str, list[str]] = {"texts": ["--input", f"{folder}/texts.jsonl"]}
+    for pair in PAIRS:
+        given = ["--input", f"{folder}/chats.jsonl", "--messages", "messages"]
+        for side, name in zip(("student", "teacher"), pair, strict=True):
+            given += ["--chat-template", f"{side}={TEMPLATES / name}.jinja"]
+        commands[pair[0]] = given
+    seconds = defaultdict[str, list[float]](list)
+    for _ in range(rounds):
+        for name, given in commands.items():
+            common = ["--student", str(files[0]), "--teacher", str(files[1]), "--workers", "1"]
+            output = ["--output", f"{folder}/aligned"]
+            printed = run_process(["-m", "vocag", "align", *given, *common, *output])
+            shutil.rmtree(folder / "aligned")
+            found = re.search(r"aligning +(?:(\d+) min )?([\d.]+) s", printed)
+            assert found, printed
+            seconds[name].append(60 * int(found[1] or 0) + float(found[2]))
+    return Times(seconds, {})
 
 
 def _documents(texts: Sequence[bytes]) -> Documents:
