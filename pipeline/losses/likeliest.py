@@ -53,6 +53,8 @@ def score_with_likeliest(
     share = VocabularyShare.of(output_layer.vocab_size, None, None) if share is None else share
     tail = tail if tail is not None and tail.ids.shape[1] else None
     num_ids = min(share.vocab_size, vocab_size or share.vocab_size)
+    if not 1 <= top_k <= num_ids:
+        raise ValueError(f"the likeliest {top_k} tokens of {num_ids}: ask for 1 to {num_ids}")
     half = autocast_dtype(hidden)
     hidden = narrow(hidden, half)
     output_layer = replace(output_layer, weight=narrow(output_layer.weight, half))
@@ -108,8 +110,6 @@ def _walk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids [n, K], logits [n, K] and log normalisers [n]; row 0 is `tail`'s token `first`."""
     num_rows = layer.vocab_size
-    if not 1 <= top_k <= num_ids:
-        raise ValueError(f"the likeliest {top_k} tokens of {num_ids}: ask for 1 to {num_ids}")
     with torch.autocast(hidden_nh.device.type, enabled=False):
         states = widen_once(hidden_nh)
         maximum = widen(hidden_nh).new_full((len(states),), torch.finfo(torch.float32).min)

@@ -105,6 +105,20 @@ def test_ranks_that_share_a_vocabulary_find_the_likeliest_tokens(run_ranks, voca
         torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("top_k", [0, 9, 16])
+def test_ranks_refuse_more_likeliest_tokens_than_there_are(run_ranks, top_k):
+    """Each of them has fewer than 9, or none, and all refuse together."""
+    labels = torch.zeros(3, dtype=torch.int64)
+
+    def score(group):
+        layer, share = OutputLayer(torch.ones(5, 2)), VocabularyShare.of(5, 8, group)
+        with pytest.raises(ValueError, match=rf"the likeliest {top_k} tokens of 8: ask for 1 to 8"):
+            score_with_likeliest(torch.ones(3, 2), layer, labels, top_k, share=share)
+        return True
+
+    assert run_ranks(score) == [True] * NUM_RANKS
+
+
 # Ranks of 300 rows begin inside blocks of 256; the last one's are cut, or nothing but padding.
 @pytest.mark.parametrize(("vocab_size", "num_ids"), [(1150, 1000), (1150, 620), (280, 270)])
 @pytest.mark.parametrize("at_once", [1, 600, 2000])
