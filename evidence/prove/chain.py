@@ -368,8 +368,7 @@ class Chain:
     @property
     def _references(self) -> dict[str, Path]:
         """What no arm trains: the model that all begin with, and its teacher."""
-        name = "original" if self.experiment.tokenizer else "teacher"
-        return {name: Path(self.teacher), "start": self.start}
+        return {"original": Path(self.teacher), "start": self.start}
 
     def _measure_references(self) -> None:
         """Write records of the models that no arm trains."""

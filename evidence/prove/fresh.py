@@ -25,7 +25,7 @@ def judge(folder: Path) -> str:
     """Return the tables and the verdict, by the rules of evidence/fresh.md."""
     records = read_records(folder)
     parts = ["# Fresh code again", "", verdict(records, ("full",), METHODS), ""]
-    begun = {name: records[name][0] for name in ("start", "teacher") if name in records}
+    begun = {name: records[name][0] for name in ("start", "original") if name in records}
     rows = []
     for name, record in begun.items():
         sums = [sums_of(record, held_out, "last") for held_out in SETS]

@@ -97,14 +97,13 @@ def places(root: Path, sources: Sequence[Source] = SOURCES) -> Iterator[Place]:
     """Yield every set of the experiments whose records are complete."""
     for source in sources:
         records = read_records(root / source.folder)
-        teacher = next((name for name in ("original", "teacher") if name in records), None)
-        if teacher and "start" in records and not _missing(records, source):
+        if {"original", "start"} <= records.keys() and not _missing(records, source):
             plain = best_arm(records, source.plain)
             for kind, names in zip(KINDS, source.sets, strict=True):
                 for name in names:
                     start, least = (
                         bits_per_byte(records[model][0], name, "last")
-                        for model in ("start", teacher)
+                        for model in ("start", "original")
                     )
                     less = compare(records, source.taught, plain, name, source.at)
                     yield Place(source.title, name, kind, start - least, less)

@@ -412,6 +412,7 @@ def test_every_task_needs_what_an_earlier_one_makes(
     written = {Path(path).stem for path in tasks["text"]["targets"]}
     assert set(experiment.aligned) < written, "a text that is new is written to an old folder, too"
     for task in tasks.values():
+        assert made.isdisjoint(task["targets"]), "a reference and an arm share a record"
         made |= set(task["targets"])
         inside = {path for path in task["file_dep"] if path.startswith(str(tmp_path))}
         assert task["name"] == "student" or inside <= made | set(task["targets"])
