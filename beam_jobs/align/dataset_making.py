@@ -17,7 +17,8 @@ from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_me
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
-from beam_jobs.align.job_chats import SIDES, render_first
+from beam_jobs.align.job_chats import render_first
+from beam_jobs.align.options import SIDES
 from beam_jobs.align.steps import (
     build_pipeline,
     count_lost_texts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from beam_jobs.align.options import SIDES, ChatOptions
 from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
@@ -20,14 +20,11 @@ from schemas.manifest import ChatsRecord, TemplateRecord
 
 if TYPE_CHECKING:
     from beam_jobs.align.inputs.documents import PlacedDocument
-    from beam_jobs.align.options import ChatOptions
     from pipeline.chats.rendering import LearnRule
     from pipeline.chats.templates import ChatTemplate
     from pipeline.chats.turns import Speaker
     from pipeline.models.generation_defaults import GenerationDefaults
     from pipeline.tokenization import Tokenizer
-
-SIDES = ("student", "teacher")
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def open_chats(
     from pipeline.chats.templates import ChatTemplate
     from pipeline.chats.turns import settle_speaker
 
-    files, chosen = _by_side(options.chat_template or ()), _options_of(options.template_options)
+    files, chosen = options.template_files, options.template_values
     templates, controls = [], []
     for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
         defaults = _defaults_of(source)
@@ -135,39 +132,6 @@ def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[b
             f"none of the first {len(refused)} chats can be used; the first is {refused[0]}"
         )
     return renderings
-
-
-def _by_side(values: Sequence[str]) -> dict[str, str]:
-    """Parse `--chat-template SIDE=FILE`."""
-    found: dict[str, str] = {}
-    for value in values:
-        side, equals, file = value.partition("=")
-        if side not in SIDES or not equals or not file:
-            raise OptionsError(f"--chat-template {value}: write student=FILE or teacher=FILE")
-        found[side] = file
-    return found
-
-
-def _options_of(values: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse `--template-options [SIDE.]NAME=VALUE`."""
-    found: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
-    for given in values:
-        name, equals, text = given.partition("=")
-        side, dot, rest = name.partition(".")
-        of = [side] if dot and side in SIDES else [*SIDES]
-        name = rest if len(of) == 1 else name
-        if not equals or not name.isidentifier():
-            raise OptionsError(
-                f"--template-options {given}: write NAME=VALUE, or student.NAME=VALUE, such as "
-                "enable_thinking=false"
-            )
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        for each in of:
-            found[each][name] = value
-    return found
 
 
 def _defaults_of(source: str) -> GenerationDefaults:

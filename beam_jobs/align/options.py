@@ -1,10 +1,12 @@
 """The options of `vocag align`."""
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from beam_jobs.align.inputs.formats import Format, describe_formats
 from beam_jobs.align.inputs.parts import DATASET, STANDARD_INPUT
@@ -24,6 +26,7 @@ Shuffle = Literal["files", "runner"]
 """How texts travel to their buckets: in files that all workers see, or through the runner."""
 
 MIN_SHARD_BYTES = 1 << 14
+SIDES = ("student", "teacher")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", re.IGNORECASE)
@@ -150,6 +153,47 @@ class ChatOptions:
     learn_end: Literal["yes", "no"] = "yes"
     chat_template: Annotated[tuple[str, ...] | None, Option("SIDE=FILE", form="repeated")] = None
     template_options: Annotated[tuple[str, ...], Option("NAME=VALUE")] = ()
+
+    def __post_init__(self) -> None:
+        for side, file in self.template_files.items():
+            if not Path(file).exists():  # not read yet: a pipe can be read once
+                raise OptionsError(f"--chat-template {side}: {file} is not there")
+        _ = self.template_values
+
+    @property
+    def template_files(self) -> dict[str, str]:
+        """The given templates' files by side; OptionsError if one isn't SIDE=FILE."""
+        found: dict[str, str] = {}
+        for value in self.chat_template or ():
+            side, equals, file = value.partition("=")
+            if side not in SIDES or not equals or not file:
+                raise OptionsError(
+                    f"--chat-template {side}: write SIDE=FILE, SIDE being student or teacher"
+                )
+            found[side] = file
+        return found
+
+    @property
+    def template_values(self) -> dict[str, dict[str, Any]]:
+        """What each side's template is given; OptionsError if one isn't [SIDE.]NAME=VALUE."""
+        found: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
+        for given in self.template_options:
+            name, equals, text = given.partition("=")
+            side, dot, rest = name.partition(".")
+            of = [side] if dot and side in SIDES else [*SIDES]
+            name = rest if len(of) == 1 else name
+            if not equals or not name.isidentifier():
+                raise OptionsError(
+                    f"--template-options {given}: write NAME=VALUE, or student.NAME=VALUE, such as "
+                    "enable_thinking=false"
+                )
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = text
+            for each in of:
+                found[each][name] = value
+        return found
 
 
 NO_CHATS = ChatOptions()

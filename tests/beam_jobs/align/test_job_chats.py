@@ -293,18 +293,26 @@ def test_options_of_texts_and_chats_are_not_mixed(arguments: list[str], words: s
 
 
 @pytest.mark.parametrize(
-    ("chat_options", "words"),
+    ("arguments", "words"),
     [
-        ({"chat_template": ("tutor=x",)}, "write student=FILE or teacher=FILE"),
-        ({"chat_template": ("student=/nowhere.jinja",)}, "can't be read"),
-        ({"template_options": ("enable_thinking",)}, "write NAME=VALUE"),
+        (["--chat-template", "tutor=x"], "tutor: write SIDE=FILE, SIDE being student"),
+        (["--chat-template", "teacher="], "teacher: write SIDE=FILE"),
+        (["--chat-template", "student=/nowhere.jinja"], r"student: /nowhere\.jinja is not there"),
+        (["--template-options", "enable_thinking"], "write NAME=VALUE"),
     ],
 )
-def test_what_names_no_template_is_refused(
-    tmp_path: Path, chat_options: dict[str, Any], words: str
+def test_what_names_no_template_is_refused_with_the_options(
+    arguments: list[str], words: str
 ) -> None:
     with pytest.raises(OptionsError, match=words):
-        align_chats_job(tmp_path, _CHATS, chat_options=chat_options)
+        parse_options(["--input", "a.jsonl", "--output", "b", "--messages", "m", *arguments])
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.jinja").write_bytes(b"\xe9")
+    options = {"chat_template": (f"student={tmp_path}/latin.jinja",)}
+    with pytest.raises(OptionsError, match=r"latin\.jinja can't be read: 'utf-8' codec"):
+        align_chats_job(tmp_path, _CHATS, chat_options=options)
 
 
 def test_a_side_without_a_template_is_refused_with_what_to_give(tmp_path: Path) -> None:
