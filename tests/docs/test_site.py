@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from pipeline.command_line.commands import COMMANDS
 from pipeline.command_line.option_parsing import option_names
 from pipeline.training.config import TrainConfig
 
@@ -25,6 +26,12 @@ def test_no_cell_of_an_option_is_cut() -> None:
     assert len(options) > 100
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in options} == {3}
     assert any(r"&lt;\|endoftext\|&gt; in a text is plain text or its" in row for row in options)
+
+
+def test_the_page_of_options_says_where_they_are_before_it_is_built() -> None:
+    opening, *_ = (ROOT / "docs/reference/options.md").read_text("utf-8").partition("\n## ")
+    assert {"`make docs`", "`vocag COMMAND --help`"} <= {*re.findall("`[^`]+`", opening)}
+    assert [name for name in COMMANDS if f"`{name}`" not in opening] == []
 
 
 @pytest.mark.slow
