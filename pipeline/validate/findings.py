@@ -23,6 +23,7 @@ CHECKS = {
     "offsets": "byte offsets tile the text, or never decrease if a tokenizer can't tile",
     "spans": "teacher_spans equal an alignment recomputed from the offsets",
     "cut_points": "no cut point divides a token of either side",
+    "chats": "a chat's ranges and pieces fit its text, and some, rendered again, give the same",
     "text": "kept text has the length and SHA-256 that its sample says",
     "tokenization": "kept text, tokenized again, gives the same, and tokens stand for their bytes",
 }

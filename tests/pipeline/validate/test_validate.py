@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dataset.dataset_reading import read_manifest
+from pipeline.validate import score_checks
 from pipeline.validate.arrays import find_unsound_offsets, stack_documents
 from pipeline.validate.command import main
 from pipeline.validate.dataset_checks import ValidationReport, validate_dataset
@@ -361,6 +363,16 @@ def test_foreign_tokenizer_with_a_manifest_that_agrees(dataset: Path) -> None:
     assert all(finding.message.startswith("teacher") for finding in report.findings)
     assert [check for check, _, _ in places(report)] == ["manifest", *["tokenization"] * 24]
     assert message(report, "manifest") == "teacher.vocab_size is 480, its tokenizer says 300"
+
+
+def test_every_check_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    sources = "".join(path.read_text() for path in Path(score_checks.__file__).parent.glob("*.py"))
+    used = re.findall(r'(?:\.add|Finding)\(\s*"(\w+)"', sources)
+    listed = re.findall(r"^  (\w+) ", capsys.readouterr().out.partition("checks:")[2], re.M)
+    assert {*used, score_checks.CHECK} <= {*listed}
+    assert "chats" in used
 
 
 def test_command_on_a_sound_dataset(pristine: Path, capsys: pytest.CaptureFixture[str]) -> None:
