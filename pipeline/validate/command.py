@@ -157,6 +157,9 @@ def _summary(report: "ValidationReport") -> Iterator[str]:
             f"{format_bytes(totals['num_bytes'])} in {format_duration(seconds)} "
             f"({format_short(totals['num_student_tokens'] / seconds)} student tokens/s)"
         )
+    if report.num_tokenized_again is not None:
+        texts = format_plural(report.num_tokenized_again, "kept text")
+        yield f"{texts} tokenized again by both tokenizers"
     counts = Counter(finding.check for finding in report.findings)
     if not counts:
         yield f"clean: {printable(report.dataset)} keeps every rule"

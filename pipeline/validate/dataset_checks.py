@@ -38,6 +38,7 @@ class ValidationReport:
     """Findings, by check, shard and key; notes name what could not be checked.
 
     The fingerprint is computed from the manifest, "" if unreadable; totals are the manifest's.
+    `num_tokenized_again` counts kept texts, None if none was to be tokenized.
     """
 
     dataset: str
@@ -46,6 +47,7 @@ class ValidationReport:
     notes: tuple[str, ...]
     totals: dict[str, int]
     elapsed_seconds: float
+    num_tokenized_again: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, and whether all is `clean`."""
@@ -98,6 +100,7 @@ def validate_dataset(
         notes=tuple(findings.notes),
         totals={} if manifest is None else _totals(manifest),
         elapsed_seconds=time.perf_counter() - start,
+        num_tokenized_again=findings.num_tokenized_again if with_tokenizers else None,
     )
 
 

@@ -41,13 +41,14 @@ class Finding:
 
 
 class Findings:
-    """Findings, and notes on what could not be checked, of a shard or all ("")."""
+    """Findings, notes on what could not be checked, and work done, of a shard or all ("")."""
 
     def __init__(self, shard: str = "") -> None:
         """Begin empty."""
         self.shard = shard
         self.found: list[Finding] = []
         self.notes: list[str] = []
+        self.num_tokenized_again = 0
 
     def add(self, check: str, message: str, *, key: str = "") -> None:
         """Add a broken rule."""
@@ -61,3 +62,4 @@ class Findings:
         """Add others, each with its own shard."""
         self.found += other.found
         self.notes += other.notes
+        self.num_tokenized_again += other.num_tokenized_again

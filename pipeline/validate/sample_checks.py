@@ -196,6 +196,7 @@ def _check_tokenization(
     findings: Findings,
 ) -> None:
     kept = [entry for entry in entries if entry.document.text is not None]
+    findings.num_tokenized_again += len(kept)
     batch = stack_documents([entry.document for entry in kept])
     documents = [entry.document for entry in kept]
     for side in SIDES:

@@ -126,8 +126,11 @@ def test_processes_find_the_same(dataset: Path) -> None:
     (dataset / TAR).write_bytes(flip((dataset / TAR).read_bytes(), 1000))
     alone = validate_dataset(str(dataset))
     steps: list[int] = []
-    together = validate_dataset(str(dataset), num_processes=2, advance=steps.append)
+    together = validate_dataset(
+        str(dataset), with_tokenizers=True, num_processes=2, advance=steps.append
+    )
     assert alone.findings
+    assert (alone.num_tokenized_again, together.num_tokenized_again) == (None, 23)
     assert together.findings == alone.findings
     assert sum(steps) == alone.totals["num_bytes"]
 
@@ -379,7 +382,10 @@ def test_command_on_a_sound_dataset(pristine: Path, capsys: pytest.CaptureFixtur
     assert main([str(pristine), "--tokenizers"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 shards, 24 documents, ")
-    assert lines[-1] == f"clean: {pristine} keeps every rule"
+    clean = f"clean: {pristine} keeps every rule"
+    assert lines[1:] == ["24 kept texts tokenized again by both tokenizers", clean]
+    assert main([str(pristine)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [clean]
 
 
 def test_command_with_findings(
