@@ -200,5 +200,6 @@ def read_options(argv: Sequence[str]) -> VocagOptions | None:
     if "--help" in argv or "-h" in argv:
         return None
     parser = option_parsing.Parser(add_help=False, allow_abbrev=False)
+    parser.knows_all = False
     given, _ = add_arguments(parser).parse_known_args(argv)
     return option_parsing.read_options(VocagOptions, vars(given), prefix=_PREFIX)

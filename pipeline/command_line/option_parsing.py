@@ -87,6 +87,7 @@ def parse_options[T](
     if with_file:
         argv = with_options_of_file(parser, argv)
     rest = [entry.name for entry in _entries(kind) if entry.option.form == "rest"]
+    parser.knows_all = not rest
     known, unknown = parser.parse_known_args(argv)
     if unknown and not rest:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -103,13 +104,17 @@ def parse_command[T](
 ) -> T:
     """Parse one of several commands; errors as in `parse_options`."""
     parser = Parser(**_texts(prog, description, epilog))
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="COMMAND")
+    parser.knows_all = False
+    commands = parser.add_subparsers(prog=prog, required=True, metavar="COMMAND", dest="COMMAND")
     for name, kind in kinds.items():
         summary = _summary(kind)
         line = summary.split("\n")[0].replace("%", "%%")
         command = commands.add_parser(name, help=line, **_texts(None, summary, ""))
         add_options(command, kind)
-    values = vars(parser.parse_args(argv))
+    known, unknown = parser.parse_known_args(argv)
+    values = vars(known)
+    if unknown:
+        commands.choices[known.COMMAND].error(f"unrecognized arguments: {' '.join(unknown)}")
     return read_options(kinds[values.pop("COMMAND")], values)
 
 
@@ -337,9 +342,13 @@ def _texts(prog: str | None, description: str, epilog: str) -> dict[str, Any]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports the error and a remedy; argparse would print every option first."""
+    """Reports the error and a remedy; argparse would print every option first.
+
+    `knows_all` is False if another parser reads the options that this one doesn't know.
+    """
 
     given: Sequence[str] = ()
+    knows_all = True
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and keep what was given."""
@@ -350,17 +359,20 @@ class Parser(argparse.ArgumentParser):
         """Print the error, lines to choose by, and a hint; exit with 2."""
         names = [argument.partition("=")[0] for argument in self.given]
         known: Collection[str] = self._option_string_actions
-        unknown = [name for name in names if name.startswith("--") and name not in known]
+        unknown = [name for name in names if re.match(r"--\w", name) and name not in known]
         meant: Collection[str] = ()
+        lines = "".join(f"  {line}\n" for line in self._lines_to_choose_by(message))
         if message.startswith("unrecognized arguments"):
             meant = known
         elif message.startswith("the following arguments are required"):
-            meant = re.findall(r"--[\w-]+", message)  # one of them may be given, misspelt
+            missing = re.findall(r"--[\w-]+", message)  # one of them may be given, misspelt
+            meant = known if self.knows_all else missing
+            unknown = [n for n in unknown if self.knows_all or get_close_matches(n, missing)]
+            message += f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
         elif choice := re.search(r"invalid choice: '(.+)' \(choose from (.+)\)", message):
             unknown, meant = [choice[1]], re.findall(r"[^\s,']+", choice[2])
         close = [best for name in unknown for best in get_close_matches(name, meant, 1)]
-        hint = close[0] if close else f"{self.prog} --help"
-        lines = "".join(f"  {line}\n" for line in self._lines_to_choose_by(message))
+        hint = " ".join(dict.fromkeys(close)) or f"{self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\n{lines}hint: {hint}\n")
 
     def _lines_to_choose_by(self, message: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,7 @@ def test_debug_shows_where_an_expected_error_arose(
         ("evaluate s --output o --tasks gsm8", "gsm8k"),
         ("validate aligned --workers many", "vocag validate --help"),
         ("doctor --jsn", "--json"),
+        ("explore info aligned --bi source", "--by"),
     ],
 )
 def test_an_option_that_is_not_there(
@@ -98,8 +100,33 @@ def test_an_option_that_is_not_there(
     """Two lines, not a page of options."""
     assert run(*line.split()) == 2
     message, last = capsys.readouterr().err.splitlines()
-    assert message.startswith(f"vocag {line.split()[0]}: ")
+    assert re.match(rf"vocag {line.split()[0]}( info)?: ", message)
     assert last == f"hint: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("line", "named", "hint"),
+    [
+        ("transfer m --text t --output o --tokeniser x", "--tokeniser", "--tokenizer"),
+        ("transfer m --text t --tokenizer x --text-feild=y", "--text-feild", "--text-field"),
+        ("transfer m --tokeniser x --outptu o", "--tokeniser --outptu", "--tokenizer --output"),
+        ("transfer m --text t --output o --zoo", "--zoo", "vocag transfer --help"),
+        ("validate --tokenizer", "--tokenizer", "--tokenizers"),
+        ("explore info --bi=source", "--bi", "--by"),
+        ("align --input a --runner x --student s --outptu=o", "--outptu", "--output"),
+        ("align --input a --runner x --student s", "", "vocag align --help"),
+        ("explore --id=x", "", "vocag explore --help"),
+    ],
+)
+def test_an_unknown_option_beside_a_missing_one_is_named_too(
+    line: str, named: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it may be another parser's: Beam's, or a subcommand's."""
+    assert run(*line.split()) == 2
+    message, last = capsys.readouterr().err.splitlines()
+    required, _, unknown = message.partition("; unrecognized arguments: ")
+    assert "the following arguments are required: " in required
+    assert (unknown, last) == (named, f"hint: {hint}")
 
 
 def test_a_method_is_chosen_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
