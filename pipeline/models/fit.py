@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
@@ -43,7 +45,21 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     if found is None:
         _require_gguf_tokens(model, own, f'{side} tokenizer ("{record.source}")')
     elif not _is_alike(model / found, own, is_own_file=found == name):
-        dataset.manifest.require_tokenizers(**{f"{side}_sha256": _digest(model / found)})
+        try:
+            dataset.manifest.require_tokenizers(**{f"{side}_sha256": _digest(model / found)})
+        except ForeignTokenizerError as error:
+            raise hinted(error, _remedy(model, dataset, side)) from None
+
+
+def _remedy(model: Path, dataset: Dataset, side: Side) -> str:
+    record: TokenizerRecord = getattr(dataset.manifest, side)
+    source = record.source.removesuffix(f"/{Path(record.file).name}")  # the model's folder
+    own = f"{side}={quote(source)}"
+    if dataset.manifest.chats is not None:  # no input of vocag align
+        return own
+    place = dataset.location.rstrip("/")
+    again = f"vocag align --input {quote(place)} --{side} {quote(str(model))}"
+    return f"{own}  # or {again} --output {quote(f'{place}-2')}"
 
 
 def _is_alike(path: Path, own: Tokenizer, *, is_own_file: bool) -> bool:

@@ -223,7 +223,10 @@ def test_what_can_t_be_scored_or_scored_with_is_refused(
     for arguments, message in [
         ([str(tmp_path / "empty"), "--teacher", "t", "--seq-length", "64"], MANIFEST_FILE),
         (score_arguments(unscored, "--studnet=x"), "neither score nor Beam knows --studnet=x"),
-        (score_arguments(unscored, "--teacher", str(unscored / "student")), "is not the dataset's"),
+        (
+            score_arguments(unscored, "--teacher", str(unscored / "student")),
+            "\nhint: --teacher tests/",
+        ),
     ]:
         assert main(arguments) == 2
         assert message in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaged_model import find_gguf
 
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import Dataset
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
@@ -53,8 +54,10 @@ def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Pat
     data = Dataset(str(tmp_path / "data"), manifest)
     require_tokenizer(teacher, data, side="teacher")
     (teacher / "tokenizer.json").write_bytes(byte_level(400).file_bytes)
-    with pytest.raises(ForeignTokenizerError, match=r"made with \"tests/teacher\""):
+    with pytest.raises(ForeignTokenizerError, match=r"made with \"tests/teacher\"") as refused:
         require_tokenizer(teacher, data, side="teacher")
+    again = f"vocag align --input {data.location} --teacher {teacher} --output {data.location}-2"
+    assert hints_of(refused.value) == [f"hint: teacher=tests/teacher  # or {again}"]
     (teacher / "tokenizer.json").unlink()  # taken at its word
     require_tokenizer(teacher, data, side="teacher")
 
