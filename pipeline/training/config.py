@@ -142,6 +142,11 @@ class TrainConfig:
         return dict(map(_split_name, self.heldout))
 
     @property
+    def last_step(self) -> int:
+        """The step after which this start ends."""
+        return min(self.num_steps, self.exit_after or self.num_steps)
+
+    @property
     def kind(self) -> MethodKind:
         """The method's kind."""
         return kind_of(self.method)

@@ -23,6 +23,7 @@ from pipeline.models.gguf_files import GgufFile, read_gguf_config
 from pipeline.models.weights import read_config
 from pipeline.packing.opening import OpenedRun
 from pipeline.training.config import TrainConfig
+from pipeline.training.log import WARM_STEPS
 from pipeline.training.prediction import (
     RunMemory,
     count_memory,
@@ -34,8 +35,6 @@ from pipeline.training.prediction import (
 from pipeline.training.ranks import Ranks
 from pipeline.training.run_rows import open_rows
 from pipeline.training.shortage import smaller
-
-_WARM_STEPS = 2
 
 
 def describe_run(config: TrainConfig, ranks: Ranks) -> Iterator[str]:
@@ -104,7 +103,7 @@ def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int
 def _own_seconds(config: TrainConfig) -> float | None:
     path = config.output / "log.jsonl"
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    seconds = [json.loads(line)["seconds"] for line in lines[_WARM_STEPS:]]
+    seconds = [json.loads(line)["seconds"] for line in lines[WARM_STEPS:]]
     return median(seconds) if seconds else None
 
 

@@ -5,10 +5,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from shlex import quote
+from statistics import median
 from typing import Any
 
 from pipeline.command_line.installed import installed_version
 from pipeline.command_line.option_parsing import written_options
+from pipeline.drawing.formatting import format_duration
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
 
 RUN_FILE = "run.toml"
@@ -16,7 +18,11 @@ _RUN_FILE_HEAD = """\
 # The options of a run of vocag {version}. To repeat it in another folder:
 # vocag train --config {path} --output FOLDER
 """
+WARM_STEPS = 2
+"""First steps of a start, which take longer than the rest."""
+
 _SHOWN = ("loss", "kept_fraction", "seconds")
+_RECENT = 100
 
 
 class RunLog:
@@ -27,6 +33,7 @@ class RunLog:
         config.output.mkdir(parents=True, exist_ok=True)
         write_run_file(config)
         self._tracker = _start_tracker(config, step) if config.tracker else None
+        self._last_step, self._seconds = config.last_step, list[float]()
         self._path = config.output / "log.jsonl"
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= step]
@@ -41,12 +48,20 @@ class RunLog:
             self._tracker.log(dict(values), step)
         shown = [name for name in values if name in _SHOWN or name.startswith("heldout")]
         parts = [f"{name} {values[name]:.4g}" for name in shown]
+        self._seconds.append(values["seconds"])
+        parts += self._time_left(self._last_step - step)
         print(f"step {step}: {', '.join(parts)}", flush=True)
 
     def close(self) -> None:
         """End the tracker."""
         if self._tracker is not None:
             self._tracker.finish()
+
+    def _time_left(self, num_steps: int) -> list[str]:
+        recent = self._seconds[max(WARM_STEPS, len(self._seconds) - _RECENT) :]
+        if not recent or not num_steps:
+            return []
+        return [f"about {format_duration(num_steps * median(recent))} left"]
 
 
 def write_run_file(config: TrainConfig) -> None:

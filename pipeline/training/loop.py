@@ -207,7 +207,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
         log.close()
         if step == config.num_steps and not (model := config.output / "model").exists():
             export_model(opened.student, opened.tokenizer, model)
-    if step < min(config.num_steps, config.exit_after or config.num_steps):
+    if step < config.last_step:
         raise RunStoppedError(step, request.signal_number)
     return values
 
@@ -217,9 +217,8 @@ def _make_steps(
 ) -> tuple[int, dict[str, float]]:
     """Return the step reached and the last values."""
     config, opened, values = run.config, run.opened, dict[str, float]()
-    last = min(config.num_steps, config.exit_after or config.num_steps)
     stops = False
-    while step < last and not stops:
+    while step < config.last_step and not stops:
         for group in run.optimizer.param_groups:
             group["lr"] = rate = learning_rate(config, step)
         started = time.perf_counter()
@@ -233,7 +232,7 @@ def _make_steps(
         stops = run.ranks.any(request.signal_number is not None)
         if log is not None:
             log.write(step, values)
-            _keep(run, step, is_last=stops or step == last)
+            _keep(run, step, is_last=stops or step == config.last_step)
     return step, values
 
 
