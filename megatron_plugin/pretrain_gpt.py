@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from megatron_plugin.arguments import add_arguments, read_options
+from megatron_plugin.arguments import add_arguments, naming_arguments, read_options
 from megatron_plugin.checks import require_split
 from megatron_plugin.models.build import forget_engine_attention
 from megatron_plugin.models.megatron_arguments import installed_arguments, model_arguments
@@ -74,7 +74,8 @@ def enter() -> StudentRun:
     # Arguments of a user's own script are unknown here; the student's ranks check them.
     parsed = parse_args(extra_args_provider=add_arguments, ignore_unknown_args=True)
     checkpoint = read_checkpoint(parsed)
-    opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
+    with naming_arguments():
+        opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
     world = enter_world(options.teacher.world_size)
     if options.teacher.world_size:
         require_split(parsed, options, opened.manifest, num_ranks=world.job_size)

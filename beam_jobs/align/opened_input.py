@@ -27,6 +27,7 @@ from beam_jobs.generations import read_newest
 from beam_jobs.job_errors import InputError, OptionsError
 from beam_jobs.tokenizer_files import load_stored
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.option_parsing import naming_options
 from pipeline.dataset.conventions import NOTHING
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from schemas.manifest import Manifest
@@ -77,7 +78,8 @@ def open_input(options: AlignOptions) -> OpenedInput:
         return _open_files(options, rules)
     _require_none_of_files(options, location)
     _require_other_folder(location, options.output)
-    dataset = open_dataset_as_input(location, options.where)
+    with naming_options(AlignOptions):
+        dataset = open_dataset_as_input(location, options.where)
     model: StoredDataset = dataset.dataset
     if model.manifest.chats is not None or options.chats.messages:
         raise InputError(

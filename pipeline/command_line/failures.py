@@ -57,11 +57,23 @@ def report(who: str, error: BaseException, message: str = "") -> None:
 
 def hints_of(error: BaseException) -> list[str]:
     """Return the hints of an error, or of its first cause with any."""
-    for each in _causes(error):
+    for each in causes_of(error):
         found = [note for note in getattr(each, "__notes__", ()) if note.startswith(HINT)]
         if found:
             return list(map(printable, found))
     return []
+
+
+def causes_of(error: BaseException) -> "Iterator[BaseException]":
+    """Yield an error, its cause, and so on."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        yield current
+        seen.add(id(current))
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
 
 
 _SYSTEM = {
@@ -85,14 +97,3 @@ def _hints_of_path(error: BaseException) -> list[str]:
     from pipeline.command_line.nearest import look_near
 
     return [HINT + look_near(path)]
-
-
-def _causes(error: BaseException) -> "Iterator[BaseException]":
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        yield current
-        seen.add(id(current))
-        current = current.__cause__ or (
-            None if current.__suppress_context__ else current.__context__
-        )

@@ -28,7 +28,7 @@ from typing import (
     get_type_hints,
 )
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import causes_of, hinted
 from pipeline.command_line.option_files import options_text, with_options_of_file
 
 
@@ -170,18 +170,25 @@ def read_options[T](kind: type[T], values: Mapping[str, Any], *, prefix: str = "
 
 
 @contextmanager
-def naming_options(kind: type, *, prefix: str = "", others: Sequence[str] = ()) -> Iterator[None]:
+def naming_options(
+    kind: type,
+    *,
+    prefix: str = "",
+    others: Sequence[str] = (),
+    errors: tuple[type[Exception], ...] = (ValueError,),
+) -> Iterator[None]:
     """Let errors name options where libraries name fields.
 
     `others` are fields that are options without the prefix.
     """
     try:
         yield
-    except ValueError as error:
+    except errors as error:
         if len(error.args) == 1:  # unless its class makes the message
             error.args = (in_options(str(error), kind, prefix=prefix, others=others),)
-        notes = getattr(error, "__notes__", [])
-        notes[:] = [in_options(note, kind, prefix=prefix, others=others) for note in notes]
+        for each in causes_of(error):
+            notes = getattr(each, "__notes__", [])
+            notes[:] = [in_options(note, kind, prefix=prefix, others=others) for note in notes]
         raise
 
 

@@ -173,7 +173,7 @@ class ConditionQuery:
 def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereError:
     error = WhereError(f'where {where}: column "{unknown}" not found')
     close = get_close_matches(unknown, names, n=1)
-    return hinted(error, f"--where {quote(where.replace(unknown, close[0]))}") if close else error
+    return hinted(error, f"where={quote(where.replace(unknown, close[0]))}") if close else error
 
 
 @cache

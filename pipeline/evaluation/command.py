@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.option_parsing import Folder, Option, parse_options
+from pipeline.command_line.option_parsing import (
+    Folder,
+    Option,
+    naming_options,
+    parse_options,
+)
 from pipeline.drawing.printing import prints
 from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.settings import Asked, StudentEngine
@@ -67,6 +72,11 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
         EvaluateOptions, argv, prog="vocag evaluate", epilog=_EPILOG, groups=_GROUPS
     )
     _quieten()
+    with naming_options(EvaluateOptions):
+        yield from _evaluate(options)
+
+
+def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     # After the options: help needs neither lm-eval nor torch.
     from pipeline.evaluation.measuring import measure_all, open_results, plan
     from pipeline.evaluation.paired_differences import describe_differences

@@ -58,7 +58,7 @@ def _side_of(student: str) -> ChatSide:
     defaults = read_generation_defaults(student)
     text = defaults.templates.get("default")
     if text is None:
-        raise ValueError(f"student {student} has no chat template: --tasks chats can't be asked")
+        raise ValueError(f"student {student} has no chat template: tasks=chats can't be asked")
     controls = control_tokens(orjson.loads(tokenizer.file_bytes))
     template = ChatTemplate(text, dict(sorted(defaults.names.items())))
     return ChatSide(tokenizer, settle_speaker(template, [*controls], side="student"))

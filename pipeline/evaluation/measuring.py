@@ -41,7 +41,7 @@ def open_results(student: Student, folder: Path, engine: StudentEngine) -> Resul
     for _, _, made in found.all():
         if (then := made.settings["dtype"]) != engine.dtype:
             raise ValueError(
-                f"{folder} has results with --dtype {then}, this run has {engine.dtype}: one table "
+                f"{folder} has results with dtype={then}, this run has {engine.dtype}: one table "
                 f"must not mix them; give this student another name, NAME={student.source}, or "
                 "remove the folder"
             )
@@ -56,7 +56,7 @@ def plan(asked: Asked) -> list[tuple[str, Measure]]:
         items = [item for _, item in spread(read_items(name, asked.data), asked.limit)]
         steps += [(name, made) for made in measures_of(name, items) if made in asked.measures]
     if not steps:
-        given = f"--tasks {' '.join(asked.tasks)} --measures {' '.join(asked.measures)}"
+        given = f"tasks={' '.join(asked.tasks)} measures={' '.join(asked.measures)}"
         raise ValueError(f"{given}: none of these sets allows any of these measures")
     return steps
 

@@ -9,6 +9,7 @@ from pipeline.command_line.option_parsing import (
     DatasetSource,
     Folder,
     Option,
+    naming_options,
     parse_options,
     require_known,
 )
@@ -43,7 +44,7 @@ class OverlapOptions:
     data: Folder = ""
 
     def __post_init__(self) -> None:
-        require_known("--tasks ", self.tasks, tuple(SETS))
+        require_known("tasks=", self.tasks, tuple(SETS))
 
 
 @prints("vocag overlap")
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
     options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
     from pipeline.evaluation.overlap import check_overlap  # help does without
 
-    return check_overlap(
-        options.dataset, options.tasks, data=options.data, output=Path(options.output)
-    )
+    with naming_options(OverlapOptions):
+        yield from check_overlap(
+            options.dataset, options.tasks, data=options.data, output=Path(options.output)
+        )

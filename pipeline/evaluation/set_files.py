@@ -76,7 +76,7 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
     file = SETS[name].file
     if not data:
         if file not in BLOBS:
-            raise ValueError(f"--tasks {name} needs --data, a folder with your own {file}.jsonl")
+            raise ValueError(f"tasks={name} needs data= and a folder with your own {file}.jsonl")
         return _download(name)
     names = [f"{file}.jsonl", f"{file}/test.jsonl"]
     if name == "math":
@@ -84,8 +84,8 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
     for path in (Path(data, name) for name in names):
         if path.is_file():
             return path.read_bytes(), str(path)
-    none = f"neither {' nor '.join(names)} is there; --tasks can leave sets out"
-    missing = ValueError(f"--data {data}: {none}")
+    none = f"neither {' nor '.join(names)} is there; tasks= can leave sets out"
+    missing = ValueError(f"data={data}: {none}")
     raise hinted(missing, look_near(data))
 
 
@@ -102,7 +102,7 @@ def _download(name: str) -> tuple[bytes, str]:
             content = opened.read()
     except (OSError, ImportError) as error:
         raise ValueError(
-            f"{url} can't be read ({error}): give --data with a folder of the nine sets' files, "
+            f"{url} can't be read ({error}): give data= with a folder of the nine sets' files, "
             "such as data in a clone of math-evaluation-harness"
         ) from error
     if git_blob(content) != BLOBS[file]:

@@ -30,12 +30,12 @@ class Asked:
     max_answer_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        require_known("--tasks ", self.tasks, tuple(SETS))
-        require_known("--measures ", self.measures, MEASURES)
+        require_known("tasks=", self.tasks, tuple(SETS))
+        require_known("measures=", self.measures, MEASURES)
         if self.limit < 0:
-            raise ValueError(f"--limit {self.limit}: it must be 0 or more")
+            raise ValueError(f"limit={self.limit}: it must be 0 or more")
         if self.max_answer_tokens < 1:
-            raise ValueError(f"--max-answer-tokens {self.max_answer_tokens}: it must be at least 1")
+            raise ValueError(f"max_answer_tokens={self.max_answer_tokens}: it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ class StudentEngine:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"--batch-size {self.batch_size}: it must be at least 1")
+            raise ValueError(f"batch_size={self.batch_size}: it must be at least 1")

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.option_parsing import DatasetSource, Option, parse_command, require_known
+from pipeline.command_line.option_parsing import (
+    DatasetSource,
+    Option,
+    naming_options,
+    parse_command,
+    require_known,
+)
 from pipeline.drawing.printing import prints
 from pipeline.packing.reading import Reading
 
@@ -258,10 +264,12 @@ _COMMANDS: dict[str, type[_Commands]] = {
 @prints("vocag explore")
 def main(argv: list[str] | None = None) -> Iterator[str]:
     """Run the command."""
-    return parse_command(
+    options = parse_command(
         _COMMANDS,
         argv,
         prog="vocag explore",
         description="What is in a dataset, how it is aligned, how it would be packed.",
         epilog=_EPILOG,
-    ).lines()
+    )
+    with naming_options(type(options)):
+        yield from options.lines()

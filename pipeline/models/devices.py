@@ -1,4 +1,4 @@
-"""Check the device of an option, before anything is loaded."""
+"""Find a device before anything is loaded."""
 
 import torch
 
@@ -6,19 +6,19 @@ from pipeline.command_line.failures import hinted
 
 
 def find_device(name: str = "") -> torch.device:
-    """Return the device named by `--device`, or raise ValueError; "" is the GPU, if any."""
+    """Return a device by its name, or raise ValueError; "" is the GPU, if any."""
     if not name:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise hinted(ValueError(f"--device {name}: {reason}"), "--device cpu") from error
+        raise hinted(ValueError(f"device={name}: {reason}"), "device=cpu") from error
     # Counted without a CUDA context, which forked processes couldn't use.
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         refusal = ValueError(
-            f"--device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs "
+            f"device={name}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs "
             "here; see vocag doctor"
         )
-        raise hinted(refusal, "--device cpu")
+        raise hinted(refusal, "device=cpu")
     return device

@@ -54,17 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from pipeline.training.loop import train
         from pipeline.training.ranks import joined_ranks
 
-        with joined_ranks(config.device) as ranks:
+        with naming_options(TrainConfig), joined_ranks(config.device) as ranks:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
             if ranks.is_first and config.kind.known:
                 print(f"--method {config.kind.name}: {config.kind.known}")
-            with naming_options(TrainConfig):
-                if not config.dry_run:
-                    train(config, ranks)
-                if ranks.is_first:
-                    told = describe_run(config, ranks) if config.dry_run else [what_next(config)]
-                    for line in told:
-                        print(in_options(line, TrainConfig))
+            if not config.dry_run:
+                train(config, ranks)
+            if ranks.is_first:
+                told = describe_run(config, ranks) if config.dry_run else [what_next(config)]
+                for line in told:
+                    print(in_options(line, TrainConfig))
     except (ValueError, OSError) as error:
         report(who, error)
         return 2

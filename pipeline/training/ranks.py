@@ -70,7 +70,7 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
     if place.type == "cuda":
         if place.index is not None:
             raise ValueError(
-                f"--device {device} would be shared by {count} processes: leave it out under "
+                f"device={device} would be shared by {count} processes: leave it out under "
                 "torchrun, each process takes the GPU of its number"
             )
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -238,7 +238,7 @@ def base_url(url: str) -> str:
     """Return a server's URL without `/v1`; EngineError if it is invalid."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise EngineError(f"--endpoint {url} isn't a URL such as http://localhost:8000")
+        raise EngineError(f"endpoint={url} isn't a URL such as http://localhost:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

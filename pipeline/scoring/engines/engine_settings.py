@@ -35,22 +35,22 @@ class TopSettings:
     def __post_init__(self) -> None:
         if self.top_k is None:
             if self.top_mass is not None or self.top_log_probs != "uint8":
-                raise ValueError("--top-mass and --top-log-probs need --top-k")
+                raise ValueError("top_mass and top_log_probs need top_k")
             if self.draws or self.draws_seed:
-                raise ValueError("--draws needs --top-k: draws are of what the likeliest leave out")
+                raise ValueError("draws= needs top_k: draws are of what the likeliest leave out")
             if self.entropy_above:
-                raise ValueError("--entropy-above needs --top-k: losses are stored of all tokens")
+                raise ValueError("entropy_above needs top_k: losses are stored of all tokens")
             return
         if not 1 <= self.top_k <= MOST_ENTRIES:
-            raise ValueError(f"--top-k {self.top_k} is not between 1 and {MOST_ENTRIES}")
+            raise ValueError(f"top_k={self.top_k} is not between 1 and {MOST_ENTRIES}")
         if not 0 < (1.0 if self.top_mass is None else self.top_mass) <= 1:
-            raise ValueError(f"--top-mass {self.top_mass} is not above 0 and at most 1")
+            raise ValueError(f"top_mass={self.top_mass} is not above 0 and at most 1")
         if not 0 <= self.entropy_above < float("inf"):
-            raise ValueError(f"--entropy-above {self.entropy_above} is not 0 or more nats")
+            raise ValueError(f"entropy_above={self.entropy_above} is not 0 or more nats")
         self._check_draws()
 
     def rule(self, vocab_size: int) -> DistributionRule | None:
-        """Return the rule for storing this vocabulary's tokens; None without --top-k.
+        """Return the rule for storing this vocabulary's tokens; None without `top_k`.
 
         ValueError if the vocabulary is smaller than K.
         """
@@ -58,7 +58,7 @@ class TopSettings:
             return None
         if self.top_k > vocab_size:
             raise ValueError(
-                f"--top-k {self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
+                f"top_k={self.top_k} is more than the teacher's vocabulary of {vocab_size} tokens"
             )
         mass = 1.0 if self.top_mass is None else self.top_mass
         draws = self.draws
@@ -69,8 +69,8 @@ class TopSettings:
         rule = DistributionRule(self.top_k, mass, vocab_size, self.top_log_probs, *drawn)
         if rule.draws and rule.shape.width > vocab_size:
             raise ValueError(
-                f"--top-k {self.top_k}, --draws {draws} and the text's own token are more "
-                f"than the teacher's vocabulary of {vocab_size} tokens: lower --top-k"
+                f"top_k={self.top_k}, draws={draws} and the text's own token are more "
+                f"than the teacher's vocabulary of {vocab_size} tokens: lower top_k"
             )
         return rule
 
@@ -78,19 +78,19 @@ class TopSettings:
         assert self.top_k is not None
         without = self.draws == 0 or (self.draws is None and self.top_mass is not None)
         if without and self.draws_seed:
-            raise ValueError(f"--draws-seed {self.draws_seed} needs --draws")
+            raise ValueError(f"draws_seed={self.draws_seed} needs draws=")
         if self.draws and not 0 < self.draws < MOST_ENTRIES - self.top_k:
             raise ValueError(
-                f"--draws {self.draws} is not between 1 and {MOST_ENTRIES - 1 - self.top_k}, what "
-                f"--top-k {self.top_k} leaves of {MOST_ENTRIES - 1}"
+                f"draws={self.draws} is not between 1 and {MOST_ENTRIES - 1 - self.top_k}, what "
+                f"top_k={self.top_k} leaves of {MOST_ENTRIES - 1}"
             )
         if self.draws and self.top_mass is not None:
             raise ValueError(
-                "--draws samples from all that --top-k leaves out, whatever its mass: leave out "
-                "--top-mass"
+                f"draws={self.draws} samples from all that top_k leaves out, whatever its mass: "
+                "leave out top_mass"
             )
         if not 0 <= self.draws_seed < 1 << 63:
-            raise ValueError(f"--draws-seed {self.draws_seed} is not between 0 and 2^63 - 1")
+            raise ValueError(f"draws_seed={self.draws_seed} is not between 0 and 2^63 - 1")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class TransformersSettings:
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "threads"):
             if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is below 0")
+                raise ValueError(f"{name}={getattr(self, name)} is below 0")
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class ServedSettings:
     def __post_init__(self) -> None:
         for name in ("concurrency", "attempts"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)} is below 1")
+                raise ValueError(f"{name}={getattr(self, name)} is below 1")
         if not 0 < self.answer_seconds < float("inf"):
-            raise ValueError(f"--answer-seconds {self.answer_seconds} is not a positive number")
+            raise ValueError(f"answer_seconds={self.answer_seconds} is not a positive number")
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,14 @@ def shake_hands(
     if model not in named:
         raise EngineError(
             f'{server.url} serves {_describe(named) or "nothing"}, not "{model}": name one of them '
-            "with --model"
+            "with model="
         )
     most = named[model].get("max_model_len")
     if isinstance(most, int) and most < length + 1:
         raise EngineError(
             f"{server.url} takes {most} tokens at once, a piece may have {length} and one is "
             "generated after it: serve the model with a longer context (vLLM: --max-model-len), or "
-            "lower --teacher-seq-length"
+            "lower teacher_seq_length"
         )
     answer = ask(endpoints, server, probe, rule)
     if rule is not None:
@@ -107,7 +107,7 @@ def ask(
             raise
         raise EngineError(
             f"{error}; {rule.top_k} log-probabilities a token were asked for: serve the model with "
-            f"as many (vLLM: --max-logprobs {rule.top_k}), or lower --top-k"
+            f"as many (vLLM: --max-logprobs {rule.top_k}), or lower top_k"
         ) from error
     losses = read_losses(answer, model, input_ids)
     likeliest = () if rule is None else read_likeliest(answer, input_ids, rule)

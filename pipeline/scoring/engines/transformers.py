@@ -40,7 +40,7 @@ MAX_PADDING = 0.05
 """Share of a batch's places that may be padding."""
 CPU_BATCH_TOKENS, ACCELERATOR_BATCH_TOKENS = 2048, 32768
 DEFAULTS = TransformersSettings()
-_NOT_FINITE = "its dtype is too narrow (try --dtype float32), or its weights are damaged"
+_NOT_FINITE = "its dtype is too narrow (try dtype=float32), or its weights are damaged"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -152,7 +152,7 @@ class Scorer:
         if longest > self._max_length:
             raise ValueError(
                 f"a piece of a document has {longest} teacher tokens, the teacher was made for "
-                f"{self._max_length} positions: lower --teacher-seq-length"
+                f"{self._max_length} positions: lower teacher_seq_length"
             )
         largest = int(tokens.input_ids.max(initial=0))
         if largest >= self.vocab_size:

@@ -300,6 +300,14 @@ def test_what_makes_no_sense_for_a_dataset_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_column_s_likely_name_comes_as_the_option(
+    tmp_path: Path, grown: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--input", str(grown[0]), "--output", str(tmp_path / "new")]
+    assert main([*asked, "--where", "num_student_tokenz > 5"]) == 2
+    assert capsys.readouterr().err.endswith("\nhint: --where 'num_student_tokens > 5'\n")
+
+
 def test_what_needs_a_dataset_is_refused_without_one(tmp_path: Path) -> None:
     plain = options(tmp_path, write_input(tmp_path / "in/a.jsonl", FIRST[:3]))
     for changes, message in (

@@ -136,7 +136,7 @@ def test_what_can_t_be_stored_is_refused(
 
 
 def test_more_than_the_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"--top-k 201 is more than .* vocabulary of 200 tokens"):
+    with pytest.raises(ValueError, match=r"top_k=201 is more than .* vocabulary of 200 tokens"):
         TopSettings(201).rule(200)
     assert TopSettings(200).rule(200) == DistributionRule(200, 1.0, 200, "uint8")
 
@@ -286,7 +286,7 @@ def test_a_server_fills_the_same_files(
     server.sampling = {"temperature": 0.7, "top_k": 4}
     served = served_arguments(unscored, server)
     assert main([*served, "--top-k", "21"]) == 2
-    assert "serve the model with as many (vLLM: --max-logprobs 21)" in capsys.readouterr().err
+    assert "as many (vLLM: --max-logprobs 21), or lower --top-k" in capsys.readouterr().err
     assert main([*served, "--top-k", "6"]) == 0
     theirs = list(read_sidecars(unscored / "data"))
     for path in (unscored / "data").glob("*teacher-*"):  # the manifest, and what it names

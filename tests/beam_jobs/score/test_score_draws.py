@@ -275,5 +275,5 @@ def test_what_can_t_be_drawn_is_refused(
 def test_more_than_the_vocabulary_is_refused() -> None:
     """Entries, draws and the text's own token: what is drawn from is never empty."""
     assert TopSettings(8, draws=4).rule(13) is not None
-    with pytest.raises(ValueError, match=r"--draws 4 and the text's own .* vocabulary of 12 tok"):
+    with pytest.raises(ValueError, match=r"draws=4 and the text's own .* vocabulary of 12 tok"):
         TopSettings(8, draws=4).rule(12)

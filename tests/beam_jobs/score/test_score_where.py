@@ -54,6 +54,18 @@ def part_scores(world: Path) -> ScoreFiles:
     return next(one for one in list_scores(str(world / "data")) if one.manifest.rule.where)
 
 
+def test_what_the_library_refuses_is_named_by_options(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, and in the words of a worker that ends the job."""
+    assert main(score_arguments(world, "--where", "yeer < 2030")) == 2
+    assert capsys.readouterr().err.endswith("\nhint: --where 'year < 2030'\n")
+    assert main(score_arguments(world, "--where", "good", "--device", "gpu")) == 1
+    said = capsys.readouterr().err
+    assert "the job failed: --device gpu: " in said
+    assert said.endswith("\nhint: --device cpu\n")
+
+
 def test_rows_of_the_part_hold_the_teachers_losses(world: Path) -> None:
     rows = open_part(world)
     batch = rows.__getitems__(range(len(rows)))

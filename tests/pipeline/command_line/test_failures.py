@@ -279,7 +279,7 @@ def untaught_without_data(root: Path) -> object:
             "python -c 'from transformers import AutoTokenizer; AutoTokenizer.from_pretrained("
             "'\"'\"'{0}/slow'\"'\"').save_pretrained('\"'\"'{0}/slow-fast'\"'\"')'",
         ),
-        (where, WhereError, "--where 'num_student_tokens > 5'"),
+        (where, WhereError, "where='num_student_tokens > 5'"),
         (untaught, ValueError, 'stored_losses=""'),
         (untaught_without_scores, ValueError, "vocag score {}/data --teacher MODEL" + ROWS),
         (untaught_without_data, DatasetError, "{}/data  # a dataset"),

@@ -22,7 +22,7 @@ def test_it_answers_as_the_library_does() -> None:
     assert (true.tolist(), null.tolist()) == ([False, True, False], [False, False, True])
     with pytest.raises(WhereError, match='column "numbr" not found') as caught:
         query.require_condition("numbr > 1")
-    assert hints_of(caught.value) == ["hint: --where 'number > 1'"]
+    assert hints_of(caught.value) == ["hint: where='number > 1'"]
 
 
 def test_what_takes_too_long_is_refused_and_the_next_is_answered(

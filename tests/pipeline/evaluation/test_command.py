@@ -41,6 +41,8 @@ MODEL = "a model that is there"
         (["a", "--limit", "-1"], "--limit -1: it must be 0 or more"),
         (["a", "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
         ([MODEL, "--data", "nowhere"], "--data nowhere: neither gsm8k.jsonl nor gsm8k/test.jsonl"),
+        ([MODEL, "--device", "gpu"], "--device gpu: "),
+        ([MODEL, "--device", "gpu"], "hint: --device cpu"),
         (["nobody", "--data", TINY], 'student "nobody": no such folder'),
         (
             [MODEL, "--data", TINY, "--tasks", "svamp", "--measures", "options"],

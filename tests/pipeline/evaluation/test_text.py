@@ -147,4 +147,4 @@ def test_a_chat_costs_what_an_assistant_says(
     held_out = evaluate(config, model, rows, Ranks(torch.device("cpu")))["heldout_bits_per_byte"]
     assert found == pytest.approx(held_out, rel=1e-5)
     assert main([str(student), "--tasks", "chats", "--output", str(tmp_path)]) == 2
-    assert "--tasks chats needs --data" in capsys.readouterr().err
+    assert "--tasks chats needs --data and a folder" in capsys.readouterr().err

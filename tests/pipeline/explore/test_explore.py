@@ -325,6 +325,15 @@ def test_errors_are_one_line(
     assert all(line.startswith("hint: ") for line in captured.err.splitlines()[1:])
 
 
+def test_a_column_s_likely_name_comes_as_the_option(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("duckdb")
+    asked = ["plan", str(dataset), "--seq-length", "8", "--where", "num_student_tokenz > 5"]
+    assert main(asked) == 2
+    assert capsys.readouterr().err.endswith("\nhint: --where 'num_student_tokens > 5'\n")
+
+
 def test_info_fits_a_terminal(
     dataset: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

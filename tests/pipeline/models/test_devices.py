@@ -17,6 +17,6 @@ def test_a_device_that_is_there() -> None:
 
 @pytest.mark.parametrize("name", [f"cuda:{torch.cuda.device_count()}", "gpu", "cuda:x"])
 def test_a_device_that_is_not_there(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^--device {name}: ") as refused:
+    with pytest.raises(ValueError, match=f"^device={name}: ") as refused:
         find_device(name)
-    assert hints_of(refused.value) == ["hint: --device cpu"]
+    assert hints_of(refused.value) == ["hint: device=cpu"]

@@ -262,7 +262,7 @@ def test_servers_that_can_t_be_asked_are_refused(world: Path, server: Completion
     server.max_model_len = 20
     with pytest.raises(EngineError, match=r"takes 20 tokens at once, a piece may have \d+ and one"):
         ask(world, server)
-    with pytest.raises(EngineError, match="--endpoint gpu-7:8000 isn't a URL such as"):
+    with pytest.raises(EngineError, match="endpoint=gpu-7:8000 isn't a URL such as"):
         base_url("gpu-7:8000")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -649,6 +650,8 @@ def test_command_line_has_an_option_for_every_field(
     assert losses.teaching.names == ("",), "the only ones"
     assert main([*needed, "--method", "teacher"]) == 2
     assert "d/manifest.json does not exist" in capsys.readouterr().err
+    assert main([*needed, "--method", "full", "--device", "gpu"]) == 2
+    assert re.search(r": --device gpu: .*\nhint: --device cpu\n", capsys.readouterr().err)
 
 
 def test_a_run_ends_with_what_to_do_next() -> None:
