@@ -155,6 +155,7 @@ LOADS_NO = {
     "pipeline.streaming": _TOKENIZERS,
     "megatron_plugin.arguments": f"{_FRAMEWORKS} numba",
     "pipeline.transfer.command pipeline.transfer.acceptance_command": "torch transformers",
+    "pipeline.training.run_rows": "transformers",  # too few rows are refused before it is loaded
     "pipeline.training.command": "torch transformers",  # its --help needs no model code
 }
 

@@ -27,7 +27,8 @@ from schemas.errors import DatasetError
 class DatasetRows:
     """The rows of an opened dataset.
 
-    `num_student_tokens` are the planned documents'; `teachers_rule` is empty without stored losses.
+    `num_rows` are an epoch's, `num_student_tokens` the planned documents'; `teachers_rule` is empty
+    without stored losses.
     """
 
     def __init__(
@@ -37,6 +38,10 @@ class DatasetRows:
         self.opened = opened
         dataset, where = opened.dataset, opened.documents.where
         self.plan, table = load_plan(opened.documents, rules, cache_folder=config.cache_folder)
+        # A mixture reads its datasets' epochs whole; of one dataset each is cut to whole batches.
+        # Before tokenizers and losses are opened, which takes longer.
+        whole = 1 if opened.entry.name else config.global_batch_size
+        self.num_rows = whole_batches(len(self.plan), whole)
         self.order = order_rows(
             self.plan,
             " ".join(filter(None, (opened.fingerprint, rules.fingerprint, where))),
@@ -189,6 +194,17 @@ class DatasetRows:
             if wanted is not None:
                 self._reader.prefetch(self.order.group_shards[wanted])
                 self._teachers.prefetch(self.order.group_shards[wanted])
+
+
+def whole_batches(num_rows: int, global_batch_size: int) -> int:
+    """Return the rows of whole batches; ValueError if there is none."""
+    samples = num_rows // global_batch_size * global_batch_size
+    if not samples:
+        raise ValueError(
+            f"the data has {num_rows} rows, less than one global batch of {global_batch_size}: "
+            "lower global_batch_size or seq_length, or align more documents"
+        )
+    return samples
 
 
 def _shard_cache(config: StreamConfig, dataset: Dataset, order: RowOrder) -> ShardCache | None:

@@ -17,7 +17,7 @@ from pipeline.packing.rules import PackingRules
 from pipeline.packing.state import StreamState
 from pipeline.scoring.stored_teachers import TeachersRule
 from pipeline.streaming.batch import Rows
-from pipeline.streaming.dataset_rows import DatasetRows
+from pipeline.streaming.dataset_rows import DatasetRows, whole_batches
 from pipeline.streaming.layout import RowLayout
 from pipeline.streaming.stream_config import StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
@@ -81,7 +81,7 @@ class AlignedRows(TorchDataset[Rows]):
         )
         self.opened.require_no_overlap([rows.plan.segments["document"] for rows in self.datasets])
         _require_one_teacher(mixture, self.datasets)
-        self.plan = _plan(mixture, self.datasets, config.global_batch_size)
+        self.plan = _plan(mixture, self.datasets)
         entries = self.teachers_rule.shape if config.with_distributions else None
         self.layout = RowLayout(
             self.rules.seq_length,
@@ -93,7 +93,7 @@ class AlignedRows(TorchDataset[Rows]):
             of_chats=any(rows.opened.dataset.manifest.chats for rows in self.datasets),
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
-        self._num_rows = _whole_batches(num_rows, config.global_batch_size)
+        self._num_rows = whole_batches(num_rows, config.global_batch_size)
 
     def __len__(self) -> int:
         """Rows of the run, whole global batches; about 2**62 if it is endless."""
@@ -208,23 +208,11 @@ class AlignedRows(TorchDataset[Rows]):
         return source, *divmod(position, self.plan.sources[source].num_rows)
 
 
-def _whole_batches(num_rows: int, global_batch_size: int) -> int:
-    samples = num_rows // global_batch_size * global_batch_size
-    if not samples:
-        raise ValueError(
-            f"the data has {num_rows} rows, less than one global batch of {global_batch_size}: "
-            "lower global_batch_size or seq_length, or align more documents"
-        )
-    return samples
-
-
-def _plan(mixture: Mixture, datasets: Sequence[DatasetRows], global_batch_size: int) -> MixturePlan:
-    # A mixture reads its datasets' epochs whole; of one dataset each is cut to whole batches.
-    whole = 1 if mixture.names else global_batch_size
+def _plan(mixture: Mixture, datasets: Sequence[DatasetRows]) -> MixturePlan:
     sources = [
         Source(
             rows.opened.entry.name,
-            _whole_batches(len(rows.plan), whole),
+            rows.num_rows,
             rows.num_student_tokens,
             rows.opened.entry.max_epochs,
         )

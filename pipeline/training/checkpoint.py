@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.streaming import AlignedRows, StreamState
@@ -28,7 +27,7 @@ _OLDER = {"draws": 0, "distill_map": "of an earlier release", "one_document_a_ro
 def save_checkpoint(
     config: TrainConfig,
     rows: AlignedRows,
-    student: PreTrainedModel,
+    student: nn.Module,
     optimizer: torch.optim.Optimizer,
     step: int,
 ) -> None:
@@ -68,7 +67,7 @@ def saved_stream(config: TrainConfig) -> StreamState | None:
 def load_checkpoint(
     config: TrainConfig,
     rows: AlignedRows,
-    student: PreTrainedModel,
+    student: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> int:
     """Load the run's checkpoint, if any; return its step.

@@ -49,19 +49,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
         config = parse_config(argv)
-        # After the options: help needs no transformers.
-        from pipeline.training.dry_run import describe_run
-        from pipeline.training.loop import train
+        # After the options: help needs no torch.
         from pipeline.training.ranks import joined_ranks
+        from pipeline.training.run_rows import open_rows
 
         with naming_options(TrainConfig), joined_ranks(config.device) as ranks:
             who += f", process {ranks.number}" if ranks.count > 1 else ""
             if ranks.is_first and config.kind.known:
                 print(f"--method {config.kind.name}: {config.kind.known}")
+            with ranks.first_alone():
+                rows = open_rows(config, ranks)
+            # After the rows: too few need no transformers, which takes longer.
+            from pipeline.training.dry_run import describe_run
+            from pipeline.training.loop import train
+
             if not config.dry_run:
-                train(config, ranks)
+                train(config, ranks, rows)
             if ranks.is_first:
-                told = describe_run(config, ranks) if config.dry_run else [what_next(config)]
+                told = describe_run(config, ranks, rows) if config.dry_run else [what_next(config)]
                 for line in told:
                     print(in_options(line, TrainConfig))
     except (ValueError, OSError) as error:

@@ -22,6 +22,7 @@ from pipeline.models.fit import find_fitting
 from pipeline.models.gguf_files import GgufFile, read_gguf_config
 from pipeline.models.weights import read_config
 from pipeline.packing.opening import OpenedRun
+from pipeline.streaming import AlignedRows
 from pipeline.training.config import TrainConfig
 from pipeline.training.log import WARM_STEPS
 from pipeline.training.prediction import (
@@ -33,13 +34,11 @@ from pipeline.training.prediction import (
     step_seconds,
 )
 from pipeline.training.ranks import Ranks
-from pipeline.training.run_rows import open_rows
 from pipeline.training.shortage import smaller
 
 
-def describe_run(config: TrainConfig, ranks: Ranks) -> Iterator[str]:
+def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterator[str]:
     """Yield lines about a run's data, memory and time; loads no weights."""
-    rows = open_rows(config, ranks)
     read = config.num_steps * config.global_batch_size
     yield (
         f"rows        {format_count(read)} of {config.seq_length} student tokens, "

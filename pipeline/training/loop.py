@@ -54,12 +54,15 @@ class Run:
     optimizer: torch.optim.Optimizer
 
 
-def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
+def train(
+    config: TrainConfig, ranks: Ranks | None = None, rows: AlignedRows | None = None
+) -> dict[str, float]:
     """Train, or continue bit for bit from the last checkpoint; return the last measurements.
 
-    All processes must call, with `ranks` of `joined_ranks`; None: this process alone. SIGTERM or
-    Ctrl-C finishes the step, writes a checkpoint and raises RunStoppedError. ValueError if the
-    run's parts don't fit together, or another process writes to the output folder.
+    All processes must call, with `ranks` of `joined_ranks`; None: this process alone. `rows` are
+    those of `open_rows`, if already open. SIGTERM or Ctrl-C finishes the step, writes a checkpoint
+    and raises RunStoppedError. ValueError if the run's parts don't fit together, or another process
+    writes to the output folder.
 
     Example:
         >>> config = parse_config(["--config", "run.toml"])
@@ -71,7 +74,8 @@ def train(config: TrainConfig, ranks: Ranks | None = None) -> dict[str, float]:
     kept = (config.output / CHECKPOINT).exists()
     with lock if ranks.is_first else nullcontext(), naming_memory(config, has_checkpoint=kept):
         with ranks.first_alone():
-            run, step = _start(config, ranks)
+            rows = open_rows(config, ranks) if rows is None else rows
+            run, step = _start(config, ranks, rows)
         return _train_from(run, step, RunLog(config, step) if ranks.is_first else None)
 
 
@@ -155,9 +159,9 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
     return told
 
 
-def _start(config: TrainConfig, ranks: Ranks) -> tuple[Run, int]:
+def _start(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> tuple[Run, int]:
     opened = open_training(
-        open_rows(config, ranks),
+        rows,
         _first_student(config, ranks.device),
         config.method,
         heldout=config.heldout_sets,

@@ -14,8 +14,10 @@ from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.packing.kernels import FORCED
 from pipeline.packing.opening import open_run
 from pipeline.packing.order import ReplicaBatches, RowOrder
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from schemas.document import AlignedDocument, Tokens
+from schemas.errors import DatasetError
 from tests.support.datasets import build_dataset, word_pieces
 from tests.support.reference_rows import reference_row
 from tests.support.streaming_data import around, brute_force_spans, make_documents, write_dataset
@@ -287,6 +289,14 @@ def test_samples_past_the_end_are_refused(dataset):
 def test_a_dataset_smaller_than_a_batch_is_refused(dataset):
     with pytest.raises(ValueError, match=r"rows, less than one global batch of 4096"):
         open_rows(dataset, global_batch_size=4096)
+
+
+def test_too_few_rows_are_refused_before_losses_are_opened(dataset):
+    taught = {"teaching": Teaching(stored_losses="nobody"), "with_distributions": True}
+    with pytest.raises(DatasetError, match="nothing has scored it"):
+        open_rows(dataset, **taught)
+    with pytest.raises(ValueError, match=r"rows, less than one global batch of 4096"):
+        open_rows(dataset, global_batch_size=4096, **taught)
 
 
 @pytest.mark.parametrize(
