@@ -86,12 +86,10 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
     letters = storage.join(output, manifest.dead_letters.file)
     if OF_FILES & manifest.dead_letters.by_reason.keys():
         require_all_read(letters, max_share=max_share)
-    lost = count_lost(manifest.dead_letters.by_reason)
-    num_lost = lost.total()
-    num_documents = totals_of(manifest.newest_shards)["num_documents"]
-    num_documents += manifest.dead_letters.count - manifest.dead_letters.by_reason.get(UNUSABLE, 0)
+    num_lost, num_documents = share_lost(manifest)
     if num_lost <= max_share * num_documents:
         return
+    lost = count_lost(manifest.dead_letters.by_reason)
     # A growing dataset keeps its rule for ids.
     advice = (
         "if each file numbers its own documents, name them by file and place with --id-field ''; "
@@ -104,6 +102,14 @@ def require_few_left_out(manifest: Manifest, *, max_share: float, output: str) -
         "the dataset is written without "
         f"them, {letters} names each"
     )
+
+
+def share_lost(manifest: Manifest) -> tuple[int, int]:
+    """Return how many documents the newest input lost, and how many it had."""
+    letters = manifest.dead_letters
+    num_documents = totals_of(manifest.newest_shards)["num_documents"]
+    num_documents += letters.count - letters.by_reason.get(UNUSABLE, 0)
+    return count_lost(letters.by_reason).total(), num_documents
 
 
 def count_lost(by_reason: Mapping[str, int]) -> Counter[str]:

@@ -213,6 +213,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
         input_bytes=attempt.configuration["input_bytes"],
         num_input_files=attempt.configuration["input_files"],
         **sides,
+        max_dead_letters=attempt.options.max_dead_letters,
         reused_buckets=told["reused_buckets"],
         control_strings=told.get("control_strings", {}),  # an earlier release didn't count them
         versions=library_versions(),

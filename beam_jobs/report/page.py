@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from beam_jobs.left_out import OF_FILES
+from beam_jobs.left_out import OF_FILES, share_lost
 from beam_jobs.report import histograms
 from pipeline.alignment.quality import IOU_SCALE, AlignmentStatistics
 from pipeline.drawing import page_blocks
@@ -63,7 +63,7 @@ class RunSummary:
     """Facts known only to the run that made the dataset.
 
     Seconds are wall time: start to manifest, and start to first document. `input_bytes` are as
-    stored. `control_strings` counts texts by their first.
+    stored. `control_strings` counts texts by their first. `max_dead_letters` is the run's limit.
     """
 
     runner: str
@@ -73,6 +73,7 @@ class RunSummary:
     num_input_files: int
     student: SideSummary
     teacher: SideSummary
+    max_dead_letters: float
     reused_buckets: int = 0
     control_strings: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -117,11 +118,11 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
         "header",
         tag("h1", manifest.name),
         tag("p", "Student ", student, " aligned with teacher ", teacher, f", by {run.runner}."),
-        *_first_answers(manifest),
+        *_first_answers(manifest, run.max_dead_letters),
     )
 
 
-def _first_answers(manifest: Manifest) -> list[Element]:
+def _first_answers(manifest: Manifest, max_share: float) -> list[Element]:
     letters = manifest.dead_letters
     seen = totals_of(manifest.newest_shards)["num_documents"] + letters.count
     whole = f"{format_plural(seen, 'document')} ({format_share(letters.count, seen)})"
@@ -130,11 +131,16 @@ def _first_answers(manifest: Manifest) -> list[Element]:
     named = f"{format_count(letters.count)} of {whole}: {reasons}; listed in {letters.file}."
     nothing = "Nothing: every document of the input is in a shard."
     right = "the offsets of every document in the shards match its text"
-    unread = OF_FILES & letters.by_reason.keys()
+    limit = f"more documents are left out than --max-dead-letters {100 * max_share:.6g} % allows"
+    num_lost, num_documents = share_lost(manifest)
+    if OF_FILES & letters.by_reason.keys():
+        all_right = f"No: some of the input can't be read or used, though {right}."
+    elif num_lost > max_share * num_documents:
+        all_right = f"No: {limit}, though {right}."
+    else:
+        all_right = f"Yes: {right}{f', and no {limit}' if num_lost else ''}."
     answers = {
-        "All right? ": f"No: some of the input can't be read or used, though {right}."
-        if unread
-        else f"Yes: {right}.",
+        "All right? ": all_right,
         "Left out? ": named if letters.count else nothing,
         "Next? ": "Check the files (vocag validate), store a teacher's losses (vocag score), train "
         "(vocag train).",

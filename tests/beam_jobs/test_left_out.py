@@ -40,6 +40,7 @@ def test_ids_that_repeat_in_every_file_end_with_a_status_of_their_own(
     captured = capsys.readouterr()
     assert "aligned 25 documents" in captured.out  # the dataset is there all the same
     assert read_manifest(str(tmp_path / "out")).dead_letters.count == 75
+    assert "No: more documents are left out" in (tmp_path / "out" / "report.html").read_text()
     (line,) = [line for line in captured.err.splitlines() if line.startswith("vocag align:")]
     assert "75 of 100 documents (75.00 %) are left out, more than --max-dead-letters 1 %" in line
     assert "duplicate_id 75 (first: part-1.jsonl line 1)" in line

@@ -29,6 +29,7 @@ RUN = RunSummary(
     num_input_files=3,
     student=SideSummary("<s> (1) before a text"),
     teacher=SideSummary("nothing before a text", "fastokens can't read it"),
+    max_dead_letters=0.2,
     reused_buckets=5,
     versions={"tokenizers": "0.23.3"},
 )
@@ -110,10 +111,26 @@ def test_every_figure_is_there(manifest: Manifest) -> None:
         *(shard.file for shard in manifest.shards),
     }
     assert {figure for figure in expected if figure not in text} == set()
-    assert "Yes: the offsets of every document in the shards match its text." in text
-    unread = replace(manifest.dead_letters, by_reason={UNREAD: 1})
-    text = Page(render_report(replace(manifest, dead_letters=unread), RUN)).text
-    assert "No: some of the input can't be read or used" in text
+
+
+@pytest.mark.parametrize(
+    ("by_reason", "limit", "answer"),
+    [
+        ({}, 0.0, "Yes: {}."),
+        ({"known_id": 20}, 0.0, "Yes: {}."),
+        ({"bad_json": 6}, 0.2, "Yes: {}, and no more documents are left out than 20 % allows."),
+        ({"bad_json": 6}, 0.19, "No: more documents are left out than 19 % allows, though {}."),
+        ({UNREAD: 1}, 0.2, "No: some of the input can't be read or used, though {}."),
+    ],
+)
+def test_all_is_right_by_the_limit_that_decides_the_job_s_status(
+    manifest: Manifest, by_reason: dict[str, int], limit: float, answer: str
+) -> None:
+    counts = {"count": sum(by_reason.values()), "by_reason": by_reason}
+    told = replace(manifest, dead_letters=replace(manifest.dead_letters, **counts))
+    text = Page(render_report(told, replace(RUN, max_dead_letters=limit))).text
+    wanted = answer.format("the offsets of every document in the shards match its text")
+    assert f"\n{wanted}\n".replace("than ", "than --max-dead-letters ") in text
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])
