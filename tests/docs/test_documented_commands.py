@@ -254,7 +254,11 @@ def run(line: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_a_pages_commands_run(
-    page: Path, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    shelf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Teachers are untrained here: what asks whether one is, accepts them."""
     root = shutil.copytree(shelf, tmp_path / "work")
@@ -277,6 +281,10 @@ def test_a_pages_commands_run(
             run([easier(word) for word in small(command)])
     if page.name == "chats.md":
         require_an_answer(root / "runs/chats/model")
+        [asked] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        capsys.readouterr()
+        exec(asked, {})
+        assert capsys.readouterr().out
 
 
 def require_an_answer(model: Path) -> None:
