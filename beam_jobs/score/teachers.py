@@ -7,7 +7,6 @@ from hashlib import sha256
 from beam_jobs import storage
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.score.options import ScoreOptions
-from pipeline.command_line.option_parsing import naming_options
 from pipeline.dataset.files import Dataset
 from pipeline.models.fit import find_fitting
 from pipeline.scoring.contexts import ContextRule
@@ -44,8 +43,7 @@ def find_job_teacher(options: ScoreOptions, dataset: Dataset, context: ContextRu
     """A job's teacher, checked as far as possible."""
     digest = ""
     if options.teacher:
-        with naming_options(ScoreOptions):
-            digest = find_fitting(options.teacher, dataset, side="teacher").sha256
+        digest = find_fitting(options.teacher, dataset, side="teacher").sha256
     if options.engine == "openai":
         return _served(options, dataset, context, digest)
     return JobTeacher(options.teacher, digest, options.dtype or _default_dtype(options.here.device))
