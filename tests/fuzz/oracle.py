@@ -49,8 +49,8 @@ class Oracle:
         self.unknown = {model.get("unk_id")}
         for token in definition["added_tokens"]:
             number, content = token["id"], token["content"]
-            self.added[number] = content
             form = library.normalizer.normalize_str(content) if library.normalizer else content
+            self.added[number] = content if form else ""  # that splits every text, says the library
             prefixed = token["normalized"] and form.startswith((" ", "▁"))
             blank = content.startswith(" ") or not form.strip(" ▁") or prefixed
             if blank or token["lstrip"] or token["rstrip"]:
