@@ -26,6 +26,7 @@ from schemas.manifest import (
     encode_manifest,
 )
 from tests.support.manifests import STUDENT
+from tests.support.reference import reference_spans
 from tests.support.sample_encoder import encode_document
 
 STUDENT_BOS, STUDENT_EOS, TEACHER_EOS, FIRST_ID = 1, 2, 3, 10
@@ -111,12 +112,8 @@ def read_run(rows, num_samples, *, num_replicas, consumed_samples=0, **options):
 
 def brute_force_spans(student, teacher):
     """Return the minimal run of teacher tokens that overlaps each student token."""
-    spans = np.zeros((len(student), 2), np.int64)
-    for i, (start, stop) in enumerate(student.tolist()):
-        hits = [j for j, (a, b) in enumerate(teacher.tolist()) if a < stop and b > start]
-        if hits:
-            spans[i] = hits[0], hits[-1] + 1
-    return spans
+    spans = reference_spans(student.tolist(), teacher.tolist())
+    return np.array([span or (0, 0) for span in spans], np.int64).reshape(-1, 2)
 
 
 def brute_force_cuts(document):

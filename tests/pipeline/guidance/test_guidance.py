@@ -189,13 +189,6 @@ class TestSelection:
         if expected.any():
             assert threshold.item() == scores[expected].min()
 
-    def test_ties_go_to_the_smaller_position(self):
-        equal = torch.full((2, 4), 2.0)
-        first = select_tokens(equal, equal, loss_mask=ones_like(equal))
-        assert first.kept.flatten().tolist() == [True] * 3 + [False] * 5
-        kept, _ = top_of(equal, 0.7)
-        assert kept.tolist() == [[True] * 4, [True, False, False, False]]
-
     @pytest.mark.parametrize(
         ("fraction", "kept"), [(0.29, 29), (0.57, 57), (0.009, 0), (0.0, 0), (1.0, 100), (1e-09, 0)]
     )

@@ -46,14 +46,6 @@ class TestDistances:
         distance(student, teacher).sum().backward()
         assert teacher.grad is None
 
-    def test_golden_values(self):
-        teacher, student = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
-        expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
-        assert kld_losses(student, teacher).item() == pytest.approx(expected)
-        student, teacher = torch.tensor([0.2, 0.8]).log(), torch.tensor([0.1, 0.6, 0.3]).log()
-        assert uld_losses(student, teacher).item() == pytest.approx(0.2 + 0.1 + 0.1)
-        assert uld_losses(logits(4, 20), logits(4, 20).flip(-1)).max() < 1e-14, "no order"
-
     def test_tokens_that_are_excluded(self):
         """What the student excludes adds nothing; what the teacher alone excludes is infinite."""
         student, teacher = logits(2, 5), logits(2, 5, seed=1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipeline.losses.likelihood_matching import TEMPERATURE, likelihood_divergences
 from pipeline.losses.loss_checks import NonFiniteLossError
+from tests.support.reference import reference_spans
 
 Cuts = list[int]
 
@@ -18,12 +19,6 @@ def _tokens(rng: random.Random, num_bytes: int) -> Cuts:
     """Return the byte boundaries of a random tokenization, both ends included."""
     inner = rng.sample(range(1, num_bytes), rng.randrange(num_bytes // 2, num_bytes - 1))
     return [0, *sorted(inner), num_bytes]
-
-
-def _spans(student: Cuts, teacher: Cuts) -> list[list[int]]:
-    """Return the teacher tokens that overlap each student token, byte by byte."""
-    owner = [n for n, (a, b) in enumerate(itertools.pairwise(teacher)) for _ in range(a, b)]
-    return [[owner[a], owner[b - 1] + 1] for a, b in itertools.pairwise(student)]
 
 
 def divergences(student: Tensor, teacher: Tensor, spans: Tensor) -> Tensor:
@@ -45,7 +40,8 @@ class Case:
             student, teacher = _tokens(rng, num_bytes), _tokens(rng, num_bytes)
             # Before a document's tokens comes the teacher's context token, without a loss.
             num_teacher += 1
-            spans += [[a + num_teacher, b + num_teacher] for a, b in _spans(student, teacher)]
+            sides = (list(itertools.pairwise(cuts)) for cuts in (student, teacher))
+            spans += [[n + num_teacher for n in span or ()] for span in reference_spans(*sides)]
             shared = sorted({*student} & {*teacher})
             for a, b in itertools.pairwise(shared):
                 own = range(num_student + student.index(a), num_student + student.index(b))

@@ -124,9 +124,10 @@ def test_impossible_tokens_are_drawn_only_if_there_are_no_others() -> None:
 
 def test_no_whole_logits_are_held() -> None:
     hidden, layer = torch.randn(4096, 4), OutputLayer(torch.randn(5000, 4))
-    with LargestTensor() as found:
-        draw(hidden, layer, torch.zeros(4096, dtype=torch.int64))
-    assert 0 < found.num_elements <= 2**21
+    for tail in (None, TailDraws(keys(4096), DRAWS)):
+        with LargestTensor() as found:
+            score_with_likeliest(hidden, layer, torch.zeros(4096).long(), TOP, tail=tail)
+        assert 0 < found.num_elements <= 2**21
 
 
 def test_keys_belong_to_all_of_a_text() -> None:
