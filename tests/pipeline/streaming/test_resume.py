@@ -36,6 +36,7 @@ def test_resume_at_every_step_and_resize(folder):
     layouts = [(4, 3), (6, 2), (3, 2), (1, 12), (2, 3)]
     expected = read_run(rows, len(rows), num_replicas=1)
     assert len(expected) == 2 * rows.samples_per_epoch > 7 * GLOBAL_BATCH_SIZE
+    assert len(rows.datasets[0].plan) - rows.samples_per_epoch < GLOBAL_BATCH_SIZE
     for step, consumed in enumerate(range(0, len(rows) + 1, GLOBAL_BATCH_SIZE)):
         num_replicas, micro_batch_size = layouts[step % len(layouts)]
         restarted = open_rows(folder)

@@ -139,29 +139,6 @@ def test_a_forced_cut_loses_no_token_and_unmaps_what_it_parts(tmp_path):
     require_reference_rows(rows, [document])
 
 
-@pytest.mark.parametrize(("num_replicas", "num_workers"), [(1, 0), (3, 2), (4, 0)])
-def test_exactly_once_over_replicas_and_workers(dataset, num_replicas, num_workers):
-    rows = open_rows(dataset, global_batch_size=24)
-    replicas = [
-        list(
-            load_batches(
-                rows,
-                micro_batch_size=2,
-                replica=replica,
-                num_replicas=num_replicas,
-                num_workers=num_workers,
-            )
-        )
-        for replica in range(num_replicas)
-    ]
-    steps = {len(batches) for batches in replicas}
-    assert steps == {len(rows) // (2 * num_replicas)}, "every replica takes as many steps"
-    seen = torch.cat([batch.buffer for batches in replicas for batch in batches])
-    direct = rows.__getitems__(range(len(rows))).buffer
-    assert sorted(seen.tolist()) == sorted(direct.tolist())
-    assert len(rows.datasets[0].plan) - len(rows) < 24
-
-
 def test_the_order_is_a_shuffle_by_seed_and_epoch_within_groups(dataset):
     rows = open_rows(dataset, num_epochs=3)
     own = rows.datasets[0]
@@ -311,25 +288,6 @@ def test_too_few_rows_are_refused_before_losses_are_opened(dataset):
 def test_batches_that_do_not_divide_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         ReplicaBatches(*sizes)
-
-
-def test_plans_are_made_once_and_found_by_what_they_depend_on(dataset, caplog):
-    caplog.set_level("INFO", logger="pipeline.packing.saved_plans")
-    options = {"seq_length": 120, "teacher_seq_length": 160}
-    first = open_rows(dataset, **options)
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["planned"]
-    second = open_rows(dataset, **options)
-    assert len(caplog.records) == 1
-    assert np.array_equal(first.datasets[0].plan.segments, second.datasets[0].plan.segments)
-    open_rows(dataset, **options, student=around())
-    assert len(caplog.records) == 2
-
-
-def test_a_read_only_dataset_is_planned_in_the_cache_folder(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.packing.saved_plans.os.access", lambda path, mode: False)
-    rows = open_rows(dataset, seq_length=101, cache_folder=tmp_path)
-    assert len(list((tmp_path / "plans").glob("*/plan.json"))) == 1
-    assert len(rows) > 10
 
 
 @pytest.mark.slow
