@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Any
 
 from pipeline.command_line.failures import hinted
@@ -58,8 +58,8 @@ def _remedy(model: Path, dataset: Dataset, side: Side) -> str:
     if dataset.manifest.chats is not None:  # no input of vocag align
         return own
     place = dataset.location.rstrip("/")
-    again = f"vocag align --input {quote(place)} --{side} {quote(str(model))}"
-    return f"{own}  # or {again} --output {quote(f'{place}-2')}"
+    words = ["vocag", "align", "--input", place, f"--{side}", str(model), "--output", f"{place}-2"]
+    return f"{own}  # or {join(words)}"
 
 
 def _is_alike(path: Path, own: Tokenizer, *, is_own_file: bool) -> bool:
