@@ -78,11 +78,13 @@ def describe_job(opened: OpenedInput) -> tuple[str, str]:
     documents = [document for part in sample for document in part.documents]
     letters = _describe_letters(sample) + heads.lines
     if not documents:
-        told = (
+        error = TooManyDeadLettersError(
             "--dry-run can't estimate tokens, disk, memory or time: no document could be used in "
             f"the {format_plural(len(sample), 'place')} of {_describe_files(files)} where it looked"
         )
-        raise TooManyDeadLettersError("\n".join([told, *letters]))
+        for line in letters:
+            error.add_note(line)
+        raise error
     probes = probe_texts(sample)
     if opened.chats is not None:
         probes = render_first(documents, opened.chats)

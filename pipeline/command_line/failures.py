@@ -45,12 +45,15 @@ def naming(path: str) -> "Iterator[None]":
 
 
 def report(who: str, error: BaseException, message: str = "") -> None:
-    """Print an error, or a message instead, and its hint, one line each, on stderr."""
+    """Print an error, or a message instead, its notes and its hint, one line each, on stderr."""
     if with_traceback:
         import traceback
 
         traceback.print_exception(error)
     print(printable(f"{who}: {message or _in_words(error)}"), file=sys.stderr)
+    notes = (note for note in getattr(error, "__notes__", ()) if not note.startswith(HINT))
+    for note in notes:
+        print(printable(note), file=sys.stderr)
     for hint in hints_of(error) or _hints_of_path(error):
         print(printable(hint), file=sys.stderr)
 

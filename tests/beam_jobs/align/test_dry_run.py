@@ -247,6 +247,7 @@ def test_nothing_usable_is_said_and_no_success(
     assert main([*command_line(options), "--dry-run"]) == 3
     error = capsys.readouterr().err
     assert "can't estimate tokens, disk, memory or time" in error
+    assert "\n  dead letters    " in error, "lines of their own, not \\n"
     assert "bad_json" in error
 
 
