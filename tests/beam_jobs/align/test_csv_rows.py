@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,25 @@ def plain(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"{name},{text.replace(',', '').replace(chr(10), ' ')}\n" for name, text in rows]
 
 
-def read(text: str, *, max_cell: int = 1000, is_tsv: bool = False) -> tuple[list[list[str]], int]:
+def read(
+    text: str, *, max_cell: int = 1000, is_tsv: bool = False, needed: Sequence[str] = ()
+) -> tuple[list[list[str]], int]:
     """Return rows, and how many were refused."""
     data = text.encode()
+    head = data[:100] if is_tsv else None
     rows = read_csv(
-        io.BufferedReader(io.BytesIO(data)), max_cell=max_cell, head=data if is_tsv else None
+        io.BufferedReader(io.BytesIO(data)), max_cell=max_cell, head=head, needed=needed
     )
     _, *found = rows
     good = [row for row in found if isinstance(row, list)]
     return good, len(found) - len(good)
+
+
+in_dialect = partial(read, needed=("id", "text"))
+
+
+def tsv(rows: Sequence[Sequence[str]]) -> str:
+    return "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
 
 
 BAD = [
@@ -74,37 +85,34 @@ def test_a_file_that_ends_within_a_cell_may_be_cut(left_out: int) -> None:
         read(HEADER + 'a,"' + "some prose\n" * 500, max_cell=100)
 
 
+NEVER_CLOSED = ['"never closed', '"Yes," she said', '"Hello"', '"', 'a "b" c', '"a" "b"']
+
+
 @pytest.mark.parametrize(
-    "cell", ['"never closed', '"Yes," she said', '"Hello"', '"', 'a "b" c', '"a" "b"']
+    ("cell", "others"),
+    [
+        *((cell, '"No," he said {}') for cell in NEVER_CLOSED),
+        ('"never closed', "text {}"),
+    ],
 )
-def test_quotes_of_tsv_are_text_where_they_do_not_close(cell: str) -> None:
-    rows = [[f"d{n}", f'"No," he said {n}'] for n in range(40)]
-    rows[20][1] = cell
-    text = "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
-    assert read(text, is_tsv=True) == (rows, 0)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_quotes_of_tsv_are_text_where_they_do_not_close(
+    cell: str, others: str, is_last: bool
+) -> None:
+    """Behind the head that is looked at, too; and where the file ends at once."""
+    rows = [[f"d{n}", others.format(n)] for n in range(40)]
+    rows[39 if is_last else 20][1] = cell
+    text = tsv(rows)
+    assert read(text.removesuffix("\n") if is_last else text, is_tsv=True) == (rows, 0)
 
 
-def test_one_quote_in_tsv_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [[f"d{n}", f"text {n}"] for n in range(40)]
-    rows[20][1] = '"never closed'
-    text = "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
-    assert read(text, is_tsv=True) == (rows, 0)
-    data = io.BufferedReader(io.BytesIO(text.encode()))
-    found = list(read_csv(data, max_cell=1000, head=text[:100].encode()))
-    assert found == [["id", "text"], *rows], "behind the head, too"
-
-
-def test_a_quote_that_begins_the_next_row_closes_no_cell_of_tsv() -> None:
-    """A file that is cut right behind it."""
-    rows = [["d0", "text 0"], ["d1", '" 1'], ["d2", '"']]
-    text = "\n".join("\t".join(row) for row in [["id", "text"], *rows])
-    assert read(text, is_tsv=True) == (rows, 0)
-
-
-def test_a_stray_quote_rows_later_closes_no_cell_of_tsv() -> None:
-    rows = [["d0", '" 0'], ["d1", "text 1"], ["d2", '" 2'], ["d3", 'text 3"'], ["d4", "text 4"]]
-    text = "".join("\t".join(row) + "\n" for row in [["id", "text"], *rows])
-    assert read(text, is_tsv=True) == (rows, 0)
+@pytest.mark.parametrize(
+    "texts", [["text 0", '" 1', '"'], ['" 0', "text 1", '" 2', 'text 3"', "text 4"]]
+)
+def test_a_quote_of_a_later_row_closes_no_cell_of_tsv(texts: list[str]) -> None:
+    """One that begins a cell, where the file is cut right behind it; or that ends one."""
+    rows = [[f"d{n}", text] for n, text in enumerate(texts)]
+    assert read(tsv(rows)[:-1], is_tsv=True) == (rows, 0)
 
 
 def test_a_quoted_cell_of_two_that_is_damaged_costs_itself() -> None:
@@ -124,12 +132,6 @@ def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
 def test_a_header_that_is_no_row_says_so(tmp_path: Path) -> None:
     with pytest.raises(DamageError, match="the header can't be read"):
         read('"a"b,c\n1,2\n')
-
-
-def in_dialect(text: str, needed: Sequence[str] = ("id", "text")) -> tuple[list[list[str]], int]:
-    _, *found = read_csv(io.BufferedReader(io.BytesIO(text.encode())), max_cell=1000, needed=needed)
-    good = [row for row in found if isinstance(row, list)]
-    return good, len(found) - len(good)
 
 
 SPARK_TEXTS = [

@@ -20,7 +20,7 @@ from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import PlacedDocument, ReadingRules, Reason
 from beam_jobs.align.inputs.input_files import find_inputs
-from beam_jobs.align.inputs.parts import InputPart
+from beam_jobs.align.inputs.parts import InputPart, cut_files
 from beam_jobs.job_errors import InputError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -127,10 +127,14 @@ def test_an_empty_file_holds_nothing_whatever_its_compression(tmp_path: Path, su
     assert read(tmp_path / f"a.jsonl{suffix}") == []
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt", "a.csv", "a.tsv"])
 def test_other_unicode_is_called_by_its_name(tmp_path: Path, name: str, encoding: str) -> None:
-    (tmp_path / name).write_bytes("\ufeff".join(["", 'id,text\n"a","b"']).encode(encoding))
-    (letter,) = read(tmp_path / name)
-    assert letter.reason in (Reason.UNREADABLE_INPUT, Reason.INVALID_UNICODE)
-    assert f"iconv -f {encoding[:6].upper()} -t UTF-8" in letter.detail
+    """Once, whatever parts the file is read in."""
+    (tmp_path / name).write_bytes(("\ufeff" + 'id,text\n"a","b"\n' * 9).encode(encoding))
+    parts = cut_files(find_inputs([str(tmp_path / name)]), task_bytes=64)
+    (letter,) = (o for part, _ in parts for o in read_part(part, ReadingRules()))
+    is_text = name.endswith(".txt")
+    assert letter.reason == (Reason.INVALID_UNICODE if is_text else Reason.UNREADABLE_INPUT)
+    kind = encoding[:6].upper()
+    assert f"it is {kind}, not UTF-8: convert it, such as iconv -f {kind} -t" in letter.detail

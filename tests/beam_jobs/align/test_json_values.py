@@ -130,26 +130,3 @@ def test_marks_and_zeros_before_a_line_and_large_numbers_cost_nothing(
     lines[30] = lines[30].replace("}", ', "score": 1e400, "n": ' + "9" * 400 + "}")
     data = "\n".join(lines) + "\n" + "\0" * 512
     assert read(tmp_path / "a.jsonl", data, task_bytes=task_bytes) == (ids(), [])
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv"])
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_named(tmp_path: Path, name: str, encoding: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(("\ufeff" + "\n".join(LINES)).encode(encoding))
-    file, *_ = find_inputs([str(path)])
-    (letter,) = (o for part, _ in cut_files([file], task_bytes=64) for o in read_part(part, RULES))
-    assert letter.reason == Reason.UNREADABLE_INPUT
-    assert "it is UTF-16" in letter.detail
-
-
-RULES = ReadingRules()
-
-
-def test_a_text_file_in_utf_16_is_one_dead_letter(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes("one".encode("utf-16"))
-    (letter,) = (
-        o for part, _ in cut_files(find_inputs([str(path)])) for o in read_part(part, RULES)
-    )
-    assert (letter.reason, "it is UTF-16" in letter.detail) == (Reason.INVALID_UNICODE, True)
