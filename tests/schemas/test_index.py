@@ -106,7 +106,7 @@ def test_metadata_is_read_field_by_field() -> None:
         decode_index(encode_index(ONE), metadata=["other"])
 
 
-def test_strings_are_numbered_as_they_come_however_they_are_chunked() -> None:
+def test_strings_are_numbered_as_they_come() -> None:
     parts = [replace(ONE, metadata={"s": metadata([s], "string")}) for s in ("b", "a", "b")]
     whole = concatenate_indices(parts)
     at_once = replace(whole, metadata={"s": metadata(["b", "a", "b"], "string")})

@@ -83,7 +83,7 @@ def test_another_version_is_refused() -> None:
         decode_score_manifest(json.dumps(body).encode(), at="x")
 
 
-def test_a_score_manifest_comes_back_and_what_was_altered_does_not() -> None:
+def test_altered_score_manifests_are_refused() -> None:
     data = encode_score_manifest(MANIFEST)
     assert decode_score_manifest(data, at="x") == MANIFEST
     body = json.loads(data)
@@ -113,7 +113,7 @@ def test_golden_scores_are_read_and_written_as_they_first_were(
     assert decode_score_manifest(written, at="x") == manifest
 
 
-def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
+def test_each_part_of_the_rule_changes_the_fingerprint() -> None:
     # What releases without engines wrote; stored losses are found by it.
     assert RULE.fingerprint == "a58467e6c4048d6318c196988e1b49e36b4e03c1a818d788e651a0326163b98d"
     engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
@@ -137,7 +137,7 @@ def test_each_part_of_the_rule_changes_the_fingerprint_and_the_names() -> None:
     assert len({score_manifest_name(p) for p in prints}) == len(rules)
 
 
-def test_an_engine_is_kept_and_a_field_that_is_not_known_is_refused() -> None:
+def test_engines_are_kept_and_unknown_fields_refused() -> None:
     engine = EngineRecord("openai", "vllm", "0.20.2", "fp8", "qwen3-moe", "name")
     served = replace(MANIFEST, rule=replace(RULE, engine=engine))
     assert decode_score_manifest(encode_score_manifest(served), at="x") == served

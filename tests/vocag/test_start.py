@@ -99,7 +99,7 @@ def test_the_console_script_starts_in_the_same_module() -> None:
     assert "\n    vocag = vocag.command:main\n" in (ROOT / "setup.cfg").read_text()
 
 
-def test_kernels_have_a_place_where_nothing_of_the_users_can_be_written(
+def test_kernels_have_a_place_without_a_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", "noted, so that what is set below goes again")

@@ -75,7 +75,7 @@ def test_students_without_a_common_set_have_no_difference(tmp_path: Path) -> Non
     assert describe_differences(tmp_path / "a", tmp_path / "b") == []
 
 
-def test_measures_of_other_numbers_of_items_have_lines_of_their_own(tmp_path: Path) -> None:
+def test_other_numbers_of_items_have_their_own_lines(tmp_path: Path) -> None:
     results = Results("a", "a", "0" * 64)
     for kind, limit, batch_size in (("text", 0, 1), ("solution", 0, 1), ("accuracy", 2, 8)):
         engine = StudentEngine(device="cpu", batch_size=batch_size)

@@ -309,7 +309,6 @@ def test_plan_of_a_mixture_tells_stages_and_epochs(
         (["preview", "DATASET", "--id", "nobody"], 'no document "nobody"'),
         (["plan", "DATASET", "--seq-length", "8", "--num-steps", "6"], "--num-steps 6 is for mix"),
         (["plan", "no.toml", "--seq-length", "8"], "[Errno 2] No such file or directory"),
-        (["info", "no/such/folder"], "no/such/folder/manifest.json does not exist"),
         (["preview", "x", "--documents", "0"], "--documents 0: it must be at least 1"),
         (["preview", "x", "--max-tokens", "0"], "--max-tokens 0: it must be at least 1"),
         (["plan", "x", "--seq-length", "8", "--num-steps", "0"], "--num-steps 0: it must be"),

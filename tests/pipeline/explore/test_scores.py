@@ -125,9 +125,7 @@ def test_spots_are_windows_far_above_the_document(
 
 
 def test_the_page_shows_texts_side_by_side(
-    scored: tuple[Path, list[ScoreManifest]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    scored: tuple[Path, list[ScoreManifest]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, made = scored
     page = tmp_path / "scores.html"
