@@ -32,9 +32,7 @@ def arguments(corpus: Corpus, output: Path, *more: str) -> list[str]:
     return [*command_line(align_options(corpus, output, max_dead_letters=0.01)), *more]
 
 
-def test_ids_that_repeat_in_every_file_end_with_a_status_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_that_repeat_in_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = arguments(numbered_files(tmp_path / "corpus"), tmp_path / "out")
     assert main(command) == 3
     captured = capsys.readouterr()
@@ -63,13 +61,15 @@ def test_everything_lost_is_not_success_and_few_losses_are(
     assert main(arguments(bad, tmp_path / "none")) == 3
     error = capsys.readouterr().err
     assert "no document can be used, so no dataset is made: bad_json 3 " in error
-    assert not (tmp_path / "none" / "manifest.json").exists()
+    left = {path.name for path in (tmp_path / "none").iterdir()}
+    assert left == {"tokenizers", "dead_letters.jsonl"}, "so other options may follow"
     assert "bad_json 3 (first: a.jsonl line 1), text_not_a_string 1 (first: a.jsonl l" in error
     assert "--id-field" not in error
     lines = [*(json_line(n, f"text {n}") for n in range(99)), b"{\n"]
     command = arguments(small_corpus(tmp_path / "good", a=lines), tmp_path / "out")
     assert main(command) == 0
     assert main([*command, "--max-dead-letters=0"]) == 3
+    assert main([*command, "--keep-text", f"--output={tmp_path / 'none'}"]) == 0
 
 
 @pytest.mark.parametrize("share", ["1.5", "-1", "nan"])

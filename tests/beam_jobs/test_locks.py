@@ -85,7 +85,7 @@ def test_a_remote_lock_is_believed_while_it_is_renewed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_settling")
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't show it")
-def test_a_remote_lock_of_a_process_that_has_ended_here_is_taken_over(
+def test_a_remote_lock_of_an_ended_process_is_taken_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Killed, and even not yet noticed by its parent, which doesn't know for how long it waits."""
@@ -126,9 +126,7 @@ def test_a_process_that_lives_or_can_not_be_seen_keeps_its_lock(
             hold_remote(path, "out").__enter__()
 
 
-def test_of_two_that_start_together_the_last_to_write_has_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_to_write_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody has one that is gone: a job that ended just then took it for its own."""
     path = tmp_path / "lock"
     monkeypatch.setattr("beam_jobs.locks.time.sleep", lambda _: write_lock(path))

@@ -27,7 +27,7 @@ def refuse(*_: int) -> None:
 
 
 @pytest.mark.parametrize("advice", ["taken", "refused", "unknown"])
-def test_a_shard_holds_what_was_written_whatever_becomes_of_the_advice(
+def test_a_shard_is_written_whatever_becomes_of_advice(
     advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if advice == "refused":

@@ -26,7 +26,7 @@ def test_a_proven_tokenizer_tries_nothing_and_gives_the_same(
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
-def test_a_worker_takes_the_launchers_word_unless_it_has_other_libraries(
+def test_a_worker_with_the_same_libraries_checks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / Path(TEACHER).name)

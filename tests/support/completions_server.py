@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+
+from tests.support.servers import answering
 
 MODEL = "served"
 WRONG_BY = 3.0
@@ -133,17 +135,9 @@ def serve(folder: Path, **options: Any) -> Iterator[CompletionsServer]:
 @contextmanager
 def listen(server: CompletionsServer, port: int = 0) -> Iterator[None]:
     """Let a server be asked until the block ends."""
-    http = ThreadingHTTPServer(("127.0.0.1", port), _handler_of(server))
-    http.daemon_threads = True
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with answering(_handler_of(server), port) as own:
+        server.url = f"http://127.0.0.1:{own}"
         yield
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 def _handler_of(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:

@@ -23,7 +23,7 @@ from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.writing import ShardWriter, WrittenShard, shard_record
 from pipeline.tokenization import Tokenizer, load_tokenizer
-from schemas.document import document_key
+from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.index import ShardIndex, decode_index, encode_index
 from schemas.manifest import (
     DEAD_LETTERS_FILE,
@@ -120,6 +120,16 @@ def seen_ids(folder: Path, generation: int | None = None) -> set[str]:
     for shard, kept in enumerate(select_documents(dataset).each(lambda _, kept: kept)):
         names = np.array(dataset.read_ids(shard).to_pylist())
         found |= set(names.tolist() if kept is None else names[kept].tolist())
+    return found
+
+
+def read_documents(folder: Path) -> dict[str, AlignedDocument]:
+    """Return all documents of a dataset, by their ids."""
+    dataset, found = open_dataset(str(folder)), {}
+    for shard in range(len(dataset.manifest.shards)):
+        index = dataset.read_index(shard, with_names=True)
+        for place, sample in dataset.samples(shard, index):
+            found[index.document_id[place]] = decode_document(sample)
     return found
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.servers import answering
 
 TOKEN = "hf_oNlyForThisTestNeverToBeShown"
 
@@ -146,17 +148,9 @@ def _entries(files: dict[str, bytes], folder: str, *, recursive: bool) -> Iterat
 def serve_hub() -> Iterator[HubServer]:
     """Serve an empty hub until the block ends."""
     hub = HubServer()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(hub))
-    http.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with answering(_handler_of(hub)) as port:
+        hub.url = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 def _handler_of(hub: HubServer) -> type[BaseHTTPRequestHandler]:

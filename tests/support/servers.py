@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,21 @@ def serve(
             yield process
         finally:
             end(process)
+
+
+@contextlib.contextmanager
+def answering(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
+    """Answer HTTP requests in this process for as long as the context lasts; yield the port."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def accepts(

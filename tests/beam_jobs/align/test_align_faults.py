@@ -111,7 +111,7 @@ def test_a_killed_job_then_a_second_start(
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
+def test_a_runner_that_starts_the_job_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus, reference = reference_dataset()
@@ -138,7 +138,7 @@ def test_a_runner_that_starts_the_job_again_for_a_loss_in_its_last_step(
     assert not list(tmp_path.glob(".vocag-*/*"))
 
 
-def test_documents_that_changed_between_two_starts_are_aligned_again(
+def test_changed_documents_are_aligned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus", num_documents=120)
@@ -159,7 +159,7 @@ def test_documents_that_changed_between_two_starts_are_aligned_again(
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 
-def test_damaged_temporaries_are_made_again_and_abandoned_shards_removed(
+def test_damaged_temporaries_and_abandoned_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, reference = reference_dataset()
@@ -220,9 +220,7 @@ def test_two_finalisers_never_lose_a_shard(tmp_path: Path) -> None:
     assert [path.name for path in scratch.iterdir()] == ["temporary.tar"]
 
 
-def test_a_finaliser_that_comes_late_is_content_and_one_that_finds_nothing_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_finaliser_may_come_late_but_not_find_nothing(tmp_path: Path) -> None:
     final = tmp_path / "final.tar"
     final.write_bytes(b"data")
     gone = str(tmp_path / "gone.tar")
@@ -258,9 +256,7 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["configuration.json", "summary.json"])
-def test_a_cut_file_of_an_interrupted_run_is_named_with_its_remedy(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_cut_file_of_an_interrupted_run_is_named(name: str, tmp_path: Path) -> None:
     folder = tmp_path / ".vocag-0"
     start_run(str(folder), {"name": "a"})
     path = folder / name

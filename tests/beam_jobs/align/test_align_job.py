@@ -23,7 +23,7 @@ from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
 from beam_jobs.align.inputs.parts import plan_tasks
 from beam_jobs.align.options import AlignOptions, parse_size
-from beam_jobs.job_errors import InputError, OptionsError, TooManyDeadLettersError
+from beam_jobs.job_errors import InputError, OptionsError
 from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line.failures import hints_of
 from pipeline.dataset.dataset_reading import read_manifest
@@ -251,15 +251,6 @@ def test_a_corpus_without_documents(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the input holds no document"):
         align(align_options(blank, tmp_path / "blank"))
     assert [path.name for path in (tmp_path / "blank").iterdir()] == ["tokenizers"]
-    bad = small_corpus(tmp_path / "other", a=[b"{\n", b"[]\n"])
-    with pytest.raises(TooManyDeadLettersError, match=r"no dataset is made: bad_json 2 \(first: a"):
-        align(align_options(bad, tmp_path / "bad"))
-    assert {path.name for path in (tmp_path / "bad").iterdir()} == {
-        "tokenizers",
-        "dead_letters.jsonl",
-    }
-    good = small_corpus(tmp_path / "good", a=[json_line("a", "some text")])
-    assert align(align_options(good, tmp_path / "bad", keep_text=True)).totals["num_documents"] == 1
 
 
 def test_the_output_must_not_be_read_as_input(tmp_path: Path) -> None:
@@ -295,7 +286,7 @@ def test_control_strings_in_texts_are_counted(
         assert "control strings" not in capsys.readouterr().out
 
 
-def test_options_of_clusters_are_not_recommended_and_said_to_do_nothing(
+def test_options_of_clusters_do_nothing_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = small_corpus(tmp_path / "c", a=[json_line("a", "text")])
@@ -349,7 +340,7 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(
         ("--direct_num_workers=many", "vocag align --help"),
     ],
 )
-def test_an_option_of_nobody_or_a_value_that_beam_can_t_read_ends_in_a_hint(
+def test_an_unknown_option_or_value_ends_in_a_hint(
     capsys: pytest.CaptureFixture[str], argument: str, hint: str
 ) -> None:
     arguments = ["--input=a", "--output=b", "--student=s", "--teacher=t", argument]

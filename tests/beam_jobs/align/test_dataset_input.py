@@ -103,9 +103,7 @@ def test_equal_to_aligning_afresh(
     assert len(open_dataset(tmp_path / "new").manifest.shards) > 1
 
 
-def test_without_removed_documents_it_is_what_aligning_the_rest_gives(
-    tmp_path: Path, grown: tuple[Path, Path]
-) -> None:
+def test_it_leaves_removed_documents_out(tmp_path: Path, grown: tuple[Path, Path]) -> None:
     old, new = grown
     inputs = write_input(tmp_path / "in/rest.jsonl", [n for n in FIRST if n not in GONE], repeat=40)
     size = {"shard_bytes": LARGE["shard_bytes"]}
@@ -180,8 +178,6 @@ def test_one_dataset_is_added_to_another(tmp_path: Path) -> None:
     assert (grown.generation, grown.dead_letters.by_reason) == (1, {"known_id": 5})
     grow(tmp_path / "all", "c", FIRST[:40])
     assert documents(one) == documents(tmp_path / "all/aligned")
-    with pytest.raises(OptionsError, match=r"--keep-text is not given there and true here"):
-        align(from_dataset(two, one, append=True, keep_text=True))
 
 
 def lossy(root: Path, num_lost: int) -> Path:
@@ -198,7 +194,7 @@ def lossy(root: Path, num_lost: int) -> Path:
     return root / "data"
 
 
-def test_lost_texts_are_counted_and_named_before_anything_is_written(
+def test_lost_texts_are_named_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, new = lossy(tmp_path, 7), tmp_path / "new"

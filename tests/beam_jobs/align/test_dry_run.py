@@ -74,7 +74,7 @@ def test_a_dry_run_tells_what_the_job_then_does(
     assert "student         reference path (" in shown(capsys, slow)
 
 
-def test_a_dry_run_of_a_dataset_foretells_the_shards_that_the_job_makes(
+def test_a_dry_run_of_a_dataset_foretells_its_shards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, reference = reference_dataset()

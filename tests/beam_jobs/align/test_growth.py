@@ -12,7 +12,7 @@ from beam_jobs.score.command import main as score
 from pipeline.dataset.files import open_dataset
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
 from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamState
+from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.datasets import byte_level, remove_documents
 from tests.support.growing import documents, grow
@@ -50,24 +50,6 @@ def test_what_remains_is_as_if_it_alone_was_aligned(
         if left:
             grow(root / "alone", "all", sorted(left))
         assert documents(aligned) == (documents(root / "alone/aligned") if left else {})
-
-
-def test_a_run_keeps_its_rows_while_its_data_grow(tmp_path: Path) -> None:
-    folder = str(tmp_path / "aligned")
-    grow(tmp_path, "a", FIRST)
-    config = StreamConfig(Reading(folder), seq_length=64, global_batch_size=2, num_epochs=2)
-    rows = AlignedRows(config)
-    whole = rows.__getitems__(range(len(rows))).buffer
-    saved = StreamState(**vars(rows.state(6)))
-    grow(tmp_path, "b", [f"b{number}" for number in range(20)], repeat=9)
-    remove_documents(tmp_path / "aligned", "a3", "b3")
-    again = AlignedRows(config, saved)
-    start = again.restore(saved)
-    assert torch.equal(again.__getitems__(range(start, len(again))).buffer, whole[start:])
-    fresh = AlignedRows(config)
-    assert fresh.state(0).generations == (2,)
-    assert len(fresh) > len(rows)
-    assert fresh.rules == rows.rules
 
 
 def test_only_what_is_new_is_scored(

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from beam_jobs.align.command import align
-from beam_jobs.align.options import AlignOptions, ChatOptions, parse_options
+from beam_jobs.align.options import AlignOptions, parse_options
 from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.explore.preview import load_previews
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.validate.dataset_checks import validate_dataset
-from schemas.document import AlignedDocument, decode_document
 from schemas.errors import DatasetError, SchemaVersionError
 from schemas.manifest import decode_manifest, encode_manifest
 from tests.support.chats import (
@@ -30,6 +29,7 @@ from tests.support.chats import (
     write_tokenizer,
 )
 from tests.support.corpus import align_options, small_corpus
+from tests.support.datasets import read_documents
 
 _CHATS = [
     TWO_TURNS,
@@ -48,18 +48,8 @@ def aligned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return align_chats_job(tmp_path_factory.mktemp("chats"), [*_CHATS, *_BAD])[0]
 
 
-def _documents(folder: Path) -> dict[str, AlignedDocument]:
-    dataset, found = open_dataset(str(folder)), {}
-    for shard in range(len(dataset.manifest.shards)):
-        index = dataset.read_index(shard, with_names=True)
-        for _, sample in dataset.samples(shard, index):
-            document = decode_document(sample)
-            found[document.document_id] = document
-    return found
-
-
-def test_every_chat_is_a_document_or_a_dead_letter_with_its_reason(aligned: Path) -> None:
-    assert sorted(_documents(aligned)) == [f"chat-{n}" for n in range(4)]
+def test_every_chat_is_a_document_or_a_dead_letter(aligned: Path) -> None:
+    assert sorted(read_documents(aligned)) == [f"chat-{n}" for n in range(4)]
     letters = [json.loads(x) for x in (aligned / "dead_letters.jsonl").read_text().splitlines()]
     assert [(each["document_id"], each["reason"]) for each in letters] == [
         ("chat-4", "bad_chat"),
@@ -75,7 +65,7 @@ def test_the_dataset_keeps_every_rule(aligned: Path) -> None:
 
 def test_a_token_covers_the_bytes_of_the_document_that_it_is_from(aligned: Path) -> None:
     dataset = open_dataset(str(aligned))
-    for document in _documents(aligned).values():
+    for document in read_documents(aligned).values():
         assert document.text is not None
         assert document.chat is not None
         for side in ("student", "teacher"):
@@ -102,7 +92,7 @@ def test_a_token_covers_the_bytes_of_the_document_that_it_is_from(aligned: Path)
 def test_labels_are_the_tokens_that_an_assistant_says(aligned: Path) -> None:
     dataset = open_dataset(str(aligned))
     tokenizer = load_dataset_tokenizer(dataset, "student")
-    document = _documents(aligned)["chat-0"]
+    document = read_documents(aligned)["chat-0"]
     assert document.chat is not None
     learned = document.chat.student.is_learned(len(document.student))
     said_ids = document.student.input_ids[learned].tolist()
@@ -120,7 +110,7 @@ def test_rows_mask_what_nobody_learns(aligned: Path) -> None:
     words = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in learned]
     expected = sum(
         int(d.chat.student.is_learned(len(d.student)).sum())
-        for d in _documents(aligned).values()
+        for d in read_documents(aligned).values()
         if d.chat
     )
     assert len(learned) == expected
@@ -137,7 +127,7 @@ def test_a_long_chat_is_cut_between_turns(aligned: Path) -> None:
                 continue
             cut += 1
             index = rows.dataset.read_index(0, with_names=True)
-            own = _documents(aligned)[index.document_id[document]]
+            own = read_documents(aligned)[index.document_id[document]]
             assert own.student.input_ids[first] == start
     assert cut
 
@@ -149,7 +139,7 @@ def test_texts_alone_can_be_labels(aligned: Path) -> None:
         load_dataset_tokenizer(rows.dataset, "student").find_token(name) for name in ("<|im_end|>",)
     }
     found = [i for n in range(len(rows)) for i in rows[n]["labels"][rows[n]["loss_mask"] > 0]]
-    documents = _documents(aligned).values()
+    documents = read_documents(aligned).values()
     wanted = sum(
         np.count_nonzero((d.student.byte_offsets[:, 1] > a) & (d.student.byte_offsets[:, 0] < b))
         for d in documents
@@ -165,7 +155,7 @@ def test_where_templates_are_empty_a_chat_is_its_text(tmp_path: Path) -> None:
     empty.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     options = {"chat_template": (f"student={empty}", f"teacher={empty}")}
     chats = [[user("Two and two "), said("is four, naïve 😀.")]]
-    found = _documents(align_chats_job(tmp_path / "chats", chats, chat_options=options)[0])
+    found = read_documents(align_chats_job(tmp_path / "chats", chats, chat_options=options)[0])
     corpus = small_corpus(
         tmp_path / "texts",
         **{
@@ -177,7 +167,7 @@ def test_where_templates_are_empty_a_chat_is_its_text(tmp_path: Path) -> None:
     folder = tmp_path / "chats"
     sides = {s: str(folder / s) for s in ("student", "teacher")}
     align(align_options(corpus, tmp_path / "texts/aligned", special_strings="honoured", **sides))
-    text, chat = _documents(tmp_path / "texts/aligned")["chat-0"], found["chat-0"]
+    text, chat = read_documents(tmp_path / "texts/aligned")["chat-0"], found["chat-0"]
     for side in ("student", "teacher"):
         for name in ("input_ids", "byte_offsets"):
             a, b = (getattr(getattr(d, side), name) for d in (text, chat))
@@ -232,16 +222,7 @@ def test_more_chats_are_appended(tmp_path: Path) -> None:
     write_chats(tmp_path / "more.jsonl", [[user("new"), said("New.")]])
     text = (tmp_path / "more.jsonl").read_text().replace("chat-0", "new")
     (tmp_path / "more.jsonl").write_text(text)
-    options = AlignOptions(
-        (str(tmp_path / "more.jsonl"),),
-        str(folder),
-        str(tmp_path / "student"),
-        str(tmp_path / "teacher"),
-        append=True,
-        chats=ChatOptions("messages"),
-        no_fast_path=True,
-    )
-    grown = align(options)
+    grown = align_chats_job(tmp_path, [], input=(str(tmp_path / "more.jsonl"),), append=True)[1]
     assert grown.generation == 1
     assert grown.chats is not None
     assert validate_dataset(str(folder)).findings == ()
@@ -264,18 +245,8 @@ def test_tools_and_parts_come_from_tables(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"messages": [TWO_TURNS], "id": ["a"]}), tmp_path / "chats.parquet")
-    for side, name, size in (("student", "chatml", 320), ("teacher", "llama3", 400)):
-        write_tokenizer(tmp_path / side, chat_tokenizer(size), name)
-    options = AlignOptions(
-        (str(tmp_path / "chats.parquet"),),
-        str(tmp_path / "aligned"),
-        str(tmp_path / "student"),
-        str(tmp_path / "teacher"),
-        chats=ChatOptions("messages"),
-        no_fast_path=True,
-    )
-    align(options)
-    assert [*_documents(tmp_path / "aligned")] == ["a"]
+    align_chats_job(tmp_path, [], input=(str(tmp_path / "chats.parquet"),))
+    assert [*read_documents(tmp_path / "aligned")] == ["a"]
 
 
 @pytest.mark.parametrize(

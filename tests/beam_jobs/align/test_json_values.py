@@ -122,9 +122,7 @@ def test_objects_without_a_newline_between_are_documents(tmp_path: Path, task_by
 
 
 @pytest.mark.parametrize("task_bytes", [7, 1 << 20])
-def test_marks_and_zeros_before_a_line_and_large_numbers_cost_nothing(
-    tmp_path: Path, task_bytes: int
-) -> None:
+def test_marks_zeros_and_large_numbers_cost_nothing(tmp_path: Path, task_bytes: int) -> None:
     lines = list(LINES)
     lines[10], lines[20] = "\ufeff" + lines[10], "\0" * 600 + lines[20]
     lines[30] = lines[30].replace("}", ', "score": 1e400, "n": ' + "9" * 400 + "}")

@@ -349,9 +349,7 @@ ODD_VALUES = [
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 @pytest.mark.parametrize("value", ODD_VALUES)
-def test_an_odd_value_costs_the_document_only_in_a_field_that_is_asked_for(
-    tmp_path: Path, name: str, value: bytes
-) -> None:
+def test_an_odd_value_costs_documents_that_need_it(tmp_path: Path, name: str, value: bytes) -> None:
     rules = ReadingRules(id_field="m.id", metadata=(MetadataField("m.n", "int64"),))
     whole = b'{"m": {"id": "i", "n": 7, "o": %s}, "text": "fine", "title": %s}'
     records = [

@@ -35,7 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
+def test_a_full_disk_is_named_and_the_job_continues(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, reference = reference_dataset()

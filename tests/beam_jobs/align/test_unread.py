@@ -67,7 +67,7 @@ def test_an_unread_rest_ends_the_command_with_a_status_of_its_own(
     assert main([*command, "--max-dead-letters=1"]) == 0
 
 
-def test_an_append_of_known_documents_and_an_unread_rest_is_not_nothing_new(
+def test_an_unread_rest_is_something_new(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = small_corpus(tmp_path / "corpus", a=LINES)

@@ -54,7 +54,7 @@ FILES["nulls"] = ("b.parquet", parquet_of_nulls(), 'missing_text 9 (#0: no "text
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_file_without_a_usable_document_ends_the_command_with_its_name(
+def test_a_file_without_a_usable_document_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     corpus = small_corpus(tmp_path / "corpus", a=LINES)

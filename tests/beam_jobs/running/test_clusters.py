@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from beam_jobs.job_errors import OptionsError
 from beam_jobs.resuming import require_shared, start_run
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.runners import make_beam_options
-from tests.support.servers import free_port
+from tests.support.servers import answering, free_port
 
 DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 IMAGE = ("--environment_config=my-registry/vocag-worker",)
@@ -39,10 +38,8 @@ def flink_1_19() -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"localhost:{server.server_port}"
-        server.shutdown()
+    with answering(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_progress_adds_up_over_workers(tmp_path: Path) -> None:
     assert total_counts(folder) == {}
 
 
-def test_a_process_has_one_counter_for_a_run_until_it_starts_again(tmp_path: Path) -> None:
+def test_a_process_has_one_counter_for_a_run(tmp_path: Path) -> None:
     first = worker_progress(str(tmp_path))
     assert worker_progress(str(tmp_path)) is first
     reset_progress(str(tmp_path))

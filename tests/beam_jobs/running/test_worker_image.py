@@ -38,7 +38,7 @@ def test_the_build_context_holds_what_the_image_needs() -> None:
     assert set(packages) | set(named) <= set(kept)
 
 
-def test_the_training_image_has_extras_that_exist_and_files_that_are_sent() -> None:
+def test_the_training_image_has_what_it_names() -> None:
     text = (ROOT / "docker/training.Dockerfile").read_text()
     python = (ROOT / ".python-version").read_text().strip()
     assert re.findall(r"^FROM (\S+)$", text, re.MULTILINE) == [f"python:{python}-slim"]

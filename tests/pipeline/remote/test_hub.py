@@ -2,7 +2,6 @@
 
 import http.server
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pipeline.remote.first_contact import NoAnswerError, answer_of, require_answ
 from pipeline.remote.hub import why_silent
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.tokenization.sources import HUB_FILES
+from tests.support.servers import answering
 
 
 @pytest.fixture
@@ -117,9 +117,8 @@ def test_what_the_hub_refuses_ends_in_a_command(
             pass
 
     monkeypatch.setattr(first_contact, "FIRST_ANSWER_SECONDS", 8)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with answering(Refusing) as port:
+        url = f"http://127.0.0.1:{port}"
         point_hub_at(url, monkeypatch)
         with pytest.raises(TokenizerError, match="hub gave no tokenizer") as raised:
             load_tokenizer("owner/name@main")
@@ -127,7 +126,6 @@ def test_what_the_hub_refuses_ends_in_a_command(
             with pytest.raises(ValueError, match="hub gave no files") as model:
                 find_teacher("owner/name@main")
             assert hints_of(model.value) == [f"hint: {hint.format(url)}"]
-        server.shutdown()
     assert hints_of(raised.value) == [f"hint: {hint.format(url)}"]
 
 
@@ -192,7 +190,7 @@ def test_what_is_an_answer(
 
 
 @pytest.mark.parametrize(("scheme", "extra"), [("s3", "aws"), ("gs", "gcp")])
-def test_a_client_that_is_not_installed_is_told_before_anything_is_asked(
+def test_a_missing_client_is_named_first(
     scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> None:
