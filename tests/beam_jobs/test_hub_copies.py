@@ -16,15 +16,13 @@ import torch
 
 from beam_jobs.remove.removal import find_documents
 from pipeline.command_line.commands import run_command
-from pipeline.packing.reading import Reading
 from pipeline.remote import first_contact
-from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows
 from tests.pipeline.remote.test_hub import point_hub_at
 from tests.support.corpus import NOT_COMPARED, fail
 from tests.support.datasets import files_of, make_texts
 from tests.support.hub_server import TOKEN, HubServer, serve_hub
-from tests.support.scored_data import SEQ_LENGTH, score_arguments
+from tests.support.scored_data import SEQ_LENGTH, score_arguments, stored_rows
 
 pytestmark = pytest.mark.slow
 
@@ -123,14 +121,8 @@ def test_what_is_there_is_validated_streamed_and_trained_from(
     call("validate", URL, "--teacher", inputs / "teacher")
     assert not made.faults.pop("GET /datasets"), "asked again"
 
-    def rows(place: object) -> AlignedRows:
-        teaching = Teaching(stored_losses="teacher")
-        return AlignedRows(
-            StreamConfig(Reading(str(place)), seq_length=SEQ_LENGTH, teaching=teaching)
-        )
-
     hub.requests.clear()
-    remote, local = rows(URL), rows(inputs / "data")
+    remote, local = stored_rows(URL), stored_rows(inputs / "data")
     assert len(remote) == len(local) > 10
     everything = range(len(local))
     found, expected = remote.__getitems__(everything), local.__getitems__(everything)
@@ -322,7 +314,7 @@ def test_of_two_jobs_at_once_one_is_refused_and_works_later(
     call("validate", f"hf://datasets/{name}")
 
 
-def test_what_another_machine_has_changed_meanwhile_is_not_overwritten(
+def test_another_machine_s_change_is_not_overwritten(
     hub: HubServer,
     grown: tuple[str, list[object]],
     monkeypatch: pytest.MonkeyPatch,
@@ -374,7 +366,7 @@ def test_an_answer_that_no_client_understands_is_explained(
     assert "KeyError: 'id'" in said
 
 
-def test_a_job_with_too_many_dead_letters_says_where_its_dataset_is(
+def test_too_many_dead_letters_say_where_the_dataset_is(
     hub: HubServer, inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     url, texts = "hf://datasets/team/dead", tmp_path / "texts.jsonl"

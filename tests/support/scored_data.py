@@ -1,5 +1,6 @@
 """Datasets that a tiny teacher has scored, for tests to read and to damage."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from beam_jobs.score.command import main
+from pipeline.dataset.score_files import list_scores
 from pipeline.losses.cross_entropy import score_tokens
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.packing.reading import Reading
-from pipeline.streaming import Rows
+from pipeline.scoring.teaching import Teaching
+from pipeline.streaming import AlignedRows, Rows, StreamConfig
 from pipeline.training.config import TrainConfig
+from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar
+from tests.support.completions_server import MODEL, CompletionsServer
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.hf_folders import write_model
 from tests.support.teaching import with_teaching
@@ -51,6 +56,16 @@ def score_arguments(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH)
     return [str(root / "data"), "--teacher", str(root / "teacher"), *lengths, *fixed, *more]
 
 
+def served_arguments(root: Path, server: CompletionsServer, *more: str) -> list[str]:
+    """Return the same where a server has the teacher."""
+    quantization = [] if "--quantization" in more else ["--quantization", "none"]
+    return [
+        str(root / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
+        "--dtype", "float32", "--seq-length", str(SEQ_LENGTH), "--allow-untrained-teacher",
+        *quantization, *more,
+    ]  # fmt: skip
+
+
 def run_score(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> None:
     assert main(score_arguments(root, *more, seq_length=seq_length)) == 0
 
@@ -58,6 +73,25 @@ def run_score(root: Path, *more: str, seq_length: int | None = SEQ_LENGTH) -> No
 def sidecars(root: Path) -> dict[str, bytes]:
     """Return the bytes of everything that scoring wrote, by name."""
     return {path.name: path.read_bytes() for path in sorted((root / "data").glob("*teacher-*"))}
+
+
+def scores_of(root: Path) -> ScoreManifest:
+    """Return the only scores that there are."""
+    (scores,) = list_scores(str(root / "data"))
+    return scores.manifest
+
+
+def read_sidecars(root: Path, scores: ScoreManifest | None = None) -> Iterator[ShardLosses]:
+    """Yield what the only scores, or those given, hold of each shard."""
+    for record in (scores or scores_of(root)).sidecars:
+        yield decode_sidecar((root / "data" / record.file).read_bytes(), at=record.file)
+
+
+def stored_rows(data: Path | str, where: str = "", *, losses: str = "teacher") -> AlignedRows:
+    """Return a dataset's or a mixture's rows with a teacher's stored losses."""
+    teaching = Teaching(stored_losses=losses)
+    reading = Reading(str(data), where)
+    return AlignedRows(StreamConfig(reading, seq_length=SEQ_LENGTH, teaching=teaching))
 
 
 def online_losses(teacher: Path, batch: Rows) -> torch.Tensor:

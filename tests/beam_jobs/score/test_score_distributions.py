@@ -24,10 +24,17 @@ from schemas.distribution_rule import DistributionRule
 from schemas.errors import DatasetError, ForeignLossesError
 from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar
 from schemas.stored_distributions import largest_error, stored_values
-from tests.support.completions_server import MODEL, CompletionsServer, serve
+from tests.support.completions_server import CompletionsServer
 from tests.support.datasets import build_dataset, byte_level, make_texts
 from tests.support.killing import run_killed
-from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    read_sidecars,
+    run_score,
+    score_arguments,
+    served_arguments,
+    sidecars,
+)
 
 TOP = ("--top-k", "6", "--top-mass", "0.1")
 ALONE = ("--batch-tokens", "1")
@@ -47,9 +54,8 @@ def scores_with(folder: Path) -> ScoreManifest:
     return found
 
 
-def read_sidecars(folder: Path) -> Iterator[ShardLosses]:
-    for record in scores_with(folder).sidecars:
-        yield decode_sidecar((folder / record.file).read_bytes(), at="")
+def stored(root: Path) -> Iterator[ShardLosses]:
+    return read_sidecars(root, scores_with(root / "data"))
 
 
 def test_losses_stay_and_entries_come_with_them(top: Path, world: Path) -> None:
@@ -59,7 +65,7 @@ def test_losses_stay_and_entries_come_with_them(top: Path, world: Path) -> None:
     rule = scores_with(top / "data").rule.distributions
     assert rule == DistributionRule(6, 0.1, 480, "uint8")
     plain = [decode_sidecar(data, at="") for name, data in before.items() if "safetensors" in name]
-    for losses, old in zip(read_sidecars(top / "data"), plain, strict=True):
+    for losses, old in zip(stored(top), plain, strict=True):
         np.testing.assert_allclose(losses.losses, old.losses, rtol=2**-10, atol=1e-4)
     assert validate_dataset(str(top / "data"), teacher=str(top / "teacher")).findings == ()
 
@@ -71,7 +77,7 @@ def test_summary_and_dry_run_say_what_is_stored(
     shown = capsys.readouterr().out
     counts, masses, num_bytes, num_tokens = [], 0.0, 0, 0
     for record, losses in zip(
-        scores_with(unscored / "data").sidecars, read_sidecars(unscored / "data"), strict=True
+        scores_with(unscored / "data").sidecars, stored(unscored), strict=True
     ):
         assert losses.entries is not None
         own = losses.entries.counts
@@ -117,28 +123,14 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(unscored: Path, top: Path
     assert written(unscored) == written(top)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("--top-k", "0"), "--top-k 0 is not between 1 and 255"),
-        (("--top-k", "256"), "--top-k 256 is not between 1 and 255"),
-        (("--top-mass", "0.9"), "--top-mass and --top-log-probs need --top-k"),
-        (("--top-log-probs", "float16"), "--top-mass and --top-log-probs need --top-k"),
-        (("--top-k", "4", "--top-mass", "0"), "--top-mass 0.0 is not above 0 and at most 1"),
-        (("--top-k", "4", "--top-mass", "nan"), "--top-mass nan is not above 0 and at most 1"),
-    ],
-)
-def test_what_can_t_be_stored_is_refused(
-    unscored: Path, given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(score_arguments(unscored, *given)) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_more_than_the_vocabulary_is_refused() -> None:
+    """Entries, draws and the text's own token: what is drawn from is never empty."""
     with pytest.raises(ValueError, match=r"top_k=201 is more than .* vocabulary of 200 tokens"):
         TopSettings(201).rule(200)
     assert TopSettings(200).rule(200) == DistributionRule(200, 1.0, 200, "uint8")
+    with pytest.raises(ValueError, match=r"draws=4 and the text's own .* vocabulary of 12 tok"):
+        TopSettings(8, draws=4).rule(12)
+    assert TopSettings(8, draws=4).rule(13) is not None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +189,7 @@ def test_entries_are_read_by_document(top: Path) -> None:
     rules = PackingRules.of_dataset(dataset.manifest, seq_length=SEQ_LENGTH)
     plan = plan_rows(select_documents(dataset).each, rules)
     losses = open_stored_losses("teacher", dataset, plan, with_distributions=True)
-    expected = [entries for shard in read_sidecars(top / "data") for entries in documents_of(shard)]
+    expected = [entries for shard in stored(top) for entries in documents_of(shard)]
     assert len(expected) == 40
     for document, (counts, codes) in enumerate(expected):
         ids, log_probs = np.empty((len(counts), 6), np.int32), np.empty((len(counts), 6), "f4")
@@ -255,21 +247,7 @@ def test_entries_are_reused_by_the_same_rule_and_losses_from_any(
     assert told()[0] == reused, "losses alone"
 
 
-@pytest.fixture
-def server(unscored: Path) -> Iterator[CompletionsServer]:
-    with serve(unscored / "teacher") as running:
-        yield running
-
-
-def served_arguments(root: Path, server: CompletionsServer) -> list[str]:
-    return [
-        str(root / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
-        "--dtype", "float32", "--seq-length", str(SEQ_LENGTH), "--allow-untrained-teacher",
-        "--quantization", "none",
-    ]  # fmt: skip
-
-
-def test_a_server_whose_sampling_changes_what_follows_a_text_is_refused(
+def test_a_server_that_changes_what_follows_is_refused(
     unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wrong at documents' ends only: losses and all other places are raw."""
@@ -288,13 +266,13 @@ def test_a_server_fills_the_same_files(
     assert main([*served, "--top-k", "21"]) == 2
     assert "as many (vLLM: --max-logprobs 21), or lower --top-k" in capsys.readouterr().err
     assert main([*served, "--top-k", "6"]) == 0
-    theirs = list(read_sidecars(unscored / "data"))
+    theirs = list(stored(unscored))
     for path in (unscored / "data").glob("*teacher-*"):  # the manifest, and what it names
         path.unlink()
     run_score(unscored, "--top-k", "6", "--draws", "0")
     values = stored_values("uint8")[0]
     num_compared = 0
-    for a, b in zip(theirs, read_sidecars(unscored / "data"), strict=True):
+    for a, b in zip(theirs, stored(unscored), strict=True):
         assert a.entries is not None
         assert b.entries is not None
         assert (a.entries.counts == b.entries.counts).all()

@@ -15,21 +15,25 @@ import safetensors.numpy
 from beam_jobs.score.command import main
 from beam_jobs.score.summary import estimate_disk
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.score_files import list_scores
 from pipeline.losses.tail import draw_keys
-from pipeline.scoring.engines.engine_settings import TopSettings
 from pipeline.scoring.entries import fill_entries
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.dataset_checks import validate_dataset
 from schemas.distribution_rule import DistributionRule
-from schemas.document import decode_document
 from schemas.errors import DamagedShardError
-from schemas.sidecar import ScoreManifest, ShardLosses, decode_sidecar, encode_sidecar
+from schemas.sidecar import decode_sidecar, encode_sidecar
 from schemas.stored_distributions import least_entropies
-from tests.support.datasets import build_dataset, byte_level, make_texts
+from tests.support.datasets import build_dataset, byte_level, make_texts, read_documents
 from tests.support.killing import run_killed
-from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    read_sidecars,
+    run_score,
+    score_arguments,
+    scores_of,
+    sidecars,
+)
 
 DRAWN = ("--top-k", "4", "--draws", "3")
 ID_BITS = 9  # of 480 tokens
@@ -42,16 +46,6 @@ def drawn(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(world, root, ignore=shutil.ignore_patterns("plans", "*teacher-*"))
     run_score(root, *DRAWN)
     return root
-
-
-def scores_of(root: Path) -> ScoreManifest:
-    (found,) = list_scores(str(root / "data"))
-    return found.manifest
-
-
-def read_sidecars(root: Path) -> Iterator[ShardLosses]:
-    for record in scores_of(root).sidecars:
-        yield decode_sidecar((root / "data" / record.file).read_bytes(), at=record.file)
 
 
 def stored_draws(root: Path) -> Iterator[tuple[Any, Any]]:
@@ -73,11 +67,8 @@ def stored_draws(root: Path) -> Iterator[tuple[Any, Any]]:
 def test_they_are_the_rest_and_cost_an_id(drawn: Path, tmp_path: Path) -> None:
     rule = scores_of(drawn).rule.distributions
     assert rule == DistributionRule(4, 1.0, 480, "uint8", draws=3)
-    folder, tokens = open_dataset(drawn / "data"), []
-    for number in range(len(folder.manifest.shards)):
-        index = folder.read_index(number, with_names=True)
-        for _, sample in folder.samples(number, index):
-            tokens.append(decode_document(sample).teacher.input_ids.astype(np.int64))
+    documents = read_documents(drawn / "data").values()
+    tokens = [document.teacher.input_ids.astype(np.int64) for document in documents]
     num_drawn = 0
     for (ids, draws), own in zip(stored_draws(drawn), tokens, strict=True):
         assert (ids >= 0).all()
@@ -85,7 +76,7 @@ def test_they_are_the_rest_and_cost_an_id(drawn: Path, tmp_path: Path) -> None:
         assert not (draws[: len(own)] == own[:, None]).any(), "the text's own token"
         num_drawn += draws.size
     assert num_drawn > 10_000
-    shards = folder.manifest.shards
+    shards = open_dataset(drawn / "data").manifest.shards
     estimate = estimate_disk(
         str(tmp_path), shards, scores_of(drawn).rule, 4 * (9 / 8 + 1) + 3 * 9 / 8
     )
@@ -245,35 +236,3 @@ def test_draws_are_reused_by_the_same_rule(
     seeded = [str(root / "new"), *arguments, "--draws-seed", "1"]
     assert main([*seeded, "--reuse", str(root / "data")]) == 0
     assert "nothing can be taken over" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("--draws", "4"), "--draws needs --top-k"),
-        (("--top-k", "4", "--draws", "-1"), "--draws -1 is not between 1 and 250"),
-        (("--top-k", "250", "--draws", "5"), "--draws 5 is not between 1 and 4"),
-        (("--top-k", "4", "--draws", "0", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
-        (
-            ("--top-k", "4", "--top-mass", "0.9", "--draws-seed", "5"),
-            "--draws-seed 5 needs --draws",
-        ),
-        ((*DRAWN, "--draws-seed", "-5"), "--draws-seed -5 is not between 0 and"),
-        ((*DRAWN, "--top-mass", "0.9"), "leave out --top-mass"),
-        (("--entropy-above", "1"), "--entropy-above needs --top-k"),
-        (("--top-k", "4", "--entropy-above", "-1"), "--entropy-above -1.0 is not 0 or more"),
-        (("--engine", "openai", *DRAWN), "servers give their likeliest tokens alone"),
-    ],
-)
-def test_what_can_t_be_drawn_is_refused(
-    tmp_path: Path, given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(score_arguments(tmp_path, *given)) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_more_than_the_vocabulary_is_refused() -> None:
-    """Entries, draws and the text's own token: what is drawn from is never empty."""
-    assert TopSettings(8, draws=4).rule(13) is not None
-    with pytest.raises(ValueError, match=r"draws=4 and the text's own .* vocabulary of 12 tok"):
-        TopSettings(8, draws=4).rule(12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,16 @@ from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import line_of
 from pipeline.scoring.sidecars import ShardToScore
 from schemas.sidecar import EngineRecord, decode_sidecar
-from tests.support.completions_server import MODEL, CompletionsServer, off, right, serve
+from tests.support.completions_server import MODEL, CompletionsServer, off, right
 from tests.support.datasets import build_dataset, make_texts
-from tests.support.scored_data import SEQ_LENGTH, run_score, score_arguments, sidecars
+from tests.support.scored_data import (
+    SEQ_LENGTH,
+    read_sidecars,
+    run_score,
+    score_arguments,
+    served_arguments,
+    sidecars,
+)
 
 
 def losses_of(files: dict[str, bytes]) -> list[bytes]:
@@ -30,39 +37,21 @@ def losses_of(files: dict[str, bytes]) -> list[bytes]:
     return [data for name, data in sorted(files.items()) if name.endswith(".safetensors")]
 
 
-@pytest.fixture
-def server(unscored: Path) -> Iterator[CompletionsServer]:
-    with serve(unscored / "teacher") as running:
-        yield running
-
-
-def served(unscored: Path, server: CompletionsServer, *more: str) -> list[str]:
-    quantization = [] if "--quantization" in more else ["--quantization", "none"]
-    return [
-        str(unscored / "data"), "--engine", "openai", "--endpoint", server.url, "--model", MODEL,
-        "--dtype", "float32", "--seq-length", str(SEQ_LENGTH), "--allow-untrained-teacher",
-        *quantization, *more,
-    ]  # fmt: skip
-
-
 def losses_by_engine(unscored: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
     found = {}
     for scores in list_scores(str(unscored / "data")):
         engine = scores.manifest.rule.engine
-        parts = [
-            decode_sidecar((unscored / "data" / record.file).read_bytes(), at="").losses
-            for record in scores.manifest.sidecars
-        ]
+        parts = [each.losses for each in read_sidecars(unscored, scores.manifest)]
         found[engine.name if engine else "transformers"] = np.concatenate(parts)
     return found
 
 
-def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_them(
+def test_a_served_teacher_s_losses_are_those_of_its_model(
     unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_score(unscored)
     before = sidecars(unscored)
-    assert main(served(unscored, server)) == 0
+    assert main(served_arguments(unscored, server)) == 0
     shown = capsys.readouterr().out
     assert "1 servers answer: vllm 0.20.2" in shown
     assert re.search(r"engine +float32, by openai \(vllm 0.20.2, quantization none\)\n", shown)
@@ -73,14 +62,14 @@ def test_a_served_teacher_s_losses_are_those_of_its_model_and_not_mixed_with_the
     assert record == EngineRecord("openai", "vllm", "0.20.2", "none", MODEL, "name")
 
 
-def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
+def test_another_version_or_quantization_is_another_teacher(
     unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(served(unscored, server)) == 0
+    assert main(served_arguments(unscored, server)) == 0
     server.version = "0.21.0"
-    assert main(served(unscored, server)) == 0
-    assert main(served(unscored, server, "--quantization", "fp8")) == 0
-    assert main(served(unscored, server, "--teacher", str(unscored / "teacher"))) == 0
+    assert main(served_arguments(unscored, server)) == 0
+    assert main(served_arguments(unscored, server, "--quantization", "fp8")) == 0
+    assert main(served_arguments(unscored, server, "--teacher", str(unscored / "teacher"))) == 0
     found = [s.manifest.rule.engine for s in list_scores(str(unscored / "data"))]
     assert len({(e.version, e.quantization, e.weights_of) for e in found if e}) == 4
     build_dataset(unscored / "new", make_texts(40))
@@ -99,21 +88,21 @@ def test_another_version_or_quantization_is_another_teacher_and_is_not_reused(
         (off, "losses of a plain text that differ by 3.00 nats a token from those at the start"),
     ],
 )
-def test_a_server_that_dies_or_goes_wrong_ends_the_job_and_a_re_run_goes_on(
+def test_a_server_that_dies_or_goes_wrong_ends_the_job(
     unscored: Path,
     server: CompletionsServer,
     capsys: pytest.CaptureFixture[str],
     fault: Callable[[Any], Any],
     message: str,
 ) -> None:
-    assert main(served(unscored, server)) == 0
+    assert main(served_arguments(unscored, server)) == 0
     reference = sidecars(unscored)
     for name in reference:
         (unscored / "data" / name).unlink()
     all_requests = len(server.bodies)
     # Two of three shards are answered, roughly; then every answer is a fault.
     server.faults = [*[right] * 60, *[fault] * 100_000]
-    assert main(served(unscored, server, "--attempts", "2", "--concurrency", "2")) == 1
+    assert main(served_arguments(unscored, server, "--attempts", "2", "--concurrency", "2")) == 1
     said = capsys.readouterr().err
     assert re.search(message, said)
     assert "run the same command again" in said
@@ -122,7 +111,7 @@ def test_a_server_that_dies_or_goes_wrong_ends_the_job_and_a_re_run_goes_on(
     assert 0 < len(losses_of(left)) < 3, "what was scored stays"
     server.faults = []
     asked = len(server.bodies)
-    assert main(served(unscored, server)) == 0
+    assert main(served_arguments(unscored, server)) == 0
     assert sidecars(unscored) == reference
     assert len(server.bodies) - asked < all_requests
     assert f"{len(losses_of(left))} shards were taken over" in capsys.readouterr().out
@@ -151,23 +140,23 @@ def wrong_about_a_shard(
     monkeypatch.setattr(server, "complete", changed)
 
 
-def test_a_shard_far_from_the_rest_is_scored_again_and_accepted_if_it_stays_so(
+def test_a_shard_far_from_the_rest_is_scored_again(
     unscored: Path,
     server: CompletionsServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plain text's losses are right meanwhile: the servers prove themselves in vain."""
-    assert main(served(unscored, server)) == 0
+    assert main(served_arguments(unscored, server)) == 0
     reference = sidecars(unscored)
     for name in reference:
         (unscored / "data" / name).unlink()
     with monkeypatch.context() as patch:
         wrong_about_a_shard(unscored, server, patch, shard=1)
-        assert main(served(unscored, server)) == 1
+        assert main(served_arguments(unscored, server)) == 1
         message = capsys.readouterr().err
         again = shutil.copytree(unscored, unscored.with_name("again"))
-        assert main(served(again, server)) == 0
+        assert main(served_arguments(again, server)) == 0
         assert len(sidecars(again)) == 7, (
             "what comes out the same is accepted: three, their tables and a manifest"
         )
@@ -181,16 +170,16 @@ def test_a_shard_far_from_the_rest_is_scored_again_and_accepted_if_it_stays_so(
     assert left.items() <= reference.items()
     assert len(left) == 4
     assert "-000001-of-" not in " ".join(left)
-    assert main(served(unscored, server)) == 0
+    assert main(served_arguments(unscored, server)) == 0
     assert sidecars(unscored) == reference
 
 
 def test_what_a_server_does_not_tell_must_be_stated(
     unscored: Path, server: CompletionsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(served(unscored, server, "--engine-version", "1.0")) == 2
+    assert main(served_arguments(unscored, server, "--engine-version", "1.0")) == 2
     assert "--engine-version 1.0, but" in capsys.readouterr().err
     server.get = lambda path: 404 if "version" in path else CompletionsServer.get(server, path)  # type: ignore[method-assign]
-    assert main(served(unscored, server)) == 2
+    assert main(served_arguments(unscored, server)) == 2
     assert "does not report its version" in capsys.readouterr().err
-    assert main(served(unscored, server, "--engine-version", "1.0")) == 0
+    assert main(served_arguments(unscored, server, "--engine-version", "1.0")) == 0

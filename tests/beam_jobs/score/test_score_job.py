@@ -15,37 +15,30 @@ import torch
 from safetensors.numpy import load
 
 from beam_jobs import shortages
-from beam_jobs.job_errors import OptionsError
 from beam_jobs.score import summary
 from beam_jobs.score.command import main
-from beam_jobs.score.options import parse_options
 from beam_jobs.score.summary import estimate_disk
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.sidecars import ShardToScore
-from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.score_checks import check_scores
 from schemas.document_score_table import document_scores_name
 from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
-from schemas.sidecar import ScoreManifest, decode_sidecar
+from schemas.sidecar import decode_sidecar
 from tests.support.datasets import build_dataset, flip, make_texts
 from tests.support.killing import run_killed
 from tests.support.scored_data import (
-    SEQ_LENGTH,
     online_losses,
+    read_sidecars,
     retrain,
     run_score,
     score_arguments,
+    scores_of,
     sidecars,
+    stored_rows,
 )
-
-
-def scores_of(world: Path) -> ScoreManifest:
-    (scores,) = list_scores(str(world / "data"))
-    return scores.manifest
 
 
 def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
@@ -102,7 +95,7 @@ def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
     assert ": bits_per_byte don't follow from the losses" in finding.message
 
 
-def test_the_estimate_of_disk_is_that_of_the_files_that_are_not_there(
+def test_the_estimate_of_disk_is_of_missing_files(
     unscored: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scores, shards = scores_of(world), open_dataset(world / "data").manifest.shards
@@ -129,8 +122,7 @@ def test_a_few_documents_say_what_all_would_take(
         assert part in shown
     assert sorted(path.name for path in (world / "data").iterdir()) == before
     losses: list[np.ndarray] = []
-    for record in scores_of(world).sidecars:
-        sidecar = decode_sidecar((world / "data" / record.file).read_bytes(), at="")
+    for sidecar in read_sidecars(world):
         losses += np.split(sidecar.losses.astype(float), sidecar.starts[1:-1])
     assert len(losses) == 40
     assert float(told[0]) == pytest.approx(np.nanmean(np.concatenate(losses[:15])), abs=2e-3)
@@ -196,7 +188,7 @@ def test_teachers_and_rules_lie_side_by_side(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["teacher", "document"])
-def test_a_teacher_that_guesses_and_a_damaged_document_stop_the_job(
+def test_what_stops_the_job(
     unscored: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = score_arguments(unscored)
@@ -232,23 +224,44 @@ def test_what_can_t_be_scored_or_scored_with_is_refused(
         assert message in capsys.readouterr().err
 
 
+TOP = ("--teacher", "t", "--top-k", "4")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("given", "message"),
     [
-        ([], "--teacher is required"),
-        (["--teacher", "t", "--threads", "-1"], "--threads -1 is below 0"),
-        (["--engine", "openai"], "needs --endpoint, --model, --dtype and --quantization"),
-        (["--model", "m", "--teacher", "t"], "--model needs --engine openai"),
-        (["--teacher", "t", "--concurrency", "0"], "--concurrency 0 is below 1"),
-        (["--teacher", "t", "--answer-seconds", "0"], "--answer-seconds 0.0 is not a positive"),
+        ((), "--teacher is required"),
+        (("--teacher", "t", "--threads", "-1"), "--threads -1 is below 0"),
+        (("--engine", "openai"), "needs --endpoint, --model, --dtype and --quantization"),
+        (("--model", "m", "--teacher", "t"), "--model needs --engine openai"),
+        (("--teacher", "t", "--concurrency", "0"), "--concurrency 0 is below 1"),
+        (("--teacher", "t", "--answer-seconds", "0"), "--answer-seconds 0.0 is not a positive"),
+        ((*TOP, "--top-k", "0"), "--top-k 0 is not between 1 and 255"),
+        ((*TOP, "--top-k", "256"), "--top-k 256 is not between 1 and 255"),
+        (("--teacher", "t", "--top-mass", "0.9"), "--top-mass and --top-log-probs need --top-k"),
+        (("--teacher", "t", "--top-log-probs", "float16"), "--top-log-probs need --top-k"),
+        ((*TOP, "--top-mass", "0"), "--top-mass 0.0 is not above 0 and at most 1"),
+        ((*TOP, "--top-mass", "nan"), "--top-mass nan is not above 0 and at most 1"),
+        (("--teacher", "t", "--draws", "4"), "--draws needs --top-k"),
+        ((*TOP, "--draws", "-1"), "--draws -1 is not between 1 and 250"),
+        ((*TOP, "--top-k", "250", "--draws", "5"), "--draws 5 is not between 1 and 4"),
+        ((*TOP, "--draws", "0", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
+        ((*TOP, "--top-mass", "0.9", "--draws-seed", "5"), "--draws-seed 5 needs --draws"),
+        ((*TOP, "--draws", "3", "--draws-seed", "-5"), "--draws-seed -5 is not between 0 and"),
+        ((*TOP, "--draws", "3", "--top-mass", "0.9"), "leave out --top-mass"),
+        (("--teacher", "t", "--entropy-above", "1"), "--entropy-above needs --top-k"),
+        ((*TOP, "--entropy-above", "-1"), "--entropy-above -1.0 is not 0 or more"),
+        ((*TOP, "--draws", "3", "--engine", "openai"), "servers give their likeliest tokens al"),
     ],
 )
-def test_options_that_can_t_be_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises((OptionsError, ValueError), match=message):
-        parse_options(["out", "--seq-length", "64", *arguments])
+def test_options_that_can_t_be_are_refused(
+    given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["out", "--seq-length", "64", *given]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
+def test_a_mixture_is_scored_dataset_by_dataset(
     unscored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the launcher, and by the worker, which is in the same process here."""
@@ -281,10 +294,7 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
     assert read == {"data/manifest.json": 1, "more/manifest.json": 1}
     monkeypatch.undo()
 
-    config = StreamConfig(
-        Reading(str(file)), seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses="teacher")
-    )
-    batch = AlignedRows(config).__getitems__(range(24))
+    batch = stored_rows(file).__getitems__(range(24))
     assert set(batch["source"].tolist()) == {0, 1}
     stored, online = batch["teacher_losses"], online_losses(unscored / "teacher", batch)
     has_loss = batch.teacher_has_loss
@@ -297,4 +307,4 @@ def test_a_mixture_is_scored_dataset_by_dataset_and_each_is_opened_once(
     with pytest.raises(
         ForeignLossesError, match=r'losses of "more" and of "data" come from two teac'
     ):
-        AlignedRows(config)
+        stored_rows(file)

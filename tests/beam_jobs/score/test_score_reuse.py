@@ -81,7 +81,7 @@ def seen(folder: Path) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def test_another_student_other_ids_and_shards_cost_only_what_is_new(
+def test_another_student_costs_only_what_is_new(
     old: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [(f"renamed-{name}", text) for name, text in TEXTS] + make_texts(5, seed=9)
@@ -108,7 +108,7 @@ def test_another_student_other_ids_and_shards_cost_only_what_is_new(
     assert not list((old / "new").glob(".vocag-*"))
 
 
-def test_with_batches_reused_losses_are_the_old_bytes_and_the_rest_is_rounded_alike(
+def test_reused_losses_are_the_old_bytes_in_batches_too(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [*TEXTS, *make_texts(8, seed=9)]
@@ -163,7 +163,7 @@ def test_another_teacher_dtype_or_context_is_not_reused(
     assert re.search(reason, shown)
 
 
-def test_a_short_document_is_the_same_in_longer_rows_and_in_a_part(
+def test_a_short_document_is_the_same_in_longer_rows(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("duckdb")
@@ -195,9 +195,7 @@ def test_a_store_serves_too(
         assert (old / "new" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_dataset_without_scores_is_named_and_one_that_isn_t_there_refused(
-    old: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_datasets_without_scores(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("plain", "new"):
         build_dataset(old / name, TEXTS)
     reuse(old, old / "new", old="plain")

@@ -12,18 +12,17 @@ from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import ScoreFiles, find_scores, list_scores
-from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.streaming import AlignedRows
 from pipeline.validate.score_checks import check_scores
 from schemas.errors import ForeignLossesError
 from tests.pipeline.dataset.test_chosen_documents import METADATA, values
 from tests.pipeline.dataset.test_document_scores import losses_of
 from tests.support.datasets import build_dataset, make_texts, remove_documents
 from tests.support.scored_data import (
-    SEQ_LENGTH,
     online_losses,
     run_score,
     score_arguments,
+    stored_rows,
     write_world,
 )
 from tests.support.stored_scores import document_scores, write_scores
@@ -44,10 +43,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_part(world: Path, where: str = WHERE, *, losses: str = "teacher") -> AlignedRows:
-    data = Reading(str(world / "data"), where)
-    return AlignedRows(
-        StreamConfig(data, seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses=losses))
-    )
+    return stored_rows(world / "data", where, losses=losses)
 
 
 def part_scores(world: Path) -> ScoreFiles:
@@ -100,7 +96,7 @@ def test_a_document_without_losses_is_named_where_it_is_read(world: Path) -> Non
         rows.datasets[0]._teachers.read(other, 0, 1)
 
 
-def test_what_was_not_scored_is_no_finding_and_what_is_missing_is_one(world: Path) -> None:
+def test_a_missing_loss_is_a_finding(world: Path) -> None:
     dataset = open_dataset(world / "data")
     findings = check_scores(dataset, teacher=str(world / "teacher"))
     assert findings.found == []
@@ -112,7 +108,7 @@ def test_what_was_not_scored_is_no_finding_and_what_is_missing_is_one(world: Pat
     path.write_bytes(data)
 
 
-def test_the_same_job_finds_itself_finished_and_says_what_it_would_do(
+def test_the_same_job_finds_itself_finished(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_score(world, "--where", WHERE)
@@ -141,9 +137,7 @@ def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_p
     assert check_scores(open_dataset(world / "data"), teacher=None).found == []
 
 
-def test_losses_of_a_part_serve_a_later_generation_without_some_of_it(
-    world: Path, tmp_path: Path
-) -> None:
+def test_losses_of_a_part_serve_a_later_generation(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "data", tmp_path / "data", ignore=shutil.ignore_patterns("plans"))
     dataset = open_dataset(tmp_path / "data")
     index, kept = select_documents(dataset, WHERE).read(0)
@@ -171,10 +165,7 @@ def test_a_mixtures_datasets_are_scored_by_their_conditions(
     assert main([str(file), *arguments, "--where", "good"]) == 2
     assert 'give its datasets a "where" there' in capsys.readouterr().err
     assert main([str(file), *arguments]) == 0
-    config = StreamConfig(
-        Reading(str(file)), seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses="teacher")
-    )
-    batch = AlignedRows(config).__getitems__(range(12))
+    batch = stored_rows(file).__getitems__(range(12))
     assert set(batch["source"].tolist()) == {0, 1}
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
 
@@ -193,10 +184,7 @@ def test_one_teacher_scores_what_another_chose(
     right = {name for name, rank in found.items() if rank <= 0.5 and int(name[6:]) % 2 == 0}
     scored = document_scores(root / "data", dear.manifest)
     assert {name for name, own in scored.items() if own["bits_per_byte"] is not None} == right
-    data = Reading(str(root / "data"), where)
-    rows = AlignedRows(
-        StreamConfig(data, seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses="teacher"))
-    )
+    rows = stored_rows(root / "data", where)
     batch = rows.__getitems__(range(len(rows)))
     assert not torch.isnan(batch["teacher_losses"][batch.teacher_has_loss]).any()
     assert check_scores(open_dataset(root / "data"), teacher=None).found == []
