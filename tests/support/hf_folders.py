@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,14 @@ def make_instruct(folder: Path, tokenizer: Tokenizer, *, layout: str = "config")
     return folder
 
 
+def make_llama(num_rows: int, *, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    """Return a random model, of two layers and 16 states unless told otherwise."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    given = {"num_hidden_layers": 2, "initializer_range": 0.2, **sizes, **changes}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=num_rows, **given)).eval()
+
+
 def write_model(
     folder: Path,
     tokenizer: Tokenizer,
@@ -49,21 +58,17 @@ def write_model(
     num_rows: int | None = None,
 ) -> Path:
     """Write a randomly initialised model of two layers and its tokenizer; return the folder."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=num_rows or tokenizer.vocab_size,
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            initializer_range=0.2,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
+    model = make_llama(
+        num_rows or tokenizer.vocab_size,
+        seed=seed,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
     model.save_pretrained(folder)
     (folder / tokenizer.file_name).write_bytes(tokenizer.file_bytes)

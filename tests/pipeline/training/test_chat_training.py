@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from beam_jobs.score.command import main as score
@@ -29,11 +29,13 @@ from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from pipeline.validate.dataset_checks import validate_dataset
-from schemas.document import decode_document
 from schemas.sidecar import decode_sidecar
+from tests.pipeline.training.test_hf_trainer import arguments, logged
 from tests.support.chats import FOLDER, NAMES, align_chats_job, chat_tokenizer, said, user
 from tests.support.completions_server import MODEL, serve
+from tests.support.datasets import read_documents
 from tests.support.hf_folders import write_model
+from tests.support.runs import read_log
 from tests.support.scored_data import THREADS, online_losses
 
 _CHATS = [
@@ -81,13 +83,6 @@ def _from_nothing(root: Path, number: int) -> tuple[list[int], torch.Tensor]:
     return ids, losses
 
 
-def _documents(root: Path) -> dict[str, Any]:
-    dataset = open_dataset(str(root / "aligned"))
-    index = dataset.read_index(0, with_names=True)
-    samples = dataset.samples(0, index)
-    return {index.document_id[place]: decode_document(sample) for place, sample in samples}
-
-
 def test_a_teacher_s_losses_are_those_of_its_own_rendering(world: Path) -> None:
     rows = AlignedRows(StreamConfig(str(world / "aligned"), seq_length=_LENGTH))
     batch = rows.__getitems__(range(len(rows)))
@@ -111,7 +106,7 @@ def test_only_what_is_said_of_learned_tokens_is_stored(world: Path) -> None:
     assert stored.learned is not None
     assert stored.entries is not None
     index = open_dataset(str(world / "aligned")).read_index(0, with_names=True)
-    documents = _documents(world)
+    documents = read_documents(world / "aligned")
     for place, name in enumerate(index.document_id):
         own = slice(*stored.starts[place : place + 2].tolist())
         document = documents[name]
@@ -132,7 +127,7 @@ def test_scores_of_a_document_are_by_its_learned_bytes(world: Path) -> None:
 
     bits = open_scored_documents("teacher", dataset).read(0, ["bits_per_byte"])["bits_per_byte"]
     index = dataset.read_index(0, with_names=True)
-    documents = _documents(world)
+    documents = read_documents(world / "aligned")
     for place, name in enumerate(index.document_id):
         document = documents[name]
         learned = document.chat.teacher.is_learned(len(document.teacher))[1:]
@@ -219,7 +214,7 @@ def test_uld_pairs_the_tokens_of_a_turn(world: Path, tmp_path: Path) -> None:
     labels = batch["labels"].flatten()[places].tolist()
     following = batch["teacher_input_ids"].flatten()[taught + 1].tolist()
     pairs, expected = [*zip(labels, following, strict=True)], list[tuple[int, int]]()
-    for document in _documents(world).values():
+    for document in read_documents(world / "aligned").values():
         for start, stop in document.chat.learned.tolist():
             ours, theirs = (
                 side.input_ids[(side.byte_offsets[:, 1] > start) & (side.byte_offsets[:, 0] < stop)]
@@ -238,23 +233,16 @@ def test_the_hugging_face_trainer_trains_as_vocag_train_does(world: Path, tmp_pa
     alike = {"num_steps": 4, "schedule": "constant", "weight_decay": 0.0, "heldout": (heldout,)}
     config = _config(world, tmp_path / "own", Method("teacher"), **alike)
     last = train(config)
-    own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
-    args = TrainingArguments(
-        str(tmp_path / "trainer"),
-        **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
-        **{"logging_steps": 1, "use_cpu": True, "report_to": "none", "adam_beta2": 0.95},
-        **{"lr_scheduler_type": "constant", "weight_decay": 0.0, "disable_tqdm": True},
-        **{"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "no"},
-    )
+    own = read_log(tmp_path / "own")
+    more = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "no", "adam_beta2": 0.95}
+    args = arguments(tmp_path / "trainer", **more)
     stored = Teaching(stored_losses=("teacher",))
     data = StreamConfig(str(world / "aligned"), seq_length=_LENGTH, teaching=stored)
     student = AutoModelForCausalLM.from_pretrained(world / "student")
     trainer = GuidedTrainer(student, args, data=data, method=Method("teacher"), heldout=heldout)
     trainer.train()
-    log = trainer.state.log_history
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    assert losses == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
-    measured = [entry["eval_bits_per_byte"] for entry in log if "eval_bits_per_byte" in entry]
+    assert logged(trainer) == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
+    measured = logged(trainer, "eval_bits_per_byte")
     assert measured == pytest.approx([last["heldout_bits_per_byte"]], rel=1e-5)
 
 
@@ -304,7 +292,7 @@ def test_held_out_bits_are_those_of_learned_bytes(world: Path, tmp_path: Path) -
     student = load_language_model(str(world / "student"))
     found = bits_per_byte(config, student, heldout, Ranks(torch.device("cpu")))
     nats, num_bytes = 0.0, 0
-    for document in _documents(world).values():
+    for document in read_documents(world / "aligned").values():
         ids = torch.tensor([document.student.input_ids.tolist()])
         with torch.inference_mode():
             logits = student(ids).logits[0]
@@ -326,12 +314,10 @@ def test_a_trained_model_keeps_template_and_ids(world: Path, tmp_path: Path) -> 
         _CHATS[1], tokenize=False, chat_template=(FOLDER / "chatml.jinja").read_text()
     )
     ids = loaded(text, add_special_tokens=False)["input_ids"]
-    assert ids == _documents(world)["chat-1"].student.input_ids.tolist()
+    assert ids == read_documents(world / "aligned")["chat-1"].student.input_ids.tolist()
 
 
-def test_a_base_model_is_exported_with_the_template_that_it_learned(
-    world: Path, tmp_path: Path
-) -> None:
+def test_a_base_model_is_exported_with_its_template(world: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     write_model(base, chat_tokenizer(320), seed=320)
     changes = {"student": str(base), "teaching": Teaching()}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig
 
 from pipeline.command_line.option_parsing import in_options
@@ -19,6 +18,7 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
 from pipeline.training.prediction import count_memory, count_operations, step_seconds
 from pipeline.training.shortage import smaller
+from tests.support.runs import require_equal_weights
 from tests.support.scored_data import train_config
 
 GIB = 2**30
@@ -102,10 +102,7 @@ def test_a_run_that_has_begun_is_the_measure_of_its_own_time(
 
 
 def test_out_of_memory_names_what_to_lower(
-    world: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has")
@@ -166,5 +163,4 @@ def test_layers_that_are_computed_again_give_the_same_weights(
     train(config)
     train(replace(again, gradient_checkpointing=False, exit_after=2))
     train(again)
-    one, two = (load_file(each.output / "model/model.safetensors") for each in (config, again))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    require_equal_weights(config.output, again.output)

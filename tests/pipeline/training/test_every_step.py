@@ -1,17 +1,16 @@
 """One small world, restored at every step: the run is what it is without (as grain tests do)."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pipeline.methods.method import Method
 from pipeline.training.loop import train
 from tests.pipeline.training.test_hf_trainer import data_of, logged, trainer_of
+from tests.support.runs import read_log, require_equal_weights
 from tests.support.scored_data import train_config
 
 STEPS = 4
@@ -19,8 +18,7 @@ METHOD = Method("random", unmapped="mean")  # whose draws are the run's, too
 
 
 def losses(output: Path) -> list[float]:
-    lines = (output / "log.jsonl").read_text("utf-8").splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [step["loss"] for step in read_log(output)]
 
 
 def test_vocag_train_that_is_started_again_at_every_step(world: Path, tmp_path: Path) -> None:
@@ -30,8 +28,7 @@ def test_vocag_train_that_is_started_again_at_every_step(world: Path, tmp_path: 
     for step in range(1, STEPS + 1):
         train(replace(again, exit_after=step))
     assert losses(again.output) == losses(whole.output)
-    models = [load_file(c.output / "model/model.safetensors") for c in (whole, again)]
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    require_equal_weights(again.output, whole.output)
 
 
 def test_a_trainer_of_transformers_restored_from_every_step(world: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pipeline.training.loop import train
 from pipeline.training.run_opening import open_training
 from schemas.document import decode_document
 from tests.support.killing import run_ranks
+from tests.support.runs import read_log
 from tests.support.scored_data import SEQ_LENGTH, train_config
 from tests.support.servers import free_port
 from tests.support.teaching import with_teaching
@@ -84,7 +85,7 @@ def test_it_trains_as_vocag_train_does(world: Path, tmp_path: Path) -> None:
     assert trainer.args.train_sampling_strategy == "random"
     trainer.train()
     last = train(train_config(world, tmp_path / "own", stored_losses=("",), heldout=(heldout,)))
-    own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
+    own = read_log(tmp_path / "own")
     assert logged(trainer) == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
     for name in ("kept_fraction", "teacher_loss"):
         assert logged(trainer, name) == pytest.approx([entry[name] for entry in own], rel=1e-6)
@@ -296,7 +297,7 @@ def test_accumulation_in_two_processes_is_a_step_of_vocag_train(
     sizes = {"global_batch_size": 4, "micro_batch_size": 1}
     config = train_config(world, tmp_path / "own", stored_losses=("",), **sizes)
     train(config)
-    own = [json.loads(line) for line in (tmp_path / "own/log.jsonl").read_text().splitlines()]
+    own = read_log(tmp_path / "own")
     found = json.loads((tmp_path / "two/losses.json").read_text())
     assert found == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
     saved, weights = (

@@ -1,6 +1,5 @@
 """What a run gives on a GPU is what it gives on the CPU; each test runs on a stand-in, too."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load
-from safetensors.torch import load_file
 
 from pipeline.methods import METHODS
 from pipeline.methods.method import Method
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
+from tests.support.runs import read_log, require_equal_weights
 from tests.support.scored_data import run_score, sidecars, train_config
 
 pytestmark = pytest.mark.slow
@@ -29,8 +28,7 @@ STORED = ["full", "random", "student_entropy", "teacher", "chunks", "alm", "dist
 def losses(config: TrainConfig, device: str) -> list[float]:
     """Train on a device; return each step's loss."""
     train(config, Ranks(torch.device(device)))
-    lines = (config.output / "log.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [step["loss"] for step in read_log(config.output)]
 
 
 def config_of(root: Path, output: Path, method: str, precision: str) -> TrainConfig:
@@ -68,8 +66,7 @@ def test_a_run_resumes_bit_for_bit(drawn: Path, tmp_path: Path, gpu: str, method
     every = losses(whole, gpu)
     losses(replace(halves, exit_after=STEPS // 2), gpu)
     assert losses(halves, gpu) == every
-    one, two = (load_file(each.output / "model/model.safetensors") for each in (whole, halves))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    require_equal_weights(whole.output, halves.output)
 
 
 def test_scores_are_those_of_the_cpu(unscored: Path, tmp_path: Path, gpu: str) -> None:

@@ -1,6 +1,5 @@
 """Hybrid students, whose state runs through a row, learn from rows of one document each."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pipeline.packing.rules import PackingRules
 from pipeline.streaming import AlignedRows, StreamConfig
 from pipeline.training.command import main
 from tests.support.datasets import byte_level
+from tests.support.runs import read_log
 from tests.support.streaming_data import around
 
 OPTION = "--one-document-a-row"
@@ -58,7 +58,7 @@ def test_a_hybrid_learns_what_its_own_losses_of_each_document_say(
     assert refused.endswith(f"hint: {OPTION}\n")
     held = ["--heldout", str(copied / "data")]
     assert main([*given, OPTION, *held]) == 0
-    (line,) = (output / "log.jsonl").read_text().splitlines()
+    (step,) = read_log(output)
     rows = AlignedRows(
         StreamConfig(
             str(copied / "data"), seq_length=64, global_batch_size=3, one_document_a_row=True
@@ -73,7 +73,7 @@ def test_a_hybrid_learns_what_its_own_losses_of_each_document_say(
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits[0]
         losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none")[counted])
-    assert json.loads(line)["loss"] == pytest.approx(float(torch.cat(losses).mean()), abs=1e-4)
+    assert step["loss"] == pytest.approx(float(torch.cat(losses).mean()), abs=1e-4)
 
 
 def test_a_run_without_it_goes_on_with_its_rows_only(

@@ -1,6 +1,5 @@
 """What ends a run, or would: signals, another run in its folder, a disk that is full."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,23 +7,21 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.methods.method import Method
-from pipeline.streaming import Reading
 from pipeline.training import disk, loop
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import OUTPUT_LOCK, train
 from pipeline.training.stopping import RunStoppedError
-from tests.support.datasets import build_dataset, byte_level, make_texts
-from tests.support.hf_folders import write_model
 from tests.support.killing import run_ranks
+from tests.support.runs import read_log, require_equal_weights
+from tests.support.scored_data import train_config
 
 STOPS_AFTER = 2
 KEPT = ["checkpoint.pt", "log.jsonl", "model", "run.toml"]
@@ -36,31 +33,25 @@ class Usage(NamedTuple):
     free: int
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    root = tmp_path_factory.mktemp("stopping")
-    build_dataset(root / "data", make_texts(40))
-    write_model(root / "student", byte_level(400))
-    return TrainConfig(
-        data=Reading(str(root / "data")),
-        student=str(root / "student"),
-        output=root / "whole",
-        method=Method("full"),
-        num_steps=4,
-        warmup_steps=1,
-        seq_length=64,
-        global_batch_size=4,
-        micro_batch_size=2,
-        learning_rate=1e-3,
-        device="cpu",
-    )
+SIZES: dict[str, Any] = {
+    "global_batch_size": 4,
+    "warmup_steps": 1,
+    "device": "cpu",
+    "method": Method("full"),
+}
+
+
+@pytest.fixture
+def config(world: Path, tmp_path: Path) -> TrainConfig:
+    return train_config(world, tmp_path / "run", **SIZES)
 
 
 @pytest.fixture(scope="module")
-def whole(config: TrainConfig) -> dict[str, torch.Tensor]:
-    """The weights of a run that nothing has stopped."""
-    train(config)
-    return load_file(config.output / "model" / "model.safetensors")
+def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing has stopped."""
+    output = tmp_path_factory.mktemp("whole")
+    train(train_config(world, output, **SIZES))
+    return output
 
 
 def arguments(config: TrainConfig) -> list[str]:
@@ -69,6 +60,7 @@ def arguments(config: TrainConfig) -> list[str]:
         *("--output", str(config.output), "--device", "cpu", "--seq-length", "64"),
         *("--global-batch-size", "4", "--micro-batch-size", "2", "--num-steps", "4"),
         *("--warmup-steps", "1", "--learning-rate", "1e-3"),
+        *("--schedule", "constant", "--weight-decay", "0"),
     ]
 
 
@@ -85,47 +77,36 @@ def send_in_step(patch: pytest.MonkeyPatch, number: int, times: int = 1) -> None
     patch.setattr(loop, "train_step", step)
 
 
-def require_weights(config: TrainConfig, whole: dict[str, torch.Tensor]) -> None:
-    found = load_file(config.output / "model" / "model.safetensors")
-    assert all(torch.equal(found[name], weight) for name, weight in whole.items())
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_step_end_and_a_checkpoint_be_written(
-    config: TrainConfig,
-    whole: dict[str, torch.Tensor],
-    tmp_path: Path,
-    number: signal.Signals,
-    capsys: pytest.CaptureFixture[str],
+    config: TrainConfig, whole: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler = signal.getsignal(number)
-    stopped = replace(config, output=tmp_path / "run")
     with pytest.MonkeyPatch.context() as patch:
         send_in_step(patch, number)
-        assert main(arguments(stopped)) == 128 + number
+        assert main(arguments(config)) == 128 + number
     told = capsys.readouterr().err
     assert "stopping after this step, with a checkpoint" in told
     assert f"stopped after step {STOPS_AFTER}, with a checkpoint; run the same command" in told
     assert signal.getsignal(number) == handler
-    assert sorted(path.name for path in stopped.output.iterdir()) == [
+    assert sorted(path.name for path in config.output.iterdir()) == [
         name for name in KEPT if name != "model"
     ]
-    train(stopped)
-    require_weights(stopped, whole)
+    train(config)
+    require_equal_weights(config.output, whole)
 
 
-def test_a_second_ctrl_c_ends_at_once(config: TrainConfig, tmp_path: Path) -> None:
-    stopped = replace(config, output=tmp_path / "run")
+def test_a_second_ctrl_c_ends_at_once(config: TrainConfig) -> None:
     with pytest.MonkeyPatch.context() as patch:
         send_in_step(patch, signal.SIGINT, times=2)
         with pytest.raises(KeyboardInterrupt) as raised:
-            train(stopped)
+            train(config)
     assert not isinstance(raised.value, RunStoppedError)
-    assert not (stopped.output / "checkpoint.pt").exists()
+    assert not (config.output / "checkpoint.pt").exists()
 
 
-def test_a_run_in_a_thread_leaves_signals_alone(config: TrainConfig, tmp_path: Path) -> None:
-    run = replace(config, output=tmp_path / "run", exit_after=1)
+def test_a_run_in_a_thread_leaves_signals_alone(config: TrainConfig) -> None:
+    run = replace(config, exit_after=1)
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -149,13 +130,11 @@ def stop_second_rank(argv: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_all_processes_stop_after_the_same_step(config: TrainConfig, tmp_path: Path) -> None:
+def test_all_processes_stop_after_the_same_step(config: TrainConfig) -> None:
     """Though only one of them got the signal."""
-    stopped = replace(config, output=tmp_path / "run")
-    run_ranks(stop_second_rank, arguments(stopped))
-    log = (stopped.output / "log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in log] == [1, STOPS_AFTER]
-    assert torch.load(stopped.output / "checkpoint.pt")["step"] == STOPS_AFTER
+    run_ranks(stop_second_rank, arguments(config))
+    assert [step["step"] for step in read_log(config.output)] == [1, STOPS_AFTER]
+    assert torch.load(config.output / "checkpoint.pt")["step"] == STOPS_AFTER
 
 
 @pytest.mark.slow
@@ -171,9 +150,9 @@ def test_before_the_first_step_a_signal_ends_the_process(config: TrainConfig) ->
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(
-    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = replace(config, output=tmp_path / "run", exit_after=1)
+    run = replace(config, exit_after=1)
     with hold_folder(str(run.output / OUTPUT_LOCK), str(run.output)):
         assert main(arguments(run)) == 2
         told = capsys.readouterr().err
@@ -186,12 +165,11 @@ def test_a_folder_that_another_run_writes_to_is_refused(
 
 def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
     config: TrainConfig,
-    whole: dict[str, torch.Tensor],
-    tmp_path: Path,
+    whole: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run, number = replace(config, output=tmp_path / "run", checkpoint_every=1), iter(range(99))
+    run, number = replace(config, checkpoint_every=1), iter(range(99))
     remove = disk._remove
 
     def remove_and_fill(path: Path) -> None:
@@ -205,26 +183,22 @@ def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
     assert said.startswith(f"step 2: {run.output / 'checkpoint.pt'} needs ")
     assert "make room; the run goes on, and what it kept before stays" in said
     assert sorted(path.name for path in run.output.iterdir()) == KEPT
-    require_weights(run, whole)
+    require_equal_weights(run.output, whole)
 
 
-def test_at_the_end_a_full_disk_is_an_error_and_the_run_can_be_finished(
-    config: TrainConfig,
-    whole: dict[str, torch.Tensor],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_disk_that_is_full_at_the_end_is_an_error(
+    config: TrainConfig, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Even if it was the model, after the last checkpoint, that had no room."""
-    run = replace(config, output=tmp_path / "run")
     for refused, room in {"checkpoint.pt": [1], "model": [1 << 60, 1]}.items():
         with pytest.MonkeyPatch.context() as patch:
             free = iter(room)
             place = "pipeline.training.disk.shutil.disk_usage"
             patch.setattr(place, lambda _, free=free: Usage(next(free)))
-            assert main(arguments(run)) == 2
+            assert main(arguments(config)) == 2
         told = capsys.readouterr().err
-        assert f"{run.output / refused} needs" in told
+        assert f"{config.output / refused} needs" in told
         assert "of disk, 1 B are free: make room" in told
-    assert torch.load(run.output / "checkpoint.pt")["step"] == 4
-    train(run)
-    require_weights(run, whole)
+    assert torch.load(config.output / "checkpoint.pt")["step"] == 4
+    train(config)
+    require_equal_weights(config.output, whole)

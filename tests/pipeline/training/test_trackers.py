@@ -13,6 +13,7 @@ import pytest
 from pipeline.methods.method import Method
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
+from tests.support.runs import read_log
 from tests.support.scored_data import train_config
 
 Losses = dict[int, float]
@@ -22,8 +23,7 @@ def train_in_two_parts(config: TrainConfig) -> Losses:
     """Train four steps with a stop after two; return the losses of log.jsonl."""
     train(replace(config, exit_after=2))
     train(config)
-    lines = (config.output / "log.jsonl").read_text().splitlines()
-    losses = {record["step"]: record["loss"] for record in map(json.loads, lines)}
+    losses = {record["step"]: record["loss"] for record in read_log(config.output)}
     assert list(losses) == [1, 2, 3, 4]
     return losses
 

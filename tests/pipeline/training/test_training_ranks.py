@@ -1,6 +1,5 @@
 """Data parallel under torchrun: the same rows, choices and losses as one process."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pipeline.training.command import main, parse_config
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from tests.support.killing import run_ranks
+from tests.support.runs import read_log, weights_of
 
 CHOSEN = "--distill-tokens kept --distill-by student_entropy --scope row"
 
@@ -54,10 +54,6 @@ def run_rank(arguments: Sequence[str]) -> None:
         assert main(arguments) == 0
 
 
-def log(output: Path) -> list[dict[str, float | None]]:
-    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "teacher", "more", "start"),
@@ -88,7 +84,7 @@ def test_two_processes_train_as_one_does(
     run_rank(arguments(world, tmp_path / "one", *options))
     start(arguments(world, tmp_path / "two", *options, "--exit-after", "2"))
     run_rank(arguments(world, tmp_path / "two", *options))
-    one, two = log(tmp_path / "one"), log(tmp_path / "two")
+    one, two = read_log(tmp_path / "one"), read_log(tmp_path / "two")
     assert [record["step"] for record in two] == [1, 2, 3, 4]
     for expected, found in zip(one, two, strict=True):
         assert found.keys() == expected.keys()
@@ -97,7 +93,7 @@ def test_two_processes_train_as_one_does(
             if name == "seconds":
                 continue
             assert found[name] == pytest.approx(expected[name], rel=3e-6), name
-    weights = [load_file(tmp_path / run / "model/model.safetensors") for run in ("one", "two")]
+    weights = [weights_of(tmp_path / run) for run in ("one", "two")]
     initial = load_file(world / "student/model.safetensors")
     for key in initial:
         torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-5)

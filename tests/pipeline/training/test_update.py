@@ -1,6 +1,5 @@
 """An update that would ruin the weights isn't made; one that teaches nothing warns."""
 
-import json
 import math
 import os
 from dataclasses import replace
@@ -21,6 +20,7 @@ from pipeline.training.run_opening import open_training
 from pipeline.training.update import NonFiniteGradientError
 from tests.pipeline.training.test_hf_trainer import data_of, trainer_of
 from tests.support.killing import run_ranks
+from tests.support.runs import read_log
 from tests.support.scored_data import train_config
 
 NOTHING = Method("random", keep_fraction=1e-6, unmapped="exclude")
@@ -52,8 +52,7 @@ def require_good_checkpoint(output: Path, step: int) -> None:
     assert checkpoint["step"] == step
     assert all(bool(weight.isfinite().all()) for weight in checkpoint["student"].values())
     assert not (output / "model").exists()
-    lines = (output / "log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    assert [entry["step"] for entry in read_log(output)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("value", "num_steps"), [(math.inf, 4), (math.nan, 5)])
@@ -114,8 +113,7 @@ def test_a_run_that_keeps_nothing_says_so(
     world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(config_of(world, tmp_path / "own", method=NOTHING, num_steps=2))
-    lines = (tmp_path / "own/log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["loss"] for line in lines] == [None, None]
+    assert [entry["loss"] for entry in read_log(tmp_path / "own")] == [None, None]
     trainer = trainer_of(
         world,
         tmp_path / "trainer",

@@ -6,39 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from pipeline.tokenization import load_tokenizer
 from pipeline.transfer.acceptance import Acceptance, TokenizedModel, measure_acceptance
 from pipeline.transfer.acceptance_command import main as measure
 from pipeline.transfer.command import main as transfer
 from tests.support.datasets import byte_level, make_texts
+from tests.support.hf_folders import make_llama
 
 VOCABULARY = byte_level(400)
 PROMPTS = [text.encode()[:40] for _, text in make_texts(4)]
 
 
-def _model(seed: int, *, spread: float = 0.05) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY.vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=spread,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def _similar(model: LlamaForCausalLM, noise: float) -> LlamaForCausalLM:
-    other = _model(0)
+    other = make_llama(400)
     other.load_state_dict(model.state_dict())
     torch.manual_seed(1)
     with torch.no_grad():
@@ -78,7 +60,7 @@ def _assisted_passes(
 
 
 def test_greedy_rounds_are_those_of_assisted_generation() -> None:
-    target = TokenizedModel(_model(0, spread=0.4), VOCABULARY)
+    target = TokenizedModel(make_llama(400, initializer_range=0.4), VOCABULARY)
     draft = TokenizedModel(_similar(target.model, 0.03), VOCABULARY)
     found = list(measure_acceptance(target, draft, PROMPTS, sampled=False, num_tokens=24))
     passes = [_assisted_passes(target, draft, prompt, 24) for prompt in PROMPTS]
@@ -91,8 +73,8 @@ def test_greedy_rounds_are_those_of_assisted_generation() -> None:
 def test_sampled_rounds_are_those_of_drawn_ones() -> None:
     """Speculative sampling as its paper has it, drawn many times, with slow loops."""
     target, draft = (
-        TokenizedModel(_model(0, spread=0.3), VOCABULARY),
-        TokenizedModel(_model(3), VOCABULARY),
+        TokenizedModel(make_llama(400, initializer_range=0.3), VOCABULARY),
+        TokenizedModel(make_llama(400, seed=3, initializer_range=0.05), VOCABULARY),
     )
     torch.manual_seed(0)
     expected = sum(

@@ -16,11 +16,16 @@ from tests.support.hf_folders import make_instruct, write_model
 TURNS = [{"role": "user", "content": "Two and two?"}]
 
 
+def write_texts(folder: Path) -> Path:
+    path = folder / "texts.txt"
+    path.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    return path
+
+
 def test_an_instruct_model_drafts_for_a_target_with_padded_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    texts = write_texts(tmp_path)
     chat = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
     old = make_instruct(write_model(tmp_path / "old", chat), chat)
     own = with_control_tokens(byte_level(480), "<|x|>", "<|im_end|>", "<|im_start|>")
@@ -52,8 +57,7 @@ def test_an_instruct_model_drafts_for_a_target_with_padded_rows(
 def test_what_a_vocabulary_lacks_is_left_out_with_a_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    texts = write_texts(tmp_path)
     chat = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>")
     old = make_instruct(write_model(tmp_path / "old", chat), chat)
     given = [str(old), "--tokenizer", "bytes", "--text", str(texts)]
@@ -72,8 +76,7 @@ def test_what_a_vocabulary_lacks_is_left_out_with_a_word(
 def test_a_transfer_that_was_ended_leaves_nothing_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts, output = tmp_path / "texts.txt", tmp_path / "new"
-    texts.write_text("\n".join(text for _, text in make_texts(9)), "utf-8")
+    texts, output = write_texts(tmp_path), tmp_path / "new"
     old = write_model(tmp_path / "old", byte_level(400))
     given = [str(old), "--tokenizer", "bytes", "--text", str(texts), "--output", str(output)]
 

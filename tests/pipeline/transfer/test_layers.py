@@ -81,9 +81,7 @@ def test_an_order_of_ones_own_and_what_else_a_configuration_lists(tmp_path: Any)
         assert torch.equal(layer.mlp.up_proj.weight, weight)
 
 
-def test_layers_that_depend_on_their_numbers_otherwise_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_that_depend_on_their_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sparse = _model("qwen3_moe", **EXPERTS, decoder_sparse_step=2)
     named = (
         r"Qwen3MoeForCausalLM with layers \[0, 2, 3\] alone isn't what .* state_dict .*only_layers"

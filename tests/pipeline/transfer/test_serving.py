@@ -1,11 +1,11 @@
 """What servers check of a draft, on pairs that differ in one thing each."""
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.tokenization import Tokenizer
 from pipeline.transfer.acceptance import TokenizedModel, judge_servers
 from tests.support.datasets import byte_level, with_control_tokens
+from tests.support.hf_folders import make_llama
 
 VOCABULARY = byte_level(400)
 PADDED = with_control_tokens(VOCABULARY, "[PAD400]")
@@ -14,9 +14,7 @@ UNLIKE = "token 400 is '[PAD400]' of the target, '<|tool|>' of the draft"
 
 
 def _side(num_rows: int, tokenizer: Tokenizer = VOCABULARY) -> TokenizedModel:
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    config = LlamaConfig(vocab_size=num_rows, num_attention_heads=1, **sizes)
-    return TokenizedModel(LlamaForCausalLM(config), tokenizer)
+    return TokenizedModel(make_llama(num_rows), tokenizer)
 
 
 @pytest.mark.parametrize(
