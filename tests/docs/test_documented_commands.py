@@ -25,11 +25,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from beam_jobs.align.inputs.decompression import zstd
 from beam_jobs.running.runners import make_beam_options
-from pipeline.command_line import option_parsing
 from pipeline.command_line.commands import COMMANDS, run_command
 from tests.support.chats import TWO_TURNS, chat_tokenizer, write_chats, write_tokenizer
 from tests.support.datasets import byte_level, make_texts
 from tests.support.hf_folders import write_model
+from tests.support.options import Accepted, stop_after_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -85,10 +85,6 @@ class Command:
         return f"{self.page.name}: {' '.join(self.words)[:60]}"
 
 
-class Accepted(BaseException):  # no command may catch it
-    """A command has read its options."""
-
-
 def commands_of(page: Path, block: str) -> list[Command]:
     """Return a block's commands in their order, without comments and what is left out (…)."""
     lines = block.replace("\\\n", " ").splitlines()
@@ -107,15 +103,10 @@ OURS = [command for command in COMMANDS_SHOWN if command.words[0] == "vocag"]
 
 @pytest.mark.parametrize("command", OURS, ids=str)
 def test_a_shown_command_is_accepted(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = option_parsing.read_options
-
-    def stop(kind: type, values: Any, **more: Any) -> None:
-        found: Any = read(kind, values, **more)
-        rest = getattr(found, "beam_arguments", ())
-        make_beam_options(rest)  # refuses what Beam does not know
-        raise Accepted
-
-    monkeypatch.setattr(option_parsing, "read_options", stop)
+    """By Beam, too, which refuses what it doesn't know."""
+    stop_after_options(
+        monkeypatch, lambda found: make_beam_options(getattr(found, "beam_arguments", ()))
+    )
     with pytest.raises(Accepted):
         run_command(completed(command))
 

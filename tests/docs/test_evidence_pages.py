@@ -9,25 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from prove import cells as mapping
-from prove import (
-    code,
-    distributions,
-    few,
-    fresh,
-    kinds,
-    random_weights,
-    tokens,
-    transfer,
-)
+from prove import code, distributions, few, fresh, kinds, random_weights, tokens, transfer
 from prove import filter as filtering
-from prove.compare import (
-    Difference,
-    bits_per_byte,
-    compare,
-    overview,
-    paired,
-    read_records,
-)
+from prove.compare import Difference, bits_per_byte, compare, overview, paired, read_records
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "evidence"

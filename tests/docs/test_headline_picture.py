@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from packaged_model import find_gguf, write_smollm2
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -13,12 +12,9 @@ PICTURE = Path(__file__).parents[2] / "docs/figures/headline.svg"
 
 
 @pytest.mark.slow
-def test_the_picture_has_the_teachers_losses(tmp_path: Path) -> None:
-    if find_gguf() is None:
-        pytest.skip("make test installs the model")
-    write_smollm2(tmp_path / "smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "smollm2")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "smollm2").float()
+def test_the_picture_has_the_teachers_losses(smollm2: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    model = AutoModelForCausalLM.from_pretrained(smollm2).float()
     ids = tokenizer("<|endoftext|>Probability, Uncertainty", return_tensors="pt").input_ids
     with torch.no_grad():
         losses = cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none").tolist()

@@ -40,7 +40,7 @@ def test_workflows_run_commands_that_exist(workflow: str, expected: set[str]) ->
         assert targets.issuperset(named)
 
 
-def test_what_has_to_pass_before_a_change_lands_runs_in_parallel_jobs() -> None:
+def test_checks_run_in_parallel_jobs() -> None:
     wanted = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     job = load("workflows/ci.yml")["jobs"]["checks"]
     assert len(wanted) == 5

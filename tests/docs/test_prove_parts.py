@@ -12,14 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from prove import (
-    cells,
-    code,
-    falling,
-    random_weights,
-    transfer,
-    where,
-)
+from prove import cells, code, falling, random_weights, transfer, where
 from prove.chain import Chain
 from prove.numerals import Numbers, find_odd, write_on
 from prove.texts import read_questions
@@ -30,14 +23,7 @@ from pipeline.transfer.measure import context_of
 from tests.support.datasets import byte_level
 from tests.support.experiments import make_record, make_words, write_benchmarks
 from tests.support.hf_folders import write_model
-from vocag import (
-    Method,
-    Reading,
-    Teaching,
-    Tokenizer,
-    load_language_model,
-    load_tokenizer,
-)
+from vocag import Method, Reading, Teaching, Tokenizer, load_language_model, load_tokenizer
 
 PAGES = Path(__file__).parents[2] / "evidence"
 
@@ -63,9 +49,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return found
 
 
-def test_numbers_and_indents_are_odd_where_the_tokenizer_splits_them_elsewhere(
-    tmp_path: Path,
-) -> None:
+def test_numbers_and_indents_are_odd_if_split_elsewhere(tmp_path: Path) -> None:
     tokenizer = _packing_tokenizer(tmp_path / "tokenizer")
     usual = _ids(tokenizer, " 2015\n     x 2015")
     assert find_odd(tokenizer, b"in", usual) == {"numbers": [1, 0], "indents": [1, 0]}
@@ -106,7 +90,7 @@ def test_cells_win_if_they_are_ahead_somewhere_and_behind_nowhere(
     domain: float, elsewhere: float, rule: str
 ) -> None:
     def record(arm: str, seed: int, gains: tuple[float, float]) -> dict[str, Any]:
-        made = make_record(arm, seed, [0.0] * 3, ()) | {"units": 2}
+        made = make_record(arm, seed, [0.0] * 3, ())
         for names, gain in zip((transfer.DOMAIN, transfer.ELSEWHERE), gains, strict=True):
             for name in names:
                 nats = [26 - gain + 0.01 * seed] * 3

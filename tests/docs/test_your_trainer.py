@@ -23,6 +23,7 @@ from pipeline.models.hf_models import load_language_model
 from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
 from tests.support.killing import run_ranks
+from tests.support.runs import read_log
 from tests.support.scored_data import SEQ_LENGTH, run_score, train_config, write_world
 from tests.support.servers import free_port
 
@@ -47,6 +48,27 @@ def loop_arguments(world: Path, output: Path) -> list[str]:
     return [*paths, "--output", str(output), *sizes.split(), "--learning-rate", "1e-3"]
 
 
+def shown(page: str, marker: str, changes: dict[str, str]) -> str:
+    """Return the first Python block of a page that has the marker, with changes."""
+    text = (EXAMPLES.parent / "docs" / page).read_text("utf-8")
+    blocks = (block.split("```")[0] for block in text.split("```python\n")[1:])
+    code = next(block for block in blocks if marker in block)
+    for there, here in changes.items():
+        assert there in code
+        code = code.replace(there, here)
+    return code
+
+
+def own_names(world: Path) -> dict[str, str]:
+    """Return a world's names for those of a page."""
+    return {
+        '"TinyLlama/TinyLlama_v1.1"': repr(str(world / "student")),
+        '"aligned"': repr(str(world / "data")),
+        '"Qwen/Qwen2.5-Math-7B"': '""',
+        "seq_length=2048": f"seq_length={SEQ_LENGTH}",
+    }
+
+
 @pytest.fixture(scope="module")
 def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Path]:
     """Losses and student of the accelerate loop in one process."""
@@ -63,7 +85,7 @@ def test_the_accelerate_loop_trains_as_vocag_train_does(
     method = {"stored_losses": "teacher", "method": Method("teacher", scope="row")}
     sizes = {"global_batch_size": 4, "micro_batch_size": 1, "num_steps": 3}
     train(train_config(world, tmp_path / "run", **method, **sizes))
-    records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    records = read_log(tmp_path / "run")
     assert found == pytest.approx([record["loss"] for record in records], rel=3e-6)
     assert found[2] != found[0]
     saved, own = weights(student), weights(tmp_path / "run/model")
@@ -86,18 +108,14 @@ def test_the_accelerate_loop_bears_steps_that_keep_no_token(
 
 def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
     """It crashed on a model of transformers."""
-    page = (EXAMPLES.parent / "docs" / "concepts" / "rows.md").read_text("utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
-    for there, here in (
-        ('"aligned"', repr(str(world / "data"))),
-        ("seq_length=2048, global_batch_size=64", f"seq_length={SEQ_LENGTH}, global_batch_size=4"),
-        ("num_workers=2", "num_workers=0"),
-    ):
-        assert there in code
-        code = code.replace(there, here)
+    small = {
+        '"aligned"': repr(str(world / "data")),
+        "seq_length=2048, global_batch_size=64": f"seq_length={SEQ_LENGTH}, global_batch_size=4",
+        "num_workers=2": "num_workers=0",
+    }
     student = AutoModelForCausalLM.from_pretrained(world / "student")
     names: dict[str, Any] = {"student": student}
-    exec(code, names)
+    exec(shown("concepts/rows.md", "", small), names)
     guided = GuidedStudent(load_language_model(str(world / "student")), Method("full"))
     expected = guided(names["batch"])
     mean = float(expected.loss_sum.detach() / expected.num_tokens)
@@ -112,19 +130,8 @@ def test_the_plain_loop_of_the_page_is_the_accelerate_loop(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (EXAMPLES.parent / "docs/guides/your_trainer.md").read_text("utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
-    for there, here in (
-        ('"cuda", 1000, 64, 4', '"cpu", 3, 4, 1'),
-        ('"TinyLlama/TinyLlama_v1.1"', repr(str(world / "student"))),
-        ('"aligned"', repr(str(world / "data"))),
-        ('"Qwen/Qwen2.5-Math-7B"', '""'),
-        ("seq_length=2048", f"seq_length={SEQ_LENGTH}"),
-        ("lr=8e-5", "lr=1e-3"),
-    ):
-        assert there in code
-        code = code.replace(there, here)
-    exec(code, {})
+    small = {'"cuda", 1000, 64, 4': '"cpu", 3, 4, 1', "lr=8e-5": "lr=1e-3"} | own_names(world)
+    exec(shown("guides/your_trainer.md", "", small), {})
     losses, student = alone
     expected = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(losses, start=1)]
     assert capsys.readouterr().out.splitlines() == expected
@@ -190,7 +197,7 @@ def test_the_fsdp2_loop_trains_as_vocag_train_does_and_continues(
     method = {"stored_losses": "teacher", "method": Method("teacher", scope="row")}
     sizes = {"global_batch_size": 4, "micro_batch_size": 1, "num_steps": 4}
     train(train_config(world, tmp_path / "run", **method, **sizes))
-    records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    records = read_log(tmp_path / "run")
     losses = dict(printed_losses(tmp_path / "whole.txt"))
     assert losses == pytest.approx({r["step"]: r["loss"] for r in records}, rel=3e-6)
     whole, own = weights(tmp_path / "whole/model"), weights(tmp_path / "run/model")
@@ -222,16 +229,8 @@ def test_the_hugging_face_example_leaves_a_student(world: Path, tmp_path: Path) 
     hf_trainer.main(
         [
             *("--data", str(world / "data"), "--student", str(world / "student")),
-            *(
-                "--method",
-                "teacher",
-                "--heldout",
-                str(world / "data"),
-                "--eval_strategy",
-                "steps",
-                "--eval_steps",
-                "2",
-            ),
+            *("--method", "teacher", "--heldout", str(world / "data")),
+            *("--eval_strategy", "steps", "--eval_steps", "2"),
             *("--output_dir", str(tmp_path / "run"), "--seq_length", str(SEQ_LENGTH)),
             *["--max_steps", "2", "--per_device_train_batch_size", "2", "--learning_rate", "1e-3"],
             *["--logging_steps", "1", "--use_cpu", "True", "--report_to", "none"],
@@ -248,20 +247,11 @@ def test_the_page_shows_lines_that_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     world = write_world(tmp_path / "world")
     run_score(world, "--top-k", "4")
-    page = (EXAMPLES.parent / "docs/guides/your_trainer.md").read_text("utf-8")
-    [code] = [block for block in page.split("```python\n") if "GuidedTrainer(" in block]
-    code = code.split("```")[0]
-    for there, here in (
-        ('"TinyLlama/TinyLlama_v1.1"', repr(str(world / "student"))),
-        ('"aligned"', repr(str(world / "data"))),
-        ('"heldout"', repr(str(world / "data"))),
-        ('"Qwen/Qwen2.5-Math-7B"', '""'),
-        ("seq_length=2048", f"seq_length={SEQ_LENGTH}"),
-        ("max_steps=1000", "max_steps=1, use_cpu=True, report_to='none'"),
-    ):
-        assert there in code
-        code = code.replace(there, here)
-    exec(code, {})
+    small = own_names(world) | {
+        '"heldout"': repr(str(world / "data")),
+        "max_steps=1000": "max_steps=1, use_cpu=True, report_to='none'",
+    }
+    exec(shown("guides/your_trainer.md", "GuidedTrainer(", small), {})
     assert (tmp_path / "runs/trainer/model.safetensors").is_file()
 
 

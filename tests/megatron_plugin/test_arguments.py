@@ -349,7 +349,7 @@ def test_a_student_needs_rows_for_what_the_data_holds(tmp_path, name):
     require_rows(name, held, vocab_size=401)
 
 
-def test_a_distributed_optimizer_without_checkpoints_or_with_its_library(monkeypatch):
+def test_distributed_optimizers_that_work(monkeypatch):
     distributed = WORKING | {"use_distributed_optimizer": True}
     require_student(Namespace(**distributed), options())
     weights_only = {"load": "folder", "finetune": True}
@@ -435,7 +435,7 @@ def test_validation_data_must_have_the_same_tokenizers(tmp_path, side):
         require_same_tokenizers("other", other, manifest)
 
 
-def test_local_layers_beside_transformer_engine_have_no_fused_gradients(monkeypatch):
+def test_local_layers_have_no_fused_gradients(monkeypatch):
     monkeypatch.setattr(megatron_arguments, "find_spec", {"transformer_engine": True}.get)
     fusion = "--no-gradient-accumulation-fusion"
     assert fusion not in megatron_arguments.installed_arguments()

@@ -132,7 +132,7 @@ def test_micro_batches_share_a_few_of_cudnns_graphs(monkeypatch):
     assert graphs == {(33 + 32 * number, seq_length) for number in range(3)}
 
 
-def test_a_torch_without_the_kernel_is_refused_before_a_model_is_built(monkeypatch):
+def test_a_torch_without_the_kernel_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(kernels, "missing_kernel", lambda: "torch 2.10.0 has no varlen_attn with")
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, bf16=True)
     with pytest.raises(RuntimeError, match=r"torch 2\.10\.0 has no varlen_attn"):

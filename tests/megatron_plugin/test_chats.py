@@ -24,10 +24,7 @@ _CHATS = [
     [m for k in range(1 + n % 3) for m in (user(f"{n} + {k}?"), said(f"It is {n + k}, naïve 😀."))]
     for n in range(60)
 ]
-_TENSOR_TEACHER = {
-    "vocag_teacher_world_size": 2,
-    "vocag_teacher_tensor_model_parallel_size": 2,
-}
+_TENSOR_TEACHER = {"vocag_teacher_world_size": 2, "vocag_teacher_tensor_model_parallel_size": 2}
 # Student ranks and arguments, the teacher's, and the method.
 LAYOUTS = {
     "pipeline, tensor": (4, PIPELINE, _TENSOR_TEACHER, {}),

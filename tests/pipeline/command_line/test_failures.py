@@ -19,7 +19,6 @@ from pipeline.command_line.installed import install
 from pipeline.dataset.chosen_documents import WhereError  # type: ignore[attr-defined]
 from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.score_files import find_scores
-from pipeline.explore import command as explore
 from pipeline.methods.method import WHICH_METHOD, Method
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
@@ -314,11 +313,6 @@ def test_an_install_line_names_the_checkout(
         str(tmp_path / "site/pipeline/command_line/installed.py"),
     )
     assert install("hf") == "pip install 'vocag[hf]'"
-
-
-def test_explore_says_who_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert explore.main(["info", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("vocag explore: ")
 
 
 @pytest.mark.parametrize(

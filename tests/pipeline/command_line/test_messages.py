@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.command_line import option_parsing
 from pipeline.command_line.commands import COMMANDS, run_command
+from tests.support.options import Accepted, stop_after_options
 
 ROOT = Path(__file__).parents[3]
 FILES = [
@@ -34,10 +34,6 @@ OTHERS = {
 
 
 NOTHING: Mapping[str, str] = {}
-
-
-class Accepted(BaseException):  # no command may catch it
-    """A command has read its options."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -92,13 +88,7 @@ def test_the_walk_finds_what_is_there() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS_TO_PASTE)
 def test_a_command_to_paste_is_accepted(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = option_parsing.read_options
-
-    def stop(kind: type, values: Any, **more: Any) -> None:
-        read(kind, values, **more)
-        raise Accepted
-
-    monkeypatch.setattr(option_parsing, "read_options", stop)
+    stop_after_options(monkeypatch)
     with pytest.raises((Accepted, SystemExit)) as ended:
         run_command(shlex.split(line, comments=True)[1:])
     assert getattr(ended.value, "code", 0) == 0  # --help ends the process

@@ -173,12 +173,7 @@ def test_help_starts_with_what_is_required(
     assert titles[:2] == ["required:", "options:"]
     [required] = [text for text in others if text.startswith("required:")]
     found = re.findall(r"^  (--\S+)", required, re.M)
-    assert found == [
-        "--data",
-        "--student",
-        "--output",
-        "--method",
-    ]
+    assert found == ["--data", "--student", "--output", "--method"]
 
 
 @pytest.mark.parametrize("kind", ALL)

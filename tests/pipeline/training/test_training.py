@@ -288,7 +288,7 @@ def test_alm_adds_divergences_to_kept_tokens(
     assert (kept[0] > 0.3 * kept[1]) == (keep_fraction is not None)
 
 
-def test_guided_loss_equals_a_slow_count_overread_documents(
+def test_guided_loss_equals_a_slow_count_over_documents(
     world: Path, student: PreTrainedModel, teacher: PreTrainedModel
 ) -> None:
     """Score each document alone with the models' own logits, choose by sorting."""
