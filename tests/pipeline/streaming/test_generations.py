@@ -16,6 +16,7 @@ from pipeline.packing.reading import LATEST, Generation, parse_generation
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, StreamMismatchError, StreamState
 from schemas.errors import DatasetError
 from tests.support.datasets import build_dataset, make_texts, remove_documents
+from tests.support.mixtures import write_mixture
 
 BATCH = 2
 
@@ -34,16 +35,12 @@ def kept(rows: AlignedRows, consumed: int) -> StreamState:
     return StreamState(**json.loads(json.dumps(asdict(rows.state(consumed)))))
 
 
-def write_mixture(folder: Path) -> Path:
+def mix_two(folder: Path) -> Path:
     """Write datasets `a` and `b` and a mixture of three epochs of each."""
     for seed, name in enumerate("ab"):
         build_dataset(folder / name, make_texts(24, seed=seed))
-    mixture = folder / "mixture.toml"
-    mixture.write_text(
-        '[datasets.a]\npath = "a"\nmax_epochs = 3\n[datasets.b]\npath = "b"\nmax_epochs = 3\n'
-        "[[stages]]\nweights = { a = 0.5, b = 0.5 }\n"
-    )
-    return mixture
+    tables = {name: {"path": name, "max_epochs": 3} for name in "ab"}
+    return write_mixture(folder / "mixture.toml", **tables)
 
 
 def test_a_run_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +115,7 @@ def test_generations_by_number(tmp_path: Path) -> None:
 
 
 def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mixture = write_mixture(tmp_path)
+    mixture = mix_two(tmp_path)
     plain = config(mixture, num_epochs=1)
     rows = AlignedRows(plain)
     whole, saved = read(rows), kept(rows, 2 * BATCH)
@@ -143,7 +140,7 @@ def test_a_mixture_goes_on_with_its_rows(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_run_opens_each_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that goes on after its data has grown, and the older generation's manifest."""
-    path = write_mixture(tmp_path)
+    path = mix_two(tmp_path)
     saved = kept(AlignedRows(config(path, num_epochs=1)), BATCH)
     remove_documents(tmp_path / "a", "doc-0-3")
     opened: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import torch
 from pipeline.streaming import AlignedRows, Reading, StreamMismatchError, StreamState
 from schemas.errors import DamagedSampleError, DatasetError, ForeignTokenizerError
 from schemas.manifest import ConventionRecord, encode_manifest
+from tests.support.mixtures import write_mixture
 from tests.support.streaming_data import (
     GLOBAL_BATCH_SIZE,
     make_documents,
@@ -55,16 +56,6 @@ def mixture_text(stages=STAGES, *, seed=7, **limits):
 
 def open_mixture(folder, file="mixture.toml", **options):
     return small_rows(folder / file, **options)
-
-
-def mix_two(folder, **paths):
-    """Write a mixture of two datasets, half and half."""
-    datasets = [f'[datasets.{name}]\npath = "{path}"\n' for name, path in paths.items()]
-    weights = ", ".join(f"{name} = 0.5" for name in paths)
-    (folder / "mixture.toml").write_text(
-        f"{''.join(datasets)}[[stages]]\nweights = {{ {weights} }}"
-    )
-    return folder
 
 
 def source_of(rows, run_position):
@@ -158,7 +149,8 @@ def write_other_dataset(folder, **changes):
 
 def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
     def mixed_with_web(path):
-        return open_mixture(mix_two(tmp_path, web=folder / "web", other=path))
+        tables = {"web": {"path": str(folder / "web")}, "other": {"path": str(path)}}
+        return small_rows(write_mixture(tmp_path / "mixture.toml", **tables))
 
     with pytest.raises(DatasetError, match=r'mixture.toml: "web" and "other" share 2 shards'):
         mixed_with_web(folder / "web")
@@ -184,7 +176,7 @@ def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
         write_dataset(tmp_path / name, make_documents([40] * 20, seed=seed), shard_sizes=[10, 10])
     tar = tmp_path / "tiny" / "data-000001-of-000002.tar"
     tar.write_bytes(tar.read_bytes()[:1024] + b"\xff" * 64 + tar.read_bytes()[1088:])
-    mix_two(tmp_path, web="web", tiny="tiny")
+    write_mixture(tmp_path / "mixture.toml", web={"path": "web"}, tiny={"path": "tiny"})
     rows = open_mixture(tmp_path, global_batch_size=4)
     with pytest.raises(DamagedSampleError, match="data-000001-of-000002"):
         rows.__getitems__(range(len(rows)))

@@ -17,6 +17,7 @@ from schemas.errors import DatasetError
 from schemas.manifest import MANIFEST_FILE, encode_manifest
 from tests.pipeline.dataset.test_chosen_documents import METADATA, values
 from tests.support.datasets import build_dataset, make_texts
+from tests.support.mixtures import write_mixture
 
 pytest.importorskip("duckdb")
 
@@ -55,23 +56,13 @@ def test_a_condition_is_part_of_the_run(folder: Path) -> None:
         open_rows(Path("x.toml"), "good")
 
 
-def write_mixture(folder: Path, first: str, second: str, *, path: str = "web") -> Path:
+def mix_two(folder: Path, first: str, second: str, *, path: str = "web") -> Path:
     """Mix two parts of one dataset, half and half, or a part of each of two."""
-    file = folder / "mixture.toml"
-    file.write_text(
-        f"""
-        [datasets.first]
-        path = "web"
-        where = "{first}"
-        max_epochs = 2
-        [datasets.second]
-        path = "{path}"
-        where = "{second}"
-        [[stages]]
-        weights = {{ first = 0.5, second = 0.5 }}
-        """
+    return write_mixture(
+        folder / "mixture.toml",
+        first={"path": "web", "where": first, "max_epochs": 2},
+        second={"path": path, "where": second},
     )
-    return file
 
 
 def open_rows(path: Path, where: str = "", num_epochs: int = 1) -> AlignedRows:
@@ -79,7 +70,7 @@ def open_rows(path: Path, where: str = "", num_epochs: int = 1) -> AlignedRows:
 
 
 def open_mixture(folder: Path, first: str, second: str, *, path: str = "web") -> AlignedRows:
-    return open_rows(write_mixture(folder, first, second, path=path))
+    return open_rows(mix_two(folder, first, second, path=path))
 
 
 def plan_mixture(file: Path) -> PlannedMixture:
@@ -142,14 +133,14 @@ def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
 def test_conditions_that_can_t_be_used_are_refused_before_any_row_is_read(
     folder: Path, first: str, second: str, error: type[Exception], message: str
 ) -> None:
-    file = write_mixture(folder, first, second)
+    file = mix_two(folder, first, second)
     for read in (open_rows, plan_mixture):
         with pytest.raises(error, match=message):
             read(file)
 
 
 def test_the_plan_of_a_mixture_tells_its_conditions(folder: Path) -> None:
-    file = write_mixture(folder, "good", "not good")
+    file = mix_two(folder, "good", "not good")
     planned = plan_mixture(file)
     assert planned.num_rows == len(open_rows(file))
     lines = list(describe_mixture(planned, global_batch_size=1))
