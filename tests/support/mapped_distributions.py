@@ -159,6 +159,35 @@ def naive_inside(student, teacher, prefix, ids, probs):
     return {to: mass / extending for to, mass in found.items()}
 
 
+def mapped_by_label(rows, batch, documents, stored, entries, ends):
+    """Yield (student token, kind of label, what its row holds, and must hold) of all rows' labels.
+
+    `stored` gives a document's exact entries at a position; `entries` are both sides' bytes by id.
+    What a row holds is None where nothing says where a label is.
+    """
+    plan, order = rows.datasets[0].plan, rows.datasets[0].order
+    for position in range(len(rows)):
+        ids, probs = (batch[f"next_token_{name}"][position].numpy() for name in ("ids", "probs"))
+        losses, left = batch["teacher_losses"][position].numpy(), ids[:, 0] >= 0
+        places = label_places(plan, order.row_index(0, position), documents)
+        for at, document, token, state, j, boundary in places:
+            given = stored(document, len(document.teacher) if token is None else j)
+            given = with_own(*given, next_token(document, token, j, state, losses))
+            if boundary:
+                expected = naive_boundary(*entries, ends, *given)
+            else:
+                spelled = entries[1][document.teacher.input_ids[j]]
+                start = document.teacher.byte_offsets[j, 0]
+                read = spelled[: document.student.byte_offsets[token, 0] - start]
+                expected = naive_inside(*entries, read, *given)
+            kept = ids[at] >= 0
+            found = dict(zip(ids[at, kept].tolist(), probs[at, kept].tolist(), strict=True))
+            kind = "end" if token is None else "boundary" if boundary else "inside"
+            yield token, kind, found or None, expected
+            left[at] = False
+        assert not left.any(), "nothing where the offsets say nothing"
+
+
 def label_places(plan, number, documents):
     """Yield what the offsets say of each label of a row of a plan.
 

@@ -20,11 +20,10 @@ from pipeline.losses.cell_sums import Cells
 from pipeline.losses.cross_entropy import linear_cross_entropy
 from pipeline.losses.divergences import LabelDistributions, distilled_loss
 from pipeline.methods.label_distributions import read_distributions
-from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import load_tokenizer
 from tests.pipeline.distributions.test_cells import SHARED, real_texts
 from tests.support.datasets import build_dataset
+from tests.support.teaching import open_rows
 
 GROUPS = {
     "numbers": rb" ?[0-9]{2,}",
@@ -115,14 +114,7 @@ class Read:
 
 def read(folder, student, tables):
     """Read every label of a dataset that has a distribution."""
-    rows = AlignedRows(
-        StreamConfig(
-            Reading(str(folder)),
-            seq_length=512,
-            teaching=Teaching(stored_losses=""),
-            with_distributions=True,
-        )
-    )
+    rows = open_rows(folder, seq_length=512, stored_losses="", with_distributions=True)
     batch = rows.__getitems__(list(range(len(rows))))
     found, labels = read_distributions(batch), batch["labels"].long()
     window = torch.nn.functional.pad(batch["input_ids"].long(), (3, 0)).unfold(1, 4, 1)

@@ -1,7 +1,6 @@
 """Distributions in the student's vocabulary, against exhaustive sums and against offsets."""
 
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,16 +14,16 @@ from pipeline.distributions.kernels import Entries
 from pipeline.distributions.mapping import empty_entries, map_batch, map_row
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.distributions.walk import RowFields
-from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, dataset_rows
 from schemas.manifest import ConventionRecord
-from tests.support import tokenizer_zoo
+from tests.support import teaching, tokenizer_zoo
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.mapped_distributions import (
     ByteTokenizer,
     SeededLosses,
     label_places,
     longest_prefix,
+    mapped_by_label,
     naive_boundary,
     naive_inside,
     naive_target,
@@ -332,37 +331,24 @@ def test_rows_hold_what_is_stored_for_their_places(tmp_path, monkeypatch, around
     documents = [sample["document"] for sample in decoded_documents(str(tmp_path))]
     losses = SeededLosses(teacher.vocab_size)
     monkeypatch.setattr(dataset_rows, "open_teachers", lambda *_, **__: losses)
-    data = Reading(str(tmp_path), **around)
-    config = StreamConfig(
-        data, seq_length=48, teaching=Teaching(stored_losses="t"), with_distributions=True
-    )
-    rows = AlignedRows(config)
+    given = {"seq_length": 48, "stored_losses": "t", **around}
+    rows = teaching.open_rows(tmp_path, with_distributions=True, **given)
     batch = rows.__getitems__(range(len(rows)))
     assert batch["next_token_ids"].shape == (len(rows), 48, 6)
-    plain = AlignedRows(replace(config, with_distributions=False))
+    plain = teaching.open_rows(tmp_path, **given)
     for name, values in plain.__getitems__(range(len(rows))).items():
         assert torch.equal(batch[name].nan_to_num(), values.nan_to_num())
-    entries = readable_entries(student, teacher)
-    ends = {teacher.eos_token_id} - {None}
-    end = rows.rules.student.end_token_id
     number = {document.document_id: place for place, document in enumerate(documents)}
-    seen = 0
-    for position in range(len(rows)):
-        ids, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
-        row = rows.datasets[0].order.row_index(0, position)
-        places = label_places(rows.datasets[0].plan, row, documents)
-        for at, document, place, before, j, boundary in places:
-            token = j if j >= 0 else None
-            if ids[at, 0] < 0 or not boundary:
-                continue
-            is_end = batch["teacher_spans"][position, at].eq(0).all()
-            state = len(document.teacher) if is_end else token
-            stored = losses.entries(number[document.document_id], state)
-            to = (ends, -1 if end is None else end)
-            own = next_token(document, place, j, before, batch["teacher_losses"][position].numpy())
-            assert as_dict(ids[at], probs[at]) == pytest.approx(
-                naive_boundary(*entries, to, *with_own(*stored, own)), rel=1e-4
-            )
+
+    def stored(document, position):
+        return losses.entries(number[document.document_id], position)
+
+    end = rows.rules.student.end_token_id
+    ends = ({teacher.eos_token_id} - {None}, -1 if end is None else end)
+    entries, seen = readable_entries(student, teacher), 0
+    for _, kind, found, expected in mapped_by_label(rows, batch, documents, stored, entries, ends):
+        if found and kind != "inside":
+            assert found == pytest.approx(expected, rel=1e-4)
             seen += 1
     assert seen > 0.8 * int(batch["loss_mask"].sum()) - len(rows)
 

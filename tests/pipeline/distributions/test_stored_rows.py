@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,36 +15,25 @@ from pipeline.dataset.score_files import list_scores
 from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.packing.kernels import FORCED
-from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, Reading, StreamConfig, dataset_rows, next_tokens
+from pipeline.streaming import dataset_rows, next_tokens
 from schemas.document import AlignedDocument, Tokens
 from tests.support.datasets import byte_level, flip
 from tests.support.mapped_distributions import (
     ByteTokenizer,
     SeededLosses,
-    label_places,
-    naive_boundary,
-    naive_inside,
-    next_token,
+    mapped_by_label,
     readable_entries,
-    with_own,
 )
 from tests.support.scored_data import SEQ_LENGTH
 from tests.support.streaming_data import STUDENT_EOS, TEACHER_EOS, brute_force_spans, write_dataset
+from tests.support.teaching import open_rows
 
 ID_BITS = 9  # of 480 tokens
 
 
 def read(root, **options):
-    data = Reading(str(root / "data"))
-    config = StreamConfig(
-        data,
-        seq_length=SEQ_LENGTH,
-        teaching=Teaching(stored_losses=""),
-        with_distributions=True,
-        **options,
-    )
-    rows = AlignedRows(config)
+    given = {"seq_length": SEQ_LENGTH, "stored_losses": "", "with_distributions": True}
+    rows = open_rows(root / "data", **given, **options)
     return rows, rows.__getitems__(range(len(rows)))
 
 
@@ -77,33 +65,15 @@ def test_rows_hold_what_score_has_written(taught: Path) -> None:
         rows.rules.student.end_token_id,
     )
     seen, wanted = Counter(), Counter()
-    read_rows = rows.datasets[0]
-    for position in range(len(rows)):
-        ids, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
-        left = ids[:, 0] >= 0
-        row = read_rows.order.row_index(0, position)
-        for at, document, token, state, j, boundary in label_places(read_rows.plan, row, documents):
-            place = len(document.teacher) if token is None else j
-            own = next_token(document, token, j, state, batch["teacher_losses"][position].numpy())
-            known = with_own(*stored[numbers[document.document_id]][place], own)
-            if boundary:
-                expected = naive_boundary(*entries, to, *known)
-            else:
-                spelled = teacher.token_bytes(document.teacher.input_ids[j])
-                starts = (
-                    document.teacher.byte_offsets[j, 0],
-                    document.student.byte_offsets[token, 0],
-                )
-                expected = naive_inside(*entries, spelled[: starts[1] - starts[0]], *known)
-            kind = "end" if token is None else "boundary" if boundary else "inside"
-            wanted[kind] += bool(expected)
-            kept = ids[at] >= 0
-            if kept.any():
-                found = dict(zip(ids[at, kept].tolist(), probs[at, kept].tolist(), strict=True))
-                assert found == pytest.approx(expected, rel=1e-4)
-                seen[kind] += 1
-            left[at] = False
-        assert not left.any()
+
+    def given(document, position):
+        return stored[numbers[document.document_id]][position]
+
+    for _, kind, found, expected in mapped_by_label(rows, batch, documents, given, entries, to):
+        wanted[kind] += bool(expected)
+        if found:
+            assert found == pytest.approx(expected, rel=1e-4)
+            seen[kind] += 1
     assert min(seen.values()) > 5, seen
     # In a segment of one token nothing confirms where it starts among the teacher's bytes.
     assert all(seen[kind] > 0.95 * wanted[kind] for kind in wanted), (seen, wanted)
@@ -151,34 +121,24 @@ def test_what_a_forced_cut_parts_has_no_distribution(tmp_path, monkeypatch) -> N
         )
 
     monkeypatch.setattr(next_tokens, "pair_tables", tables)
-    data = Reading(str(dataset.folder))
-    config = StreamConfig(data, seq_length=64, teacher_seq_length=512)
-    rows = AlignedRows(
-        replace(config, teaching=Teaching(stored_losses="t"), with_distributions=True)
-    )
+    given = {"seq_length": 64, "teacher_seq_length": 512, "stored_losses": "t"}
+    rows = open_rows(dataset.folder, with_distributions=True, **given)
     plan = rows.datasets[0].plan
     batch = rows.__getitems__(range(len(rows)))
     assert plan.num_forced_segments > 3
     assert bool(np.any(plan.segments["flags"] & FORCED))
+    own = mapped_by_label(
+        rows,
+        batch,
+        [document],
+        lambda _, position: losses.entries(0, position),
+        (student, teacher),
+        ({TEACHER_EOS}, STUDENT_EOS),
+    )
     num_found = 0
-    for position in range(len(rows)):
-        found, probs = (batch[f"next_token_{n}"][position].numpy() for n in ("ids", "probs"))
-        row = rows.datasets[0].order.row_index(0, position)
-        for at, _, token, state, j, boundary in label_places(plan, row, [document]):
-            kept = found[at] >= 0
-            if not kept.any():
-                continue
-            own = dict(zip(found[at, kept].tolist(), probs[at, kept].tolist(), strict=True))
-            text = next_token(document, token, j, state, batch["teacher_losses"][position].numpy())
-            given = with_own(*losses.entries(0, len(teacher_ids) if token is None else j), text)
-            if boundary:
-                ends = {TEACHER_EOS}, STUDENT_EOS
-                expected = naive_boundary(student, teacher, ends, *given)
-            else:
-                expected = naive_inside(student, teacher, b"a", *given)
-            assert own == pytest.approx(expected, rel=1e-4)
+    for token, _, found, expected in own:
+        if found:
+            assert found == pytest.approx(expected, rel=1e-4)
             assert token is None or token >= 301
-            found[at] = -1
             num_found += 1
-        assert (found == -1).all()
     assert num_found >= 10

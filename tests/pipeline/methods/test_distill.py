@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 
 from pipeline.losses.divergences import distribution_divergences, teacher_entropies
 from pipeline.losses.loss_result import LossResult, metric_values
-from pipeline.methods import kind_of
 from pipeline.methods.label_distributions import ask_distributions, read_distributions
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
-from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
+from pipeline.streaming import AlignedRows, Reading, Rows
 from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
@@ -25,18 +24,17 @@ from pipeline.training.guided import GuidedStudent
 from pipeline.training.loop import train
 from schemas.distribution_rule import EntryShape
 from schemas.errors import ForeignLossesError
+from tests.support import teaching
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.killing import run_killed
 from tests.support.scored_data import SEQ_LENGTH, run_score
-from tests.support.teaching import with_teaching
 
 TOP_K = 8  # of the fixture
 
 
 def open_rows(root: Path, **more: Any) -> AlignedRows:
-    given = {"seq_length": SEQ_LENGTH, **more}
-    return AlignedRows(StreamConfig(Reading(str(root / "data")), **with_teaching(given)))
+    return teaching.open_rows(root / "data", seq_length=SEQ_LENGTH, **more)
 
 
 def stored_rows(root: Path) -> AlignedRows:
@@ -142,7 +140,7 @@ def config(root: Path, output: Path, **more: Any) -> TrainConfig:
         data=Reading(str(root / "data")),
         student=str(root / "student"),
         output=output,
-        **with_teaching({
+        **teaching.with_teaching({
             "seq_length": SEQ_LENGTH, "global_batch_size": 4, "micro_batch_size": 2,
             "num_steps": 4, "warmup_steps": 1, "learning_rate": 1e-3, "method": Method("distill"),
             "stored_losses": ("",), **more,
@@ -188,8 +186,6 @@ def test_what_can_t_be_learned_is_refused(world: Path, taught: Path, tmp_path: P
         config(world, tmp_path, top_k=4)
     with pytest.raises(ValueError, match="distill_by=random chooses nothing where all are"):
         Method("distill", distill_by="random")
-    with pytest.raises(ValueError, match="distill_tokens=kept is for method=distill: leave it out"):
-        kind_of(Method("teacher", distill_by="random", distill_tokens="kept"))
     with pytest.raises(ValueError, match="method=distill needs a teacher, or stored_losses"):
         config(world, tmp_path, stored_losses=None)
 
@@ -253,23 +249,6 @@ def test_several_teachers_train_a_student_from_the_command_line(
         found[kind] = loss.loss_sum.item() / int(loss.num_tokens)
     assert lines[0]["loss"] == pytest.approx(found.pop("both"), rel=1e-4)
     assert all(lines[0]["loss"] != pytest.approx(each, rel=1e-4) for each in found.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"teacher_weights": (1.0, 2.0)}, "2.0 must be one positive number for each of the 1 "),
-        ({"stored_losses": ("a", "b"), "teacher_weights": (1.0, -2.0)}, "1.0 -2.0 must be one pos"),
-        ({"stored_losses": ("a", "b"), "teacher_weights": (1e308, 1e308)}, "add up to more than"),
-        ({"teacher_choice": "likelier", "teacher_weights": (1.0,)}, "are for a mean"),
-        ({"method": Method("full"), "stored_losses": None, "teacher_weights": (1.0,)}, "none are"),
-    ],
-)
-def test_weights_are_refused_before_anything_is_read(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"teacher_weights.*{message}"):
-        config(tmp_path / "missing", tmp_path, **changes)
 
 
 def test_a_running_teacher_draws_what_was_stored(drawn: Path) -> None:

@@ -56,8 +56,11 @@ def test_options_of_a_method_are_checked() -> None:
         Method("teacher", keep_fraction=40)
     with pytest.raises(ValueError, match="method=best: choose one of teacher, full, random, "):
         kind_of(Method("best"))
-    with pytest.raises(ValueError, match=r"temperature=2\.0 is for method=distill: leave it out"):
-        kind_of(Method("kld", temperature=2.0))
+    for option, value in (("temperature", 2.0), ("distill_tokens", "kept")):
+        with pytest.raises(
+            ValueError, match=f"{option}={value} is for method=distill: leave it out"
+        ):
+            kind_of(Method("kld", **{option: value}))
     with pytest.raises(ValueError, match=r"top_k=256 must lie in 1\.\.255"):
         Teaching(top_k=256)
     with pytest.raises(ValueError, match=r"temperature=0 must be above 0"):

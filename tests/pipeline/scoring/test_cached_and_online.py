@@ -8,13 +8,13 @@ import torch
 
 from pipeline.command_line.failures import hints_of
 from pipeline.packing.kernels import ENDS, STARTS
-from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
+from pipeline.streaming import AlignedRows, Rows, collate_rows, load_batches
 from pipeline.training.command import main as train_main
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
+from tests.support import teaching
 from tests.support.datasets import build_dataset, make_texts
 from tests.support.scored_data import SEQ_LENGTH, online_losses, run_score
 from tests.support.streaming_data import around
-from tests.support.teaching import with_teaching
 
 HALF_STEP = 2.0**-11
 """Relative distance of fp16 numbers to what they stand for."""
@@ -23,12 +23,9 @@ FP32_NOISE = 2e-5
 """Nats by which two orders of the same fp32 sums differ."""
 
 
-def open_rows(
-    world: Path, where: str = "", teacher_context: str | None = None, **changes: object
-) -> AlignedRows:
-    options: dict[str, object] = {"seq_length": SEQ_LENGTH, "stored_losses": "teacher"} | changes
-    data = Reading(str(world / "data"), where, teacher_context=teacher_context)
-    return AlignedRows(StreamConfig(data, **with_teaching(options)))
+def open_rows(world: Path, **changes: object) -> AlignedRows:
+    given = {"seq_length": SEQ_LENGTH, "stored_losses": "teacher"} | changes
+    return teaching.open_rows(world / "data", **given)
 
 
 def all_rows(rows: AlignedRows) -> Rows:

@@ -1,6 +1,5 @@
 """Several teachers read as one."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +8,13 @@ import torch
 
 from pipeline.scoring.stored_teachers import StoredTeachers
 from pipeline.scoring.teaching import Teaching
-from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.distribution_rule import DistributionRule, EntryShape
 from schemas.errors import ForeignLossesError
 from schemas.sidecar import TeacherRule
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 from tests.support.scored_data import SEQ_LENGTH, run_score
+from tests.support.teaching import open_rows
 
 LENGTH = 7
 
@@ -88,31 +87,31 @@ def test_a_row_has_room_for_all_that_a_mean_says(parts):
 
 
 @pytest.mark.parametrize(
-    ("weights", "choice", "message"),
+    ("weights", "options", "message"),
     [
-        ((1.0,), "mean", "one positive number for each of the 2"),
-        ((1.0, 0.0), "mean", "one positive number"),
-        ((1.0, float("nan")), "mean", "one positive number"),
-        ((1.0, 2.0), "likelier", "are for a mean"),
+        ((1.0,), {}, "1.0 must be one positive number for each of the 2 "),
+        ((1.0, 2.0), {"stored_losses": "a"}, "2.0 must be one positive number for each of the 1 "),
+        ((1.0, 0.0), {}, "one positive number"),
+        ((1.0, -2.0), {}, "one positive number"),
+        ((1.0, float("nan")), {}, "one positive number"),
+        ((1e308, 1e308), {}, "add up to more than"),
+        ((1.0, 2.0), {"teacher_choice": "likelier"}, "are for a mean"),
+        ((1.0,), {"stored_losses": None}, "none are given"),
     ],
 )
-def test_impossible_weights_are_refused(weights, choice, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Teaching(stored_losses=("a", "b"), teacher_weights=weights, teacher_choice=choice)
+def test_impossible_weights_are_refused(weights, options, message):
+    with pytest.raises(ValueError, match=f"teacher_weights.*{message}"):
+        Teaching(**{"stored_losses": ("a", "b"), "teacher_weights": weights, **options})
 
 
 def test_rows_hold_two_teachers_means(copied):
     write_model(copied / "second", byte_level(480), seed=7)
     run_score(copied, "--teacher", str(copied / "second"))
-    data = Reading(str(copied / "data"))
 
     def read(*names, **options):
-        config = StreamConfig(
-            data, seq_length=SEQ_LENGTH, teaching=Teaching(stored_losses=names, **options)
-        )
-        rows = AlignedRows(config)
-        batch = rows.__getitems__(range(len(rows)))
-        return rows, batch["teacher_losses"].nan_to_num(-1)
+        given = {"seq_length": SEQ_LENGTH, "stored_losses": names, **options}
+        rows = open_rows(copied / "data", **given)
+        return rows, rows.__getitems__(range(len(rows)))["teacher_losses"].nan_to_num(-1)
 
     names = "teacher", "second"
     alone = [read(name)[1] for name in names]
@@ -136,11 +135,8 @@ def test_a_label_of_which_one_teacher_says_nothing_has_no_mean(copied):
     run_score(copied, "--teacher", str(copied / "second"), *stored)
 
     def read(*names, **options):
-        teaching = Teaching(stored_losses=names, **options)
-        data = Reading(str(copied / "data"))
-        rows = AlignedRows(
-            StreamConfig(data, seq_length=SEQ_LENGTH, teaching=teaching, with_distributions=True)
-        )
+        given = {"seq_length": SEQ_LENGTH, "stored_losses": names, **options}
+        rows = open_rows(copied / "data", with_distributions=True, **given)
         batch = rows.__getitems__(range(len(rows)))
         ids, probs = batch["next_token_ids"].long(), batch["next_token_probs"].double()
         whole = torch.zeros((*ids.shape[:2], 481), dtype=torch.float64)

@@ -10,35 +10,12 @@ import torch
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import Scorer
-from pipeline.scoring.sidecars import DocumentTokens
 from schemas.distribution_rule import DistributionRule
 from schemas.stored_distributions import TopTokens, largest_error, stored_values
-from tests.pipeline.scoring.test_scoring import VOCAB, data, model, rows
+from tests.pipeline.scoring.test_scoring import VOCAB, data, model, rows, slow_positions
 from tests.support.streaming_data import around
 
 assert data, model  # fixtures
-
-
-def slow_positions(model: Any, tokens: DocumentTokens, pieces: Any, rule: ContextRule) -> list[Any]:
-    """float64 [V] of every position, None where nothing comes before: position by position."""
-    found = []
-    for document in range(len(tokens.starts) - 1):
-        own = np.flatnonzero(pieces.document == document)
-        length = tokens.starts[document + 1] - tokens.starts[document]
-        for position in range(length + 1):
-            # The last piece also says what follows the document.
-            piece = next(n for n in own if position < pieces.stop[n] or n == own[-1])
-            first = tokens.starts[document]
-            ids = tokens.input_ids[first + pieces.start[piece] : first + position].tolist()
-            context = rule.context_token(continues=bool(pieces.continues[piece]))
-            line = ids if context is None else [context, *ids]
-            if not line:
-                found.append(None)
-                continue
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([line])).logits[0, -1].double()
-            found.append(logits.log_softmax(-1).numpy())
-    return found
 
 
 def require_top(top: TopTokens, expected: list[Any], rule: DistributionRule) -> None:
