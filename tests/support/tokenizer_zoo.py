@@ -72,6 +72,8 @@ QWEN_PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not here")
 
 Definition = dict[str, Any]
@@ -132,6 +134,26 @@ def write_definition(body: Definition, folder: Path | None = None) -> Path:
     path = Path(folder or mkdtemp(), "tokenizer.json")
     path.write_text(json.dumps(body), "utf-8")
     return path
+
+
+def with_added(body: Definition, *added: AddedToken) -> Definition:
+    """Return a tokenizer with more added tokens; skip the test if the library refuses them."""
+    library = Tokenizer.from_str(json.dumps(body))
+    try:
+        library.add_tokens(list(added))
+    except Exception as error:
+        pytest.skip(f"this version of tokenizers refuses it itself: {error}")
+    found: Definition = json.loads(library.to_str())
+    return found
+
+
+def cached_repository(folder: Path, name: str) -> Path:
+    """Return where the hub's client keeps a repository's files; nothing is downloaded."""
+    snapshot = folder / f"models--{name.replace('/', '--')}/snapshots/{COMMIT}"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text(COMMIT)
+    return snapshot
 
 
 def without_bytes(body: Definition, lost: bytes) -> Definition:

@@ -9,7 +9,7 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 
 from pipeline.dataset.conventions import choose_conventions, describe_convention, name_tokens
 from pipeline.dataset.files import open_dataset
@@ -17,9 +17,16 @@ from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from schemas.manifest import ConventionRecord
 from tests.support.datasets import build_dataset
-from tests.support.tokenizer_zoo import SHARED, definition, load, needs_shared, write_definition
+from tests.support.tokenizer_zoo import (
+    SHARED,
+    cached_repository,
+    definition,
+    load,
+    needs_shared,
+    with_added,
+    write_definition,
+)
 
-COMMIT = "0" * 40
 CHAT = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "add_bos_token": True}
 LLAMA_3_CHAT = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
 MISTRAL_CHAT = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}
@@ -27,13 +34,7 @@ MISTRAL_CHAT = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}
 
 def with_control(body: dict[str, Any], *names: str) -> dict[str, Any]:
     """Return a definition with further special tokens at its end."""
-    ids = [*body["model"]["vocab"].values(), *(token["id"] for token in body["added_tokens"])]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [
-        {"id": token_id, "content": name, "special": True, **flags}
-        for token_id, name in enumerate(names, max(ids) + 1)
-    ]
-    return body | {"added_tokens": [*body["added_tokens"], *added]}
+    return with_added(body, *(AddedToken(n, special=True, normalized=False) for n in names))
 
 
 def llama_3_like() -> dict[str, Any]:
@@ -78,15 +79,13 @@ def test_a_file_a_folder_and_a_repository_give_one_answer(
 ) -> None:
     """A chat model's own tokenizer_config.json names what ends a turn: it does not count."""
     bare, folder = tmp_path / "bare", tmp_path / "folder"
-    snapshot = tmp_path / "models--owner--name" / "snapshots" / COMMIT
+    bare.mkdir()
+    folder.mkdir()
+    snapshot = cached_repository(tmp_path, "owner/name")
     for place in (bare, folder, snapshot):
-        place.mkdir(parents=True)
         write_definition(make(), place)
     for place in (folder, snapshot):
         (place / "tokenizer_config.json").write_text(json.dumps(config))
-    references = snapshot.parents[1] / "refs"
-    references.mkdir()
-    (references / "main").write_text(COMMIT)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     found = [load_tokenizer(n) for n in (str(bare / "tokenizer.json"), str(folder), "owner/name")]
     told = {(t.bos_token_id, t.eos_token_id, t.adds_bos, t.adds_eos) for t in found}

@@ -14,6 +14,7 @@ from pipeline.alignment import align_tokens
 from pipeline.models.hf_models import load_language_model
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from tests.pipeline.models.test_packaged_model import TEXT, mean_loss
+from tests.support.token_batches import by_document
 from tests.support.tokenizer_zoo import load
 
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
@@ -50,11 +51,9 @@ def test_texts_are_aligned_with_the_library_s_ids(gemma: Tokenizer) -> None:
     data = [text.encode() for text in TEXTS]
     batch = gemma.tokenize_batch(data)
     assert not batch.failures
-    for d, text in enumerate(TEXTS):
-        own = slice(batch.cu_tokens[d], batch.cu_tokens[d + 1])
-        assert batch.input_ids[own].tolist() == library.encode(text, add_special_tokens=False).ids
-        proof = gemma.find_unproven(batch.input_ids[own], batch.byte_offsets[own], data[d])
-        assert proof == []
+    for text, (ids, ranges) in zip(TEXTS, by_document(batch), strict=True):
+        assert ids.tolist() == library.encode(text, add_special_tokens=False).ids
+        assert gemma.find_unproven(ids, ranges, text.encode()) == []
     spans = align_tokens(load("bytes").tokenize_batch(data), batch)
     assert np.all(np.diff(spans, axis=1) > 0)
 

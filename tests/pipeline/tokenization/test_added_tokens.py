@@ -9,22 +9,20 @@ import tokenizers
 from tokenizers import AddedToken
 
 from pipeline.tokenization import Tokenizer, TokenizerError, load_tokenizer
-from tests.support.tokenizer_zoo import Definition, definition, load, shared, write_definition
+from tests.support.token_batches import by_document
+from tests.support.tokenizer_zoo import (
+    Definition,
+    definition,
+    load,
+    shared,
+    with_added,
+    write_definition,
+)
 
 LOWER_CASE = {"normalizer": {"type": "Lowercase"}}
 PREFIXING = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}
 MISTRAL_LIKE = {"normalizer": None, "pre_tokenizer": PREFIXING}
 TEXTS = ("say hello to", "hello", "xhello", " hello hello", "Hello<s> hello", "é hello\n", "HELLO")
-
-
-def with_added(body: Definition, *added: AddedToken) -> Definition:
-    library = tokenizers.Tokenizer.from_str(json.dumps(body))
-    try:
-        library.add_tokens(list(added))
-    except Exception as error:
-        pytest.skip(f"this version of tokenizers refuses it itself: {error}")
-    found: Definition = json.loads(library.to_str())
-    return found
 
 
 def load_body(body: Definition, *, fast: bool = False, honoured: bool = True) -> Tokenizer:
@@ -66,9 +64,7 @@ def test_every_family(
     assert not batch.failures
     added = body["added_tokens"][-1]["id"]
     found = 0
-    for d, text in enumerate(TEXTS):
-        own = slice(batch.cu_tokens[d], batch.cu_tokens[d + 1])
-        ids, ranges = batch.input_ids[own], batch.byte_offsets[own]
+    for text, (ids, ranges) in zip(TEXTS, by_document(batch), strict=True):
         assert ids.tolist() == library_ids(body, text)
         assert tokenizer.find_unproven(ids, ranges, text.encode()) == []
         for start, end in ranges[ids == added].tolist():
@@ -222,12 +218,7 @@ def test_gemma(name: str) -> None:
     texts = ["a  b", "x ▁▁▁ y", "   def f():\n\n\n        return", "", "é  數 <table>  ▁"]
     batch = tokenizer.tokenize_batch([text.encode() for text in texts])
     assert not batch.failures
-    library = tokenizers.Tokenizer.from_str(tokenizer.file_bytes.decode())
-    for d, text in enumerate(texts):
-        own = slice(batch.cu_tokens[d], batch.cu_tokens[d + 1])
-        expected = library.encode(text, add_special_tokens=False).ids
-        assert batch.input_ids[own].tolist() == expected
-        proof = tokenizer.find_unproven(
-            batch.input_ids[own], batch.byte_offsets[own], text.encode()
-        )
-        assert proof == []
+    body = json.loads(tokenizer.file_bytes)
+    for text, (ids, ranges) in zip(texts, by_document(batch), strict=True):
+        assert ids.tolist() == library_ids(body, text)
+        assert tokenizer.find_unproven(ids, ranges, text.encode()) == []

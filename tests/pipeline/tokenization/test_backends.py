@@ -1,6 +1,5 @@
 """What tokenizer libraries throw is kept to the text on which they do."""
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +11,16 @@ import pytest
 import tokenizers
 
 from pipeline.tokenization import Tokenizer, TokenizerError, load_tokenizer
-from tests.support.tokenizer_zoo import definition, write_definition
+from tests.support.tokenizer_zoo import definition, with_added, write_definition
 
 PLAIN = [b"plain words", "café".encode()]
 
 
 def that_panics(folder: Path) -> Path:
     """Write a tokenizer whose library panics on "ab   ": two added tokens claim its spaces."""
-    library = tokenizers.Tokenizer.from_str(json.dumps(definition("qwen_like")))
     spaces = tokenizers.AddedToken("  ", lstrip=True, normalized=False)
-    library.add_tokens([spaces, tokenizers.AddedToken("ab", rstrip=True, normalized=False)])
-    return write_definition(json.loads(library.to_str()), folder)
+    letters = tokenizers.AddedToken("ab", rstrip=True, normalized=False)
+    return write_definition(with_added(definition("qwen_like"), spaces, letters), folder)
 
 
 class PanicException(BaseException):

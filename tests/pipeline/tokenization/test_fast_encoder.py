@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.tokenization.backends import UNLIKE
 from tests.support.text_strategies import texts
+from tests.support.token_batches import require_equal
 from tests.support.tokenizer_zoo import definition, load, needs_shared, source, write_definition
 
 
@@ -49,9 +50,7 @@ def test_metaspace_by_other_steps(
 ) -> None:
     fast, slow = spaced[name]
     assert fast.fast
-    found, expected = (each.tokenize_batch([text.encode()]) for each in (fast, slow))
-    assert found.input_ids.tolist() == expected.input_ids.tolist()
-    assert found.byte_offsets.tolist() == expected.byte_offsets.tolist()
+    require_equal(*(each.tokenize_batch([text.encode()]) for each in (fast, slow)))
 
 
 HONOURED = st.lists(
@@ -86,19 +85,7 @@ def test_ids_with_gaps_and_an_empty_piece(tmp_path: Path) -> None:
     changed = body | {"model": body["model"] | {"vocab": vocab}, "added_tokens": []}
     fast, slow = both(write_definition(changed, tmp_path))
     assert fast.fast
-    text = b"the zqx theorem"
-    assert (
-        fast.tokenize_batch([text]).input_ids.tolist()
-        == slow.tokenize_batch([text]).input_ids.tolist()
-    )
-
-
-def test_the_name_of_a_byte_is_no_byte() -> None:
-    tokenizer = load_tokenizer(str(source("llama_like")))
-    batch = tokenizer.tokenize_batch([b"a <0x0A> b", b"plain"])
-    assert tokenizer.num_reference_documents == 1
-    expected = load("llama_like", fast=False).tokenize_batch([b"a <0x0A> b", b"plain"])
-    assert batch.input_ids.tolist() == expected.input_ids.tolist()
+    require_equal(*(each.tokenize_batch([b"the zqx theorem"]) for each in (fast, slow)))
 
 
 def test_what_the_vocabulary_lacks_is_left_to_the_reference() -> None:
@@ -107,9 +94,7 @@ def test_what_the_vocabulary_lacks_is_left_to_the_reference() -> None:
     texts = [b"plain", "x\u039ey".encode(), b"more", "\u039e".encode()]
     batch = tokenizer.tokenize_batch(texts)
     assert tokenizer.num_reference_documents == 2
-    expected = load("byte_incomplete", fast=False).tokenize_batch(texts)
-    assert batch.input_ids.tolist() == expected.input_ids.tolist()
-    assert batch.byte_offsets.tolist() == expected.byte_offsets.tolist()
+    require_equal(batch, load("byte_incomplete", fast=False).tokenize_batch(texts))
 
 
 def test_a_token_over_a_byte_that_the_vocabulary_lacks_is_proven() -> None:
@@ -130,16 +115,7 @@ def test_user_defined_pieces_of_sentencepiece() -> None:
     texts = [b"plain text", b"[/REF] x[/REF]y"]
     batch = tokenizer.tokenize_batch(texts)
     assert tokenizer.num_reference_documents == 1
-    expected = load(name, fast=False).tokenize_batch(texts)
-    assert batch.input_ids.tolist() == expected.input_ids.tolist()
-
-
-@needs_shared
-@pytest.mark.slow
-def test_real_tokenizers_take_the_fast_path() -> None:
-    """SmolLM2 and DeepSeek-LLM, among others, took 10 to 100 times as long before."""
-    for name in ("smollm2", "deepseek_llm", "chatglm3", "whisper_tiny", "gemma1", "gpt_neox"):
-        assert load_tokenizer(str(source(name))).slow_reason is None, name
+    require_equal(batch, load(name, fast=False).tokenize_batch(texts))
 
 
 @pytest.mark.slow
@@ -166,5 +142,4 @@ def test_added_tokens_of_single_words_go_to_the_reference() -> None:
     tokenizer, expected = load_tokenizer(path), load_tokenizer(path, fast=False)
     assert "single words" in str(tokenizer.slow_reason)
     texts = ["学cat".encode(), b"a cat"]
-    found, wanted = tokenizer.tokenize_batch(texts), expected.tokenize_batch(texts)
-    assert found.input_ids.tolist() == wanted.input_ids.tolist()
+    require_equal(tokenizer.tokenize_batch(texts), expected.tokenize_batch(texts))

@@ -21,6 +21,7 @@ from pipeline.tokenization.pretokenizer_splits import (
 )
 from pipeline.tokenization.rank_models import LLAMA_3
 from tests.support.split_patterns import SPLIT_PATTERNS, byte_level, edge_characters
+from tests.support.token_batches import require_equal
 from tests.support.tokenizer_zoo import load, shared, write_definition
 
 IDEOGRAPH = "\U000323b0"  # of Unicode 17
@@ -56,8 +57,7 @@ def test_no_document_gets_other_ids_by_the_fast_path(name: str, tmp_path: Path) 
     characters = [IDEOGRAPH, *edge_characters()[::29]]
     strings = [c.replace("{0}", character) for c in ENDING_IN_MERGES for character in characters]
     texts = [text.encode() for text in [*HOSTILE, *strings]]
-    fast, slow = tokenizer.tokenize_batch(texts), reference.tokenize_batch(texts)
-    assert fast.input_ids.tolist() == slow.input_ids.tolist()
+    require_equal(tokenizer.tokenize_batch(texts), reference.tokenize_batch(texts))
     assert tokenizer.num_reference_documents < len(texts) / 8
 
 
@@ -82,8 +82,7 @@ def test_steps_next_to_a_known_pattern(
 ) -> None:
     path = str(write_definition(of_merged_spaces(*steps), tmp_path))
     tokenizer, reference = load_tokenizer(path), load_tokenizer(path, fast=False)
-    found, expected = (each.tokenize_batch([text.encode()]) for each in (tokenizer, reference))
-    assert found.input_ids.tolist() == expected.input_ids.tolist()
+    require_equal(*(each.tokenize_batch([text.encode()]) for each in (tokenizer, reference)))
 
 
 def changed(step: int, **change: object) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sentencepiece
 
 from pipeline.tokenization import load_tokenizer
 from tests.fuzz.texts import make_text
+from tests.support.token_batches import by_document
 from tests.support.tokenizer_zoo import SHARED_SENTENCEPIECE, needs_shared
 
 TEXTS = (
@@ -25,8 +26,6 @@ def test_no_hard_text_fails_or_is_condemned(name: str) -> None:
     data = [text.encode() for text in TEXTS]
     batch = tokenizer.tokenize_batch(data)
     assert not batch.failures
-    for d, text in enumerate(TEXTS):
-        own = slice(batch.cu_tokens[d], batch.cu_tokens[d + 1])
-        ids, ranges = batch.input_ids[own], batch.byte_offsets[own]
+    for text, (ids, ranges) in zip(TEXTS, by_document(batch), strict=True):
         assert ids.tolist() == library.encode(text)
-        assert tokenizer.find_unproven(ids, ranges, data[d]) == []
+        assert tokenizer.find_unproven(ids, ranges, text.encode()) == []

@@ -17,6 +17,7 @@ from pipeline.tokenization import PROBES, Tokenizer, TokenizerError, load_tokeni
 from schemas.document import tiles_text
 from tests.support.reference import piece_bytes, spelled_offsets
 from tests.support.text_strategies import texts
+from tests.support.token_batches import by_document, require_equal
 from tests.support.tokenizer_zoo import (
     DEEPSEEK,
     EVERY,
@@ -33,12 +34,6 @@ from tests.support.tokenizer_zoo import (
 
 def tokenize(tokenizer: Tokenizer, *strings: str) -> TokenBatch:
     return tokenizer.tokenize_batch([string.encode() for string in strings])
-
-
-def assert_equal(found: TokenBatch, expected: TokenBatch) -> None:
-    for name in ("cu_tokens", "input_ids", "byte_offsets", "tiles"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
-    assert found.failures == expected.failures
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -101,7 +96,7 @@ class TestFastPath:
     @settings(max_examples=60)
     def test_is_taken_and_equals_the_reference(self, name: str, text: str) -> None:
         assert load(name).fast
-        assert_equal(tokenize(load(name), text), tokenize(load(name, fast=False), text))
+        require_equal(tokenize(load(name), text), tokenize(load(name, fast=False), text))
 
     def test_sends_only_what_it_can_not_prove_to_the_reference(self) -> None:
         tokenizer = load_tokenizer(str(source("mistral_v1")))
@@ -124,7 +119,7 @@ class TestFastPath:
         tokenizer = load_tokenizer(str(source(name)))
         found = tokenize(tokenizer, "plain", text)
         assert tokenizer.num_reference_documents == 0
-        assert_equal(found, tokenize(load(name, fast=False), "plain", text))
+        require_equal(found, tokenize(load(name, fast=False), "plain", text))
 
     def test_takes_the_reference_where_tokens_spell_less_than_the_normalised_text(
         self, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +133,7 @@ class TestFastPath:
 
         monkeypatch.setattr(tokenizer._fast, "encode_batch", encode_stripped)
         found = tokenize(tokenizer, "cafe\u0301 \n")
-        assert_equal(found, tokenize(load("qwen_like", fast=False), "cafe\u0301 \n"))
+        require_equal(found, tokenize(load("qwen_like", fast=False), "cafe\u0301 \n"))
         assert tokenizer.num_reference_documents == 1
 
     def test_is_disabled_by_one_difference(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,7 +148,7 @@ class TestFastPath:
         assert tokenizer.slow_reason is not None
         assert "differ from the reference" in tokenizer.slow_reason
         assert "fast path disabled" in caplog.text
-        assert_equal(tokenize(tokenizer, *PROBES), tokenize(load("qwen_like"), *PROBES))
+        require_equal(tokenize(tokenizer, *PROBES), tokenize(load("qwen_like"), *PROBES))
 
     def test_check_keeps_the_count_and_tolerates_bad_utf8(self) -> None:
         tokenizer = load_tokenizer(str(source("qwen_like")))
@@ -232,11 +227,10 @@ class TestBatches:
         assert batch.input_ids.max() < tokenizer.vocab_size
         assert (batch.cu_tokens[1], batch.tiles[0]) == (0, True)
         assert tokenizer.tokenize_batch([]).byte_offsets.shape == (0, 2)
-        for d, string in enumerate(strings):
-            single = tokenize(tokenizer, string)
-            own = slice(batch.cu_tokens[d], batch.cu_tokens[d + 1])
-            np.testing.assert_array_equal(batch.input_ids[own], single.input_ids)
-            np.testing.assert_array_equal(batch.byte_offsets[own], single.byte_offsets)
+        for d, (ids, ranges) in enumerate(by_document(batch)):
+            single = tokenize(tokenizer, strings[d])
+            np.testing.assert_array_equal(ids, single.input_ids)
+            np.testing.assert_array_equal(ranges, single.byte_offsets)
             assert batch.tiles[d] == single.tiles[0]
 
     def test_a_text_beyond_int32_fails_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +276,12 @@ class TestSpecialStrings:
         tokenizer = load(name, special_strings="honoured")
         control = _control_ids(tokenizer)
         batch = tokenize(tokenizer, *(f"a{string}b" for string in control))
-        starts = batch.cu_tokens
         assert control
-        for d, (string, token_id) in enumerate(control.items()):
-            own = slice(starts[d], starts[d + 1])
-            place = batch.input_ids[own].tolist().index(token_id)
-            assert batch.byte_offsets[own][place].tolist() == [1, 1 + len(string.encode())]
+        for (string, token_id), (ids, ranges) in zip(
+            control.items(), by_document(batch), strict=True
+        ):
+            place = ids.tolist().index(token_id)
+            assert ranges[place].tolist() == [1, 1 + len(string.encode())]
 
     @pytest.mark.parametrize(
         "name", ["qwen_like", DEEPSEEK, *map(shared, ("qwen2_5", "deepseek_llm", "smollm2"))]

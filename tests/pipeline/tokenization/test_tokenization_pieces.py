@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pipeline.batches import TokenBatch
 from pipeline.tokenization import pieces as tokenization_pieces
 from pipeline.tokenization.pieces import tokenize_in_pieces
-from tests.pipeline.tokenization.test_tokenization import assert_equal
 from tests.support.text_strategies import texts
+from tests.support.token_batches import require_equal
 from tests.support.tokenizer_zoo import SENTENCES, SMALL, load
 
 LONG = (" ".join(SENTENCES) + "\n") * 12
@@ -44,7 +44,7 @@ def test_pieces_give_the_tokens_of_the_whole(name: str, strings: list[str], plac
         return
     expected = tokenizer.tokenize_batch([text.encode()])
     if tokenizer.file_name == "tokenizer.json":
-        assert_equal(found, expected)
+        require_equal(found, expected)
     else:  # where such a normaliser drops characters among spaces, either may be wider
         np.testing.assert_array_equal(found.input_ids, expected.input_ids)
         assert tokenizer.find_unproven(found.input_ids, found.byte_offsets, text.encode()) == []
@@ -54,7 +54,7 @@ def test_pieces_give_the_tokens_of_the_whole(name: str, strings: list[str], plac
 def test_ordinary_texts_can_be_joined(name: str) -> None:
     tokenizer = load(name, fast=False)
     text = (LONG + "cafe\u0301 " + LONG).encode()
-    assert_equal(
+    require_equal(
         tokenize_in_pieces(text, tokenizer.tokenize_batch), tokenizer.tokenize_batch([text])
     )
 
@@ -96,5 +96,5 @@ def test_a_tokenizer_takes_long_documents_in_pieces(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pipeline.tokenization.tokenizer.LONG_TEXT_BYTES", 2000)
     monkeypatch.setattr("pipeline.tokenization.pieces.LONG_TEXT_BYTES", 2000)
     found = tokenizer.tokenize_batch([b"short", text, "e\u0301".encode()])
-    assert_equal(found, expected)
+    require_equal(found, expected)
     assert tokenizer.num_reference_documents == before + 1

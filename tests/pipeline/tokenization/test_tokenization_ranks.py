@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from hashlib import sha1, sha256
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -38,6 +38,7 @@ from pipeline.tokenization.rank_models import (
 )
 from tests.support.split_patterns import edge_characters
 from tests.support.text_strategies import texts as any_texts
+from tests.support.token_batches import by_document
 from tests.support.tokenizer_zoo import load, source
 
 Encode = Callable[[str], list[int]]
@@ -79,8 +80,7 @@ def random_texts(count: int) -> list[str]:
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     batch = tokenizer.tokenize_batch([text.encode() for text in texts])
-    bounds = pairwise(batch.cu_tokens.tolist())
-    return [batch.input_ids[start:end].tolist() for start, end in bounds]
+    return [ids.tolist() for ids, _ in by_document(batch)]
 
 
 @pytest.mark.parametrize("name", ["qwen", *SLOW])

@@ -10,10 +10,17 @@ import tokenizers
 
 from pipeline.tokenization import PROBES, TokenizerError, load_tokenizer
 from pipeline.tokenization.sources import find_tokenizer
-from tests.support.tokenizer_zoo import MISTRAL_DATA, definition, source, write_definition
+from tests.support.token_batches import require_equal
+from tests.support.tokenizer_zoo import (
+    COMMIT,
+    MISTRAL_DATA,
+    cached_repository,
+    definition,
+    source,
+    write_definition,
+)
 
 MISTRAL_MODEL = MISTRAL_DATA / "tokenizer.model.v1"
-COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
 @pytest.mark.parametrize("before", [b"", b"\n  "])
@@ -54,13 +61,8 @@ def test_a_repository_that_can_not_be_reached() -> None:
 )
 def test_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the hub's client keeps it on disk: nothing is downloaded here."""
-    folder = "models--" + name.partition("@")[0].replace("/", "--")
-    snapshot = tmp_path / folder / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
+    snapshot = cached_repository(tmp_path, name.partition("@")[0])
     write_definition(definition("llama_like"), snapshot)
-    references = snapshot.parents[1] / "refs"
-    references.mkdir()
-    (references / "main").write_text(COMMIT)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     file = find_tokenizer(name)
     assert (file.source, file.data) == (name, source("llama_like").read_bytes())
@@ -71,8 +73,7 @@ def test_a_gguf_file_has_its_model_s_tokenizer(smollm2: Path, tmp_path: Path) ->
 
     tokenizer, expected = load_tokenizer(str(find_gguf())), load_tokenizer(str(smollm2))
     text = "def f(x):\n    return x  # naïve 数学".encode()
-    found, wanted = tokenizer.tokenize_batch([text]), expected.tokenize_batch([text])
-    assert found.input_ids.tolist() == wanted.input_ids.tolist()
+    require_equal(tokenizer.tokenize_batch([text]), expected.tokenize_batch([text]))
     assert tokenizer.around_text == expected.around_text
     assert tokenizer.file_name == "tokenizer.json"
     broken = tmp_path / "model.gguf"
@@ -123,10 +124,7 @@ def test_files_before_tokenizers_0_9_have_no_model_type(name: str) -> None:
     del body["model"]["type"]
     untyped = load_tokenizer(str(write_definition(body)))
     texts = [probe.encode() for probe in PROBES]
-    first, second = typed.tokenize_batch(texts), untyped.tokenize_batch(texts)
-    assert first.failures == second.failures
-    assert first.input_ids.tolist() == second.input_ids.tolist()
-    assert first.byte_offsets.tolist() == second.byte_offsets.tolist()
+    require_equal(typed.tokenize_batch(texts), untyped.tokenize_batch(texts))
     assert (typed.fast, typed.slow_reason) == (untyped.fast, untyped.slow_reason)
     library = tokenizers.Tokenizer.from_str(untyped.file_bytes.decode())
     text = "the theorem of the sum"
