@@ -281,6 +281,10 @@ class SentencePieceReference:
 
     def pieces(self) -> dict[str, int]:
         """Return token strings and ids."""
+        return self._pieces
+
+    @cached_property
+    def _pieces(self) -> dict[str, int]:
         return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
 
     @_failures_of("sentencepiece")
