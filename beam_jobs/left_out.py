@@ -43,13 +43,13 @@ def describe_place(letter: Mapping[str, Any]) -> str:
 
 
 def describe_reasons(path: str) -> str:
-    """Count lost documents by reason, with first places."""
+    """Count lost documents by reason, with the first of each."""
     lost: Counter[str] = Counter()
     first: dict[str, str] = {}
     with storage.open_to_read(path) as lines:
         for letter in map(orjson.loads, lines):
             lost[letter["reason"]] += 1
-            first.setdefault(letter["reason"], describe_place(letter))
+            first.setdefault(letter["reason"], f"{describe_place(letter)}: {letter['detail']}")
     by_reason = sorted(count_lost(lost).items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(
         f"{reason} {format_count(count)} (first: {first[reason]})" for reason, count in by_reason

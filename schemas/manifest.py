@@ -313,11 +313,13 @@ class Manifest:
         """Raise ForeignTokenizerError unless the given tokenizers made this dataset."""
         for side, given in (("student", student_sha256), ("teacher", teacher_sha256)):
             made_with: TokenizerRecord = getattr(self, side)
+            other = "teacher" if side == "student" else "student"
             if given is not None and given != made_with.sha256:
+                swapped = f", but its {other}'s" if given == getattr(self, other).sha256 else ""
                 raise ForeignTokenizerError(
-                    f"{side} tokenizer {given[:16]}… is not the dataset's: it was made with "
-                    f'"{made_with.source}" ({made_with.sha256[:16]}…); use that tokenizer or run '
-                    "vocag align again"
+                    f"{side} tokenizer {given[:16]}… is not the dataset's{swapped}: it was made "
+                    f'with "{made_with.source}" ({made_with.sha256[:16]}…); use that tokenizer or '
+                    "run vocag align again"
                 )
 
 

@@ -3,6 +3,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ os.environ.setdefault(
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models are tiny, and several processes of several threads each wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if hasattr(signal, "SIGHUP"):  # else under nohup the jobs that tests start ignore it, too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("tests", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("search", deadline=None)  # other examples each time: for finding bugs

@@ -126,8 +126,11 @@ def estimate_volume(
             sampled = sampled.plus(volume, times=1)
             cut, scale = num_bytes / volume.num_text_bytes, part.measure_scale()
             whole = whole.plus(volume, times=scale * cut)
-            num_documents = len(part.documents) * scale
-            whole = replace(whole, num_documents=whole.num_documents + num_documents)
+            if part.part.file.format != "text":
+                num_documents = len(part.documents) * scale
+                whole = replace(whole, num_documents=whole.num_documents + num_documents)
+    num_texts = sum(file.format == "text" for file in opened.files)  # a document each
+    whole = replace(whole, num_documents=whole.num_documents + num_texts)
     index = len(encode_index(writer.close().index))
     empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
     shards = min(float(opened.num_buckets), whole.num_documents) * (len(END_OF_TAR) + empty)

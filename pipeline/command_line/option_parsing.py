@@ -199,7 +199,7 @@ def in_options(text: str, kind: type, *, prefix: str = "", others: Sequence[str]
         field = name if name in others else name.removeprefix(prefix)
         word = rf"(?<![\w/.-]){field}"
         text = re.sub(rf"{word}=True\b", _flag(name), text)
-        text = re.sub(rf"{word}=(?=\S)", f"{_flag(name)} ", text)
+        text = re.sub(rf"{word}=(?=[^\s,;:)])", f"{_flag(name)} ", text)
         text = re.sub(rf"{word}=", _flag(name), text)
         if "_" in field:  # else it may be an ordinary word
             text = re.sub(rf"{word}(?![\w/.])", _flag(name), text)

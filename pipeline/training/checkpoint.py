@@ -79,14 +79,16 @@ def load_checkpoint(
         return 0
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     then = _OLDER | checkpoint["run"]
-    for name, now in _identity(config).items():
-        if now != then.get(name):
-            field = name.removeprefix("method.")
-            error = ValueError(
-                f"{path} was made with {field}={then.get(name)}, this run has {now}: give another "
-                "output=, or the same options"
-            )
-            raise hinted(error, f"output={quote(f'{config.output}-2')}")
+    differences = [
+        f"with {name.removeprefix('method.')}={then.get(name)}, this run has {now}"
+        for name, now in _identity(config).items()
+        if now != then.get(name)
+    ]
+    if differences:
+        error = ValueError(
+            f"{path} was made {'; '.join(differences)}: give another output=, or the same options"
+        )
+        raise hinted(error, f"output={quote(f'{config.output}-2')}")
     student.load_state_dict(checkpoint["student"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     consumed = rows.restore(StreamState(**checkpoint["data"]))

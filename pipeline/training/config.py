@@ -124,7 +124,7 @@ class TrainConfig:
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size={self.global_batch_size} isn't a multiple of "
-                f"micro_batch_size={self.micro_batch_size}"
+                f"micro_batch_size={self.micro_batch_size}: change one"
             )
         if not 0 <= self.warmup_steps < self.num_steps:
             raise ValueError(

@@ -41,7 +41,7 @@ def test_ids_that_repeat_in_every_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert "No: more documents are left out" in (tmp_path / "out" / "report.html").read_text()
     (line,) = [line for line in captured.err.splitlines() if line.startswith("vocag align:")]
     assert "75 of 100 documents (75.00 %) are left out, more than --max-dead-letters 1 %" in line
-    assert "duplicate_id 75 (first: part-1.jsonl line 1)" in line
+    assert "duplicate_id 75 (first: part-1.jsonl line 1: the id was first used at " in line
     assert "--id-field ''" in line
     assert main(command) == 3, "the same command, run again, says so again"
     assert "nothing to do" in capsys.readouterr().out
@@ -63,7 +63,8 @@ def test_everything_lost_is_not_success_and_few_losses_are(
     assert "no document can be used, so no dataset is made: bad_json 3 " in error
     left = {path.name for path in (tmp_path / "none").iterdir()}
     assert left == {"tokenizers", "dead_letters.jsonl"}, "so other options may follow"
-    assert "bad_json 3 (first: a.jsonl line 1), text_not_a_string 1 (first: a.jsonl l" in error
+    assert "bad_json 3 (first: a.jsonl line 1: unexpected end of data" in error
+    assert "text_not_a_string 1 (first: a.jsonl line 4: " in error
     assert "--id-field" not in error
     lines = [*(json_line(n, f"text {n}") for n in range(99)), b"{\n"]
     command = arguments(small_corpus(tmp_path / "good", a=lines), tmp_path / "out")

@@ -185,12 +185,10 @@ def test_another_version_is_refused(version: object) -> None:
 def test_foreign_tokenizers_are_refused() -> None:
     MANIFEST.require_tokenizers()
     MANIFEST.require_tokenizers(student_sha256="a" * 64, teacher_sha256="b" * 64)
-    with pytest.raises(
-        ForeignTokenizerError,
-        match=r'student tokenizer b{16}… is not .* was made with "owner/student" \(a{16}…\)',
-    ):
+    swapped = r"student tokenizer b{16}… is not the dataset's, but its teacher's: it was made "
+    with pytest.raises(ForeignTokenizerError, match=swapped + r'with "owner/student" \(a{16}…\)'):
         MANIFEST.require_tokenizers(student_sha256="b" * 64)
-    with pytest.raises(ForeignTokenizerError, match="teacher tokenizer cccc"):
+    with pytest.raises(ForeignTokenizerError, match=r"teacher tokenizer c{16}… is not the data"):
         MANIFEST.require_tokenizers(student_sha256="a" * 64, teacher_sha256="c" * 64)
 
 

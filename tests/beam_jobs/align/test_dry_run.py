@@ -207,6 +207,17 @@ def test_many_files_of_all_kinds_are_sampled_by_size(tmp_path: Path) -> None:
     assert documents > 0
 
 
+@pytest.mark.usefixtures("small_sample")
+def test_text_files_are_a_document_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = small_corpus(tmp_path)
+    for part in range(60):
+        text = "a few words " * (1 + 50 * part)
+        Path(corpus.folder, "in", f"{part}.txt").write_text(text, "utf-8")
+    options = align_options(corpus, tmp_path / "out", student="bytes", teacher="bytes")
+    said = shown(capsys, command_line(options))
+    assert " of text in 60 documents\n  sample          24 documents of " in said
+
+
 def test_a_small_input_is_read_whole(tmp_path: Path) -> None:
     records = make_records(30)
     (tmp_path / "a.jsonl").write_bytes(json_lines(records) + b"{\n")

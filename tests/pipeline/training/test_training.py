@@ -166,8 +166,9 @@ def test_a_run_that_began_without_fused_adamw_goes_on_without(
 
 
 def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
-    with pytest.raises(ValueError, match=r"made with learning_rate=0\.001, this run has 0\.01"):
-        train(replace(six, learning_rate=0.01))
+    told = r"made with num_steps=6, this run has 7; with learning_rate=0\.001, this run has 0\.01: "
+    with pytest.raises(ValueError, match=told):
+        train(replace(six, learning_rate=0.01, num_steps=7))
 
 
 def test_a_run_is_a_file(six: TrainConfig, tmp_path: Path) -> None:
