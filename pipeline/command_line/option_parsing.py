@@ -363,12 +363,12 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print the error, lines to choose by, and a hint; exit with 2."""
+        """Print the error, what is missing, and a hint; exit with 2."""
         names = [argument.partition("=")[0] for argument in self.given]
         known: Collection[str] = self._option_string_actions
         unknown = [name for name in names if re.match(r"--\w", name) and name not in known]
         meant: Collection[str] = ()
-        lines = "".join(f"  {line}\n" for line in self._lines_to_choose_by(message))
+        lines = "".join(f"  {line}\n" for line in self._lines_of_missing(message))
         if message.startswith("unrecognized arguments"):
             meant = known
         elif message.startswith("the following arguments are required"):
@@ -382,12 +382,16 @@ class Parser(argparse.ArgumentParser):
         hint = " ".join(dict.fromkeys(close)) or f"{self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\n{lines}hint: {hint}\n")
 
-    def _lines_to_choose_by(self, message: str) -> list[str]:
+    def _lines_of_missing(self, message: str) -> list[str]:
+        """Return what required options mean, or lines to choose by."""
         if not message.startswith("the following arguments are required"):
             return []
-        missing = re.findall(r"--[\w-]+", message)
-        texts = [getattr(self._option_string_actions[name], "missing", "") for name in missing]
-        return [line for text in texts for line in text.splitlines()]
+        lines = []
+        for name in re.findall(r"(?<!\S)--[\w-]+", message.partition(";")[0]):
+            option = self._option_string_actions[name]
+            told = f"{name} {option.metavar or ''}".rstrip() + f": {option.help}".replace("%%", "%")
+            lines += (getattr(option, "missing", "") or told).splitlines()
+        return lines
 
 
 class _Once(argparse.Action):

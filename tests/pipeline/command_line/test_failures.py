@@ -96,9 +96,11 @@ def test_debug_shows_where_an_expected_error_arose(
 def test_an_option_that_is_not_there(
     line: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two lines, not a page of options."""
+    """Two lines and what is missing, not a page of options."""
     assert run(*line.split()) == 2
-    message, last = capsys.readouterr().err.splitlines()
+    message, *missing, last = capsys.readouterr().err.splitlines()
+    required = message.partition("; ")[0] if "are required" in message else ""
+    assert len(missing) == required.count(" --")
     assert re.match(rf"vocag {line.split()[0]}( info)?: ", message)
     assert last == f"hint: {hint}"
 
@@ -122,10 +124,11 @@ def test_an_unknown_option_beside_a_missing_one_is_named_too(
 ) -> None:
     """Not where it may be another parser's: Beam's, or a subcommand's."""
     assert run(*line.split()) == 2
-    message, last = capsys.readouterr().err.splitlines()
+    message, *lines, last = capsys.readouterr().err.splitlines()
     required, _, unknown = message.partition("; unrecognized arguments: ")
     assert "the following arguments are required: " in required
     assert (unknown, last) == (named, f"hint: {hint}")
+    assert lines == [] or all(re.match(r"  --[\w-]+( \S+)?: \w", each) for each in lines)
 
 
 def test_a_method_is_chosen_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
