@@ -206,7 +206,6 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
         )
         for side, tokenizer in zip(("student", "teacher"), attempt.opened.tokenizers, strict=True)
     }
-    pair = _describe_pair(Dataset(attempt.output, manifest))  # takes seconds of the time below
     return RunSummary(
         runner=describe_runner(attempt.beam_options),
         elapsed_seconds=time.monotonic() - attempt.started,
@@ -218,7 +217,7 @@ def _describe_run(attempt: Attempt, manifest: Manifest, began: float) -> RunSumm
         reused_buckets=told["reused_buckets"],
         control_strings=told.get("control_strings", {}),  # an earlier release didn't count them
         versions=library_versions(),
-        pair=pair,
+        pair=_describe_pair(Dataset(attempt.output, manifest)),
     )
 
 
