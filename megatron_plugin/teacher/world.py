@@ -69,13 +69,18 @@ def _student_replicas(args: Namespace, world: World) -> int:
 
 def _waiting_group() -> dist.ProcessGroup:
     """Return a replica's CPU group to wait in: NCCL's watchdog would see a hang."""
-    ranks = dist.get_process_group_ranks(
+    own = dist.get_process_group_ranks(
         parallel_state.get_expert_tensor_model_pipeline_parallel_group()
     )
-    # Made by its own ranks alone.
-    group = dist.new_group(
-        ranks, timeout=IDLE_TIMEOUT, backend="gloo", use_local_synchronization=True
-    )
+    replicas = [own] * dist.get_world_size()
+    dist.all_gather_object(replicas, own)
+    # All ranks make all groups: torch 2.11 gives one that its members make alone
+    # (use_local_synchronization) another name on each, and they wait for ever.
+    groups = {
+        ranks: dist.new_group(list(ranks), timeout=IDLE_TIMEOUT, backend="gloo")
+        for ranks in sorted(set(map(tuple, replicas)))
+    }
+    group = groups[tuple(own)]
     assert isinstance(group, dist.ProcessGroup), "this rank is a member"
     return group
 
