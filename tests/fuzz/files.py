@@ -71,6 +71,8 @@ ODD = (
 """Members of JSON that cost no document; surrogates are bytes that aren't UTF-8."""
 MOST_FAKES = 3
 """Documents that one edit may alter or make: of a row that is split, each half can be one."""
+MAGIC_BYTES = 6
+"""The longest of `COMPRESS`'s, xz's."""
 
 Span = tuple[int, int]
 
@@ -263,9 +265,12 @@ def damage(trial: Trial, data: bytes, spans: list[Span]) -> tuple[bytes, set[int
     """Return a damaged file as it is stored, and which documents its damage doesn't touch."""
     untouched = set(range(len(trial.texts)))
     compress = COMPRESS[trial.suffix]
-    if trial.is_stored:
-        return _edit(trial, compress(data), lambda *_: None), untouched
     edited: list[tuple[int, int, str]] = []
+    if trial.is_stored:
+        data = _edit(trial, compress(data), lambda *edit: edited.append(edit))
+        if trial.is_misnamed and any(start < MAGIC_BYTES for start, *_ in edited):
+            untouched.clear()  # neither name nor first bytes say that it is compressed
+        return data, untouched
     original = data
     data = _edit(trial, data, lambda *edit: edited.append(edit))
     if trial.has_no_quotes and data.endswith(b'"'):

@@ -303,12 +303,11 @@ class started:  # noqa: N801  a context manager, used like a function
         self.num_ranks = num_ranks
         self.token = f"{time.monotonic_ns()}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        torchrun += ["--shutdown-timeout", "300"]
         command = arguments(inputs, train_iters=100000, **changes)
         self.process = subprocess.Popen(
             [*torchrun, "--nproc-per-node", str(num_ranks), "-m", TRAINER, *command],
             cwd=ROOT,
-            env=job_environment(VOCAG_TEST_JOB=self.token),
+            env=job_environment(VOCAG_TEST_JOB=self.token, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="300"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
