@@ -386,7 +386,7 @@ class Parser(argparse.ArgumentParser):
         """Return what required options mean, or lines to choose by."""
         if not message.startswith("the following arguments are required"):
             return []
-        lines = []
+        lines: list[str] = []
         for name in re.findall(r"(?<!\S)--[\w-]+", message.partition(";")[0]):
             option = self._option_string_actions[name]
             told = f"{name} {option.metavar or ''}".rstrip() + f": {option.help}".replace("%%", "%")
