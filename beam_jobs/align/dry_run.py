@@ -119,6 +119,7 @@ def estimate_volume(
     for tokenizer in tokenizers:
         tokenizer.num_reference_documents = 0
     whole = sampled = Volume()
+    num_documents: float = sum(file.format == "text" for file in opened.files)  # a document each
     writer = ShardWriter(io.BytesIO(), keep_text=keep_text)
     for part in sample:
         volume, num_bytes = _measure(part, opened, writer)
@@ -127,10 +128,8 @@ def estimate_volume(
             cut, scale = num_bytes / volume.num_text_bytes, part.measure_scale()
             whole = whole.plus(volume, times=scale * cut)
             if part.part.file.format != "text":
-                num_documents = len(part.documents) * scale
-                whole = replace(whole, num_documents=whole.num_documents + num_documents)
-    num_texts = sum(file.format == "text" for file in opened.files)  # a document each
-    whole = replace(whole, num_documents=whole.num_documents + num_texts)
+                num_documents += len(part.documents) * scale
+    whole = replace(whole, num_documents=num_documents)
     index = len(encode_index(writer.close().index))
     empty = len(encode_index(ShardWriter(io.BytesIO()).close().index))
     shards = min(float(opened.num_buckets), whole.num_documents) * (len(END_OF_TAR) + empty)

@@ -387,7 +387,7 @@ class Parser(argparse.ArgumentParser):
         if not message.startswith("the following arguments are required"):
             return []
         lines: list[str] = []
-        for name in re.findall(r"(?<!\S)--[\w-]+", message.partition(";")[0]):
+        for name in re.findall(r"--[\w-]+", message):
             option = self._option_string_actions[name]
             told = f"{name} {option.metavar or ''}".rstrip() + f": {option.help}".replace("%%", "%")
             lines += (getattr(option, "missing", "") or told).splitlines()

@@ -217,6 +217,14 @@ def test_which_method_has_the_records_intervals(
         assert str(found) in said
 
 
+@pytest.mark.parametrize(("other", "at"), [("full-decay-3", "best"), ("full-dropout", "last")])
+def test_the_pages_intervals_of_cells_are_the_records(other: str, at: str) -> None:
+    records = read_records(RECORDS / "few-cells")
+    sets = (*few.DECIDING, *few.KNOWN)  # type: ignore[attr-defined]
+    row = " | ".join(str(compare(records, "cells", other, name, at)) for name in sets)
+    assert f"| {row} |" in _page("few")
+
+
 def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
     """Its brackets are the lower of both lower ends, the higher of both higher ones."""
     said = (ROOT / "README.md").read_text("utf-8")
