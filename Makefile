@@ -67,7 +67,7 @@ TOGETHER := -n 3 --dist loadscope --no-loadscope-reorder
 test: $(VENV)/.installed-test ## run the tests, but for long ones, Megatron, services and GPU (minutes)
 	$(BIN)/python -m pytest -m "not gpu and not chain and not long" $(TOGETHER) $(ELSEWHERE)
 
-test-fast: $(VENV)/.installed-test ## run the fast tests (11 minutes on two cores; pytest FOLDER -m "not slow" takes seconds)
+test-fast: $(VENV)/.installed-test ## run the fast tests (9 minutes on two cores; pytest FOLDER -m "not slow" takes seconds)
 	$(BIN)/python -m pytest -m "not slow and not gpu and not chain" $(TOGETHER) $(ELSEWHERE)
 
 # In an environment of its own; with no constraints, they are what is tried.
