@@ -7,8 +7,9 @@ makes. Sliding windows are shortened to take effect.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.losses.cross_entropy import linear_cross_entropy
+from pipeline.losses.logits import OutputLayer
 from pipeline.models.output_layer import output_layer
 from pipeline.models.packed_attention import PACKED_ATTENTION, packed_arguments, register
 from pipeline.models.weights import foreign_code
@@ -101,19 +103,16 @@ def _dtypes(model: PreTrainedModel) -> tuple[torch.dtype, ...]:
 def _compare(
     model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtype, is_packed: bool
 ) -> str | None:
-    rows = _documents(model)
+    tried = _Documents.of(model)
     model.set_attn_implementation(own)
-    whole = _losses_alone(model, rows)
+    whole = tried.losses_alone()
     with short_windows(model) as num_windows:
-        alone = _losses_alone(model, rows)
-        leaking = _losses_packed(model, rows, breaks=False)
+        alone = tried.losses_alone()
+        leaking = tried.losses_packed(breaks=False)
         model.set_attn_implementation(candidate)
         if model.config._attn_implementation != candidate:
             return "the model can't change its attention"
-        if is_packed:
-            packed = _losses_packed(model, rows, breaks=True)
-        else:
-            packed = _losses_padded(model, rows)
+        packed = tried.losses_packed(breaks=True) if is_packed else tried.losses_padded()
     if candidate == PACKED_ATTENTION and num_windows and torch.equal(whole, alone):
         return "its sliding window can't be made short enough to be tried"
     if not alone.isfinite().all():
@@ -131,55 +130,63 @@ def _compare(
     return f"they differ by up to {difference:.2g} nats; rounding would be {allowed:.2g}"
 
 
-def _documents(model: PreTrainedModel) -> list[list[Tensor]]:
-    vocab_size = output_layer(model).vocab_size
-    generator = torch.Generator().manual_seed(0)
-    return [
-        [torch.randint(vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
-        for lengths in _ROWS
-    ]
+@dataclass(frozen=True)
+class _Documents:
+    """Documents of random tokens, row by row, and the model that reads them."""
 
+    model: PreTrainedModel
+    layer: OutputLayer
+    rows: list[list[Tensor]]
 
-def _losses_alone(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    states = [
-        model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        for ids in chain(*rows)
-    ]
-    return _losses(model, states, rows)
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        layer = output_layer(model)
+        generator = torch.Generator().manual_seed(0)
+        rows = [
+            [
+                torch.randint(layer.vocab_size, (n,), generator=generator).to(model.device)
+                for n in lengths
+            ]
+            for lengths in _ROWS
+        ]
+        return cls(model, layer, rows)
 
+    def losses_alone(self) -> Tensor:
+        return self._losses(
+            [
+                self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+                for ids in chain(*self.rows)
+            ]
+        )
 
-def _losses_packed(model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool) -> Tensor:
-    """Without breaks, documents see all before them."""
-    return _losses(model, _states_packed(model, rows, breaks=breaks), rows)
+    def losses_packed(self, *, breaks: bool) -> Tensor:
+        """Without breaks, documents see all before them."""
+        return self._losses(self._states(self.rows, breaks=breaks))
 
+    def losses_padded(self) -> Tensor:
+        """Padding is a second document."""
+        documents = [*chain(*self.rows)]
+        longest = max(map(len, documents)) + 1
+        padded = [[ids, ids.new_zeros(longest - len(ids))] for ids in documents]
+        return self._losses(self._states(padded, breaks=True)[::2])
 
-def _losses_padded(model: PreTrainedModel, rows: list[list[Tensor]]) -> Tensor:
-    """Padding is a second document."""
-    documents = [*chain(*rows)]
-    longest = max(map(len, documents)) + 1
-    padded = [[ids, ids.new_zeros(longest - len(ids))] for ids in documents]
-    return _losses(model, _states_packed(model, padded, breaks=True)[::2], rows)
+    def _states(self, rows: list[list[Tensor]], *, breaks: bool) -> list[Tensor]:
+        """Each document's states in packed rows, [length, H]."""
+        input_ids = torch.stack([torch.cat(documents) for documents in rows])
+        places = [torch.cat([torch.arange(len(ids)) for ids in documents]) for documents in rows]
+        more: dict[str, Any] = {}
+        if breaks:
+            more["position_ids"] = torch.stack(places).to(self.model.device)
+            more |= packed_arguments(self.model, more["position_ids"])
+        base = self.model.base_model
+        hidden = base(input_ids=input_ids, use_cache=False, **more).last_hidden_state
+        lengths = [[len(ids) for ids in documents] for documents in rows]
+        return [*chain(*(row.split(own) for row, own in zip(hidden, lengths, strict=True)))]
 
-
-def _states_packed(
-    model: PreTrainedModel, rows: list[list[Tensor]], *, breaks: bool
-) -> list[Tensor]:
-    """Each document's states, [length, H]."""
-    input_ids = torch.stack([torch.cat(documents) for documents in rows])
-    places = [torch.cat([torch.arange(len(ids)) for ids in documents]) for documents in rows]
-    more: dict[str, Any] = {}
-    if breaks:
-        more["position_ids"] = torch.stack(places).to(model.device)
-        more |= packed_arguments(model, more["position_ids"])
-    hidden = model.base_model(input_ids=input_ids, use_cache=False, **more).last_hidden_state
-    lengths = [[len(ids) for ids in documents] for documents in rows]
-    return [*chain(*(row.split(own) for row, own in zip(hidden, lengths, strict=True)))]
-
-
-def _losses(model: PreTrainedModel, states: list[Tensor], rows: list[list[Tensor]]) -> Tensor:
-    labels = torch.cat([ids[1:] for ids in chain(*rows)])
-    hidden = torch.cat([own[:-1] for own in states])
-    return linear_cross_entropy(hidden, output_layer(model), labels).losses.float()
+    def _losses(self, states: list[Tensor]) -> Tensor:
+        labels = torch.cat([ids[1:] for ids in chain(*self.rows)])
+        hidden = torch.cat([own[:-1] for own in states])
+        return linear_cross_entropy(hidden, self.layer, labels).losses.float()
 
 
 @contextmanager
