@@ -26,7 +26,6 @@ from schemas.sidecar import (
 )
 
 SCORE_AGAIN = "run vocag score again"
-_ROWS = "--seq-length 2048  # student tokens per row in training"
 NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
 
 
@@ -44,7 +43,12 @@ class ScoreFiles:
 
 
 def find_scores(
-    source: str, location: str, *, where: str = "", with_distributions: bool = False
+    source: str,
+    location: str,
+    *,
+    where: str = "",
+    with_distributions: bool = False,
+    seq_length: int = 0,
 ) -> ScoreFiles:
     """Find scores by name.
 
@@ -56,6 +60,7 @@ def find_scores(
             documents.
         with_distributions: require distributions; otherwise, of several that differ only in these,
             take the smallest.
+        seq_length: of the rows to be trained on, for the hint; 0: not known.
 
     Raises:
         DatasetError: none, or several, of that name.
@@ -82,9 +87,14 @@ def find_scores(
     )
     if fitting:
         raise hinted(missing, f"stored_losses={fitting[0].manifest.rule.fingerprint[:16]}")
+    raise hinted(missing, _scoring(location, source, with_distributions, seq_length))
+
+
+def _scoring(location: str, teacher: str, with_distributions: bool, seq_length: int) -> str:
     top = " --top-k 8" if with_distributions else ""
-    teacher = f"{quote(source or 'MODEL')}{top}"
-    raise hinted(missing, f"vocag score {quote(location)} --teacher {teacher} {_ROWS}")
+    rows = str(seq_length) if seq_length else "2048  # student tokens per row in training"
+    teacher = quote(teacher or "MODEL")
+    return f"vocag score {quote(location)} --teacher {teacher}{top} --seq-length {rows}"
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:
@@ -113,12 +123,12 @@ def list_scores(location: str) -> list[ScoreFiles]:
     return [_read_scores(f"{location}/{name}") for name in _names(location, "teacher-*.json")]
 
 
-def scores_to_paste(location: str) -> str:
+def scores_to_paste(location: str, *, with_distributions: bool, seq_length: int) -> str:
     """Return the option that reads a dataset's scores, or the command that makes some."""
     read_manifest_bytes(location)
-    found = list_scores(location)
+    found = _fitting(list_scores(location), "", with_distributions=with_distributions)
     if not found:
-        return f"vocag score {quote(location)} --teacher MODEL {_ROWS}"
+        return _scoring(location, "", with_distributions, seq_length)
     name = '""' if len(found) == 1 else found[0].manifest.rule.fingerprint[:16]
     return f"stored_losses={name}"
 

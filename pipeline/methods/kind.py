@@ -74,11 +74,13 @@ class MethodKind:
         """Whether it needs cells of both vocabularies, counted on data."""
         return self.needs == "distributions" and method.distill_map == "cells"
 
-    def serve(self, method: Method, teaching: Teaching, data: Reading | None = None) -> Served:
+    def serve(
+        self, method: Method, teaching: Teaching, data: Reading | None = None, seq_length: int = 0
+    ) -> Served:
         """Return how a run by this method gets its teacher data.
 
         ValueError if these teachers don't fit the method or its options; a hint may name the data's
-        scores.
+        scores, or how to make some for rows of `seq_length` tokens.
         """
         stored, running = teaching.stored_losses is not None, bool(teaching.teacher)
         if stored and self.needs in ("nothing", "model"):
@@ -96,7 +98,7 @@ class MethodKind:
         if self.needs == "nothing":
             return Served("nothing")
         if not (stored or running):
-            raise self._without_teacher(data)
+            raise self._without_teacher(data, seq_length)
         if stored or self.needs != "distributions":
             return Served("stored" if stored else "running", self.needs == "distributions")
         top_k = teaching.top_k or ONLINE_TOP_K
@@ -123,7 +125,7 @@ class MethodKind:
                 "before it a text's first token has none: name one by student_bos"
             )
 
-    def _without_teacher(self, data: Reading | None) -> ValueError:
+    def _without_teacher(self, data: Reading | None, seq_length: int) -> ValueError:
         if self.needs == "model":
             error = ValueError(f"method={self.name} needs a teacher that runs")
             return hinted(error, "teacher=MODEL")
@@ -131,6 +133,10 @@ class MethodKind:
         if data is not None:
             from pipeline.dataset.score_files import scores_to_paste  # only for an error
 
-            hint = scores_to_paste(data.mixture().datasets[0].path)
+            hint = scores_to_paste(
+                data.mixture().datasets[0].path,
+                with_distributions=self.needs == "distributions",
+                seq_length=seq_length,
+            )
         error = ValueError(f"method={self.name} needs a teacher, or stored_losses of one")
         return hinted(error, hint)

@@ -151,7 +151,11 @@ def open_stored_losses(
         DatasetError: no such scores.
     """
     named = find_scores(
-        source, dataset.location, where=where, with_distributions=with_distributions
+        source,
+        dataset.location,
+        where=where,
+        with_distributions=with_distributions,
+        seq_length=plan.rules.seq_length,
     )
     scores = scores_of(named, dataset)
     _require_complete(scores)

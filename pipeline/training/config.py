@@ -110,7 +110,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check options without the data."""
-        self.kind.serve(self.method, self.teaching, self.data)
+        self.kind.serve(self.method, self.teaching, self.data, self.seq_length)
         require_known("schedule=", [self.schedule], get_args(Schedule))
         for name in ("num_steps", "global_batch_size", "micro_batch_size"):
             if getattr(self, name) < 1:

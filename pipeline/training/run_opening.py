@@ -100,7 +100,7 @@ def open_training(
     if teacher is not None:
         teaching = replace(teaching, teacher=name_of(teacher))
     with _hinting_at_config(config):
-        served = kind.serve(method, teaching, config.reading)
+        served = kind.serve(method, teaching, config.reading, config.seq_length)
     rows = _open_rows(data, config, kind.row_needs(method, served))
     kind.require_rows(method, rows)
     _warn_of_padding(rows)

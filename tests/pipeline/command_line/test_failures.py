@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from runpy import run_module
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from pipeline.dataset.chosen_documents import WhereError  # type: ignore[attr-de
 from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.score_files import find_scores
 from pipeline.methods.method import WHICH_METHOD, Method
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import TokenizerError, load_tokenizer
 from pipeline.training.config import TrainConfig
@@ -245,15 +247,20 @@ def where(root: Path) -> object:
     return AlignedRows(StreamConfig(reading, seq_length=64))
 
 
-def untaught(root: Path) -> object:
+def untaught(root: Path, method: str = "teacher") -> object:
     data = Reading(str(root / "data"))
-    return TrainConfig(data=data, student="s", output=root, method=Method("teacher"))
+    return TrainConfig(data=data, student="s", output=root, method=Method(method), seq_length=96)
 
 
 def untaught_without_scores(root: Path) -> object:
     for path in (root / "data").glob("teacher-*.json"):
         path.unlink()
     return untaught(root)
+
+
+def rows_without_scores(root: Path) -> object:
+    reading, teaching = Reading(str(root / "data")), Teaching(stored_losses="qwen")
+    return AlignedRows(StreamConfig(reading, seq_length=96, teaching=teaching))
 
 
 def untaught_without_data(root: Path) -> object:
@@ -283,7 +290,21 @@ def untaught_without_data(root: Path) -> object:
         ),
         (where, WhereError, "where='num_student_tokens > 5'"),
         (untaught, ValueError, 'stored_losses=""'),
-        (untaught_without_scores, ValueError, "vocag score {}/data --teacher MODEL" + ROWS),
+        (
+            partial(untaught, method="distill"),  # the scores have no distributions
+            ValueError,
+            "vocag score {}/data --teacher MODEL --top-k 8 --seq-length 96",
+        ),
+        (
+            untaught_without_scores,
+            ValueError,
+            "vocag score {}/data --teacher MODEL --seq-length 96",
+        ),
+        (
+            rows_without_scores,
+            DatasetError,
+            "vocag score {}/data --teacher qwen --seq-length 96",
+        ),
         (untaught_without_data, DatasetError, "{}/data  # a dataset"),
     ],
     ids=[
@@ -293,7 +314,9 @@ def untaught_without_data(root: Path) -> object:
         "tokenizer",
         "column",
         "teacher",
+        "no distributions",
         "no scores",
+        "rows",
         "no data",
     ],
 )
