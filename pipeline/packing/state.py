@@ -23,6 +23,7 @@ class StreamState:
         scores: digest of the losses that conditions use, "" without any.
         cells: digest of the vocabularies' cells, "" if the method needs none.
         generations: of each dataset, to open them again; the fingerprint is compared instead.
+        global_batch_size: rows of a step; 0 in checkpoints from before it was kept.
     """
 
     fingerprint: str
@@ -37,10 +38,9 @@ class StreamState:
     scores: str = ""
     cells: str = ""
     generations: tuple[int, ...] = ()
+    global_batch_size: int = 0
 
-    def require_same_run(
-        self, saved: "StreamState", *, global_batch_size: int, moves_on: bool = False
-    ) -> None:
+    def require_same_run(self, saved: "StreamState", *, moves_on: bool = False) -> None:
         """Check that a saved state continues in this one; `moves_on` accepts another generation.
 
         Raises:
@@ -50,16 +50,17 @@ class StreamState:
             if moves_on and name in _OF_A_GENERATION:
                 continue
             now, then = getattr(self, name), getattr(saved, name)
-            if now != then:
+            is_unknown = name == "global_batch_size" and then == 0
+            if now != then and not is_unknown:
                 raise StreamMismatchError(
                     f"the checkpoint was made with {name} {_told(then)}, this run has "
                     f"{_told(now)}: {remedy}"
                 )
-        if saved.consumed_samples % global_batch_size:
+        if saved.consumed_samples % self.global_batch_size:
             raise StreamMismatchError(
                 f"the checkpoint has consumed {saved.consumed_samples} samples, which isn't "
-                f"a multiple of global_batch_size {global_batch_size}: use the batch size that the "
-                "run was started with"
+                f"a multiple of global_batch_size {self.global_batch_size}: use the batch size "
+                "that the run was started with"
             )
 
 
@@ -79,6 +80,7 @@ _REMEDIES = {
     "manifest that the run was started with, or start a new run",
     "cells": "the tokens that stand for each other were counted on other data, or by another "
     "release: use what the run was started with, or start a new run",
+    "global_batch_size": "use the run's global_batch_size",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }
 _OF_A_GENERATION = ("fingerprint", "samples_per_epoch", "scores", "cells")

@@ -166,6 +166,7 @@ class AlignedRows(TorchDataset[Rows]):
             scores=self.opened.scores_digest,
             cells=self.cells_digest,
             generations=self.opened.generations,
+            global_batch_size=self.config.global_batch_size,
         )
 
     def restore(self, saved: StreamState) -> int:
@@ -178,11 +179,7 @@ class AlignedRows(TorchDataset[Rows]):
             >>> rows.restore(rows.state(96))
             96
         """
-        self.state(0).require_same_run(
-            saved,
-            global_batch_size=self.config.global_batch_size,
-            moves_on=self.opened.moves_on(saved),
-        )
+        self.state(0).require_same_run(saved, moves_on=self.opened.moves_on(saved))
         return saved.consumed_samples
 
     def leave_out(self, run_position: int, segment: int, what: str) -> None:

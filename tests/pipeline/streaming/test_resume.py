@@ -59,13 +59,21 @@ def test_resume_at_every_step_and_resize(folder):
         ("seed", 12, "seed 11, this run has 12"),
         ("shuffle_shards", 2, "shuffle_shards 1, this run has 2"),
         ("window_rows", 6, "rules .*window_rows"),
-        ("global_batch_size", 11, "samples_per_epoch .*global_batch_size"),
+        ("global_batch_size", 11, "global_batch_size 12, this run has 11"),
+        ("global_batch_size", 6, "global_batch_size 12, this run has 6"),  # as many in an epoch
     ],
 )
 def test_another_run_is_refused_with_the_reason(folder, option, value, told):
     saved = open_rows(folder).state(24)
     with pytest.raises(StreamMismatchError, match=f"made with {told}"):
         open_rows(folder, **{option: value}).restore(saved)
+
+
+def test_a_checkpoint_from_before_batch_sizes_were_kept_needs_equal_epochs(folder):
+    saved = replace(open_rows(folder).state(24), global_batch_size=0)
+    assert open_rows(folder).restore(saved) == 24
+    with pytest.raises(StreamMismatchError, match=r"samples_per_epoch .*global_batch_size"):
+        open_rows(folder, global_batch_size=11).restore(saved)
 
 
 def test_a_batch_size_that_does_not_divide_what_was_consumed_is_refused(folder):

@@ -156,6 +156,11 @@ def test_a_run_goes_on_with_the_rows_that_follow(world: Path, tmp_path: Path) ->
     other = trainer_of(world, tmp_path / "run", settings=settings, data=data_of(world, seed=5))
     with pytest.raises(StreamMismatchError):
         other.train(resume_from_checkpoint=True)
+    settings["gradient_accumulation_steps"] = 1
+    smaller = trainer_of(world, tmp_path / "run", **given)
+    assert smaller.rows.samples_per_epoch == whole.rows.samples_per_epoch
+    with pytest.raises(StreamMismatchError, match="global_batch_size 4, this run has 2"):
+        smaller.train(resume_from_checkpoint=True)
     (tmp_path / "foreign").mkdir()
     with pytest.raises(ValueError, match=r"vocag_rows\.json"):
         other.train(resume_from_checkpoint=str(tmp_path / "foreign"))
@@ -213,6 +218,14 @@ def test_a_teacher_that_the_data_name_is_loaded(world: Path) -> None:
     stored = open_training(data_of(world), opened.student, paper)
     expected = stored.guided(stored.rows.__getitems__([0]))
     assert float(loss.loss_sum.detach()) == pytest.approx(float(expected.loss_sum.detach()), 1e-3)
+
+
+def test_a_teacher_that_the_method_does_not_ask_is_said(
+    world: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = data_of(world, stored_losses=None, teacher="nowhere/at/all")
+    assert open_training(named, str(world / "student"), Method("random")).teacher is None
+    assert "method=random asks no teacher: nowhere/at/all isn't read" in caplog.text
 
 
 def test_deepspeed_is_refused(world: Path, tmp_path: Path) -> None:
