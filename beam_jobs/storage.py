@@ -16,11 +16,10 @@ from collections.abc import Buffer, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import batched
-from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipeline.command_line.failures import hinted, naming
+from pipeline.command_line.failures import naming
+from pipeline.command_line.folder_lock import make_local_folder
 from pipeline.command_line.git_lfs import refuse_pointer
 from pipeline.command_line.links import open_unlinked
 from pipeline.remote import first_contact
@@ -74,17 +73,7 @@ def make_folder(path: str) -> None:
     NotADirectoryError if a file is in the way, PermissionError if refused.
     """
     if is_local(path):
-        try:
-            os.makedirs(path, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            above = (path, *map(str, Path(path).parents))
-            file = next(name for name in above if os.path.lexists(name))
-            refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
-            raise hinted(refusal, f"--output {quote(f'{file}-2')}") from error
-        except OSError as error:  # not this user's, read-only, or not a real file system
-            raise PermissionError(
-                f"{path} can't be made ({error.strerror}): name a folder that you may write to"
-            ) from error
+        make_local_folder(path)
 
 
 def open_to_read(path: str, *, buffer_bytes: int = _BUFFER_BYTES) -> BinaryIO:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import DamagedSampleError, DatasetError, SchemaVersionError
+from schemas.errors import RESTORE, DamagedSampleError, DatasetError, SchemaVersionError
 from schemas.safetensors_view import read_header, view_tensor
 
 SCHEMA_VERSION: Final = 2
@@ -176,12 +176,12 @@ def decode_tensors(
     except _UNREADABLE as error:
         raise DamagedSampleError(
             f"sample of {len(sample)} bytes has no readable safetensors header ({error}): it is "
-            "cut or altered; restore the shard or run vocag align again"
+            f"cut or altered; {RESTORE}"
         ) from error
     if body + end != len(sample):
         raise DamagedSampleError(
             f"sample has {len(sample)} bytes, its header describes {body + end}: it is cut "
-            "or altered; restore the shard or run vocag align again"
+            f"or altered; {RESTORE}"
         )
     return tensors, metadata
 
@@ -208,7 +208,7 @@ def decode_document(sample: bytes | memoryview) -> AlignedDocument:
         )
     except _UNREADABLE as error:
         raise DamagedSampleError(
-            f"sample lacks or contradicts a field of its version ({error!r}); run vocag align again"
+            f"sample lacks or contradicts a field of its version ({error!r}); {RESTORE}"
         ) from error
     check_document(document)
     return document
@@ -236,9 +236,7 @@ def check_document(document: AlignedDocument) -> None:
     elif document.chat is not None:
         problem = _chat_problem(document, document.chat)
     if problem is not None:
-        raise DamagedSampleError(
-            f'{problem} (document "{document.document_id}"); run vocag align again'
-        )
+        raise DamagedSampleError(f'{problem} (document "{document.document_id}"); {RESTORE}')
 
 
 def _chat_problem(document: AlignedDocument, chat: StoredChat) -> str | None:

@@ -1,5 +1,8 @@
 """Errors of datasets, all ValueErrors: bad data, never our own bug."""
 
+RESTORE = "restore it, or delete the dataset and run vocag align again"
+"""The remedy of damage. A finished job whose dataset is still there would do nothing."""
+
 
 class DatasetError(ValueError):
     """A dataset, shard or sample breaks the format's rules."""

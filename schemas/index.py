@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.document import SCHEMA_VERSION
-from schemas.errors import DamagedShardError, SchemaVersionError
+from schemas.errors import RESTORE, DamagedShardError, SchemaVersionError
 
 CUT_STRIDE = 16
 """Student tokens per cut point: every 16 have at most one, near their end."""
@@ -257,9 +257,7 @@ def _damage_told() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, KeyError, OSError) as error:
-        raise DamagedShardError(
-            f"shard index is unreadable ({error}): restore it or run vocag align again"
-        ) from error
+        raise DamagedShardError(f"shard index is unreadable ({error}): {RESTORE}") from error
 
 
 def _require_length(name: str, values: Any, index: ShardIndex) -> None:

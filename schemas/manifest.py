@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Raw
 
 from schemas.document import SCHEMA_VERSION
-from schemas.errors import DatasetError, ForeignTokenizerError
+from schemas.errors import RESTORE, DatasetError, ForeignTokenizerError
 from schemas.records import (
     Count,
     FilePath,
@@ -415,20 +415,19 @@ def decode_manifest(data: bytes, *, at: str = MANIFEST_FILE) -> Manifest:
         raw = read_record(data, dict[str, Raw])
     except RecordError as error:
         raise DatasetError(
-            f"{at} isn't a complete manifest ({error}): it is cut or altered; restore it or run "
-            "vocag align again"
+            f"{at} isn't a complete manifest ({error}): it is cut or altered; {RESTORE}"
         ) from error
     for name in ("fingerprint", "totals"):
         claim, found = getattr(claims, name), getattr(manifest, name)
         if claim != found:
             raise DatasetError(
                 f"{at}: {name} {claim} does not follow from its shards "
-                f"({found}): it was altered; restore it or run align again"
+                f"({found}): it was altered; {RESTORE}"
             )
     body = {name: json.loads(bytes(value)) for name, value in raw.items() if name != "shards"}
     if claims.digest not in (None, _digest(body)):
         raise DatasetError(
             f"{at}: digest {claims.digest} is not that of its other fields: one was altered; "
-            "restore it or run align again"
+            f"{RESTORE}"
         )
     return manifest

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from shlex import quote
 
 import apache_beam as beam
 
@@ -65,7 +66,7 @@ def make_dataset(attempt: Attempt) -> Manifest:
     report = write_report(manifest, run, output=output, scratch=run_folder)
     publish_inputs(run_folder, output)
     close_run(output, run_folder, manifest)
-    options.run.say(f"report: {report}\nnext:   vocag validate {output}")
+    options.run.say(f"report: {report}\nnext:   vocag validate {quote(output)}")
     require_few_left_out(manifest, max_share=options.max_dead_letters, output=output)
     return manifest
 

@@ -135,8 +135,10 @@ def render_first(documents: Iterable[PlacedDocument], chats: JobChats) -> list[b
 
 
 def _defaults_of(source: str) -> GenerationDefaults:
-    from pipeline.models.generation_defaults import read_generation_defaults
+    from pipeline.models.generation_defaults import GenerationDefaults, read_generation_defaults
 
+    if source == "bytes":  # no model's tokenizer
+        return GenerationDefaults()
     path = Path(source).expanduser()
     if path.is_file() and path.suffix != ".gguf":
         source = str(path.parent)

@@ -131,7 +131,12 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
         )
     plain = options.special_strings == "plain"
     options = _fill(options, {})
-    files = find_inputs(options.input, fields=rules.text_fields, format=options.format)
+    files = find_inputs(
+        options.input,
+        fields=rules.text_fields,
+        format=options.format,
+        of_chats=bool(rules.messages_field),
+    )
     _require_separate(files, options.output)
     student, teacher = (_load(side, options, None) for side in ("student", "teacher"))
     chats = None

@@ -279,8 +279,10 @@ class AlignOptions:
     beam_arguments: Rest = ()
 
     def __post_init__(self) -> None:
-        if not self.input:
+        if not all(self.input or ("",)):
             raise OptionsError("--input names no file; give a path or a glob")
+        if not self.output:
+            raise OptionsError("--output is empty; name the dataset's folder")
         if self.name and not _NAME.fullmatch(self.name):
             raise OptionsError(f'--name "{self.name}" must be letters, digits, ".", "_" and "-"')
         if self.shard_bytes and self.shard_bytes < MIN_SHARD_BYTES:

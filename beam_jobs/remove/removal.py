@@ -68,6 +68,8 @@ def read_ids(path: str) -> list[str]:
     except FileNotFoundError as error:
         missing = OptionsError(f"--ids {path} is not there; name a file of ids, one a line")
         raise (hinted(missing, look_near(path)) if storage.is_local(path) else missing) from error
+    except IsADirectoryError as error:
+        raise OptionsError(f"--ids {path} is a folder; name a file of ids, one a line") from error
     if why := why_not_utf8(data):
         raise OptionsError(f"--ids {path}: {why}")
     lines = data.removeprefix(codecs.BOM_UTF8).splitlines()

@@ -24,6 +24,8 @@ from apache_beam.options.pipeline_options import (
     SetupOptions,
     SparkRunnerOptions,
     StandardOptions,
+    TestDataflowOptions,
+    TestOptions,
     WorkerOptions,
 )
 from apache_beam.portability.api import beam_provision_api_pb2
@@ -44,7 +46,7 @@ from pipeline.command_line.failures import hinted
 
 _OF_CLUSTERS = (
     *(WorkerOptions, PortableOptions, FlinkRunnerOptions, SparkRunnerOptions, PrismRunnerOptions),
-    *(JobServerOptions, SetupOptions, GoogleCloudOptions),
+    *(JobServerOptions, SetupOptions, GoogleCloudOptions, TestOptions, TestDataflowOptions),
 )
 _OF_ANY_RUNNER = {
     *("--project", "--no_auth", "--impersonate_service_account", "--user_agent", "--beam_plugins"),
@@ -78,6 +80,7 @@ def make_beam_options(
         runner = make_runner(options)  # importing a runner's module makes its options known
         idle = _of_clusters() if isinstance(runner, fn_runner.FnApiRunner) else set()
         _require_known(arguments, command, own, idle)
+    _refuse_likenesses(arguments, command, own)
     _say_idle(arguments, idle, has_workers="--workers" in own)
     if run.workers > 1:
         _require_ours_to_start(options, arguments, run.workers)
@@ -217,6 +220,14 @@ def _say_idle(arguments: Sequence[str], idle: set[str], *, has_workers: bool) ->
             ", ".join(without),
             "; for processes here, --workers N" if has_workers else "",
         )
+
+
+def _refuse_likenesses(arguments: Sequence[str], command: str, own: Sequence[str]) -> None:
+    """Raise OptionsError for one of Beam's options that is spelt as one of ours: --dry_run."""
+    for name in (each.partition("=")[0] for each in arguments):
+        ours = name.replace("_", "-")
+        if ours != name and ours in own:
+            raise hinted(OptionsError(f"{name} isn't an option of vocag {command}"), ours)
 
 
 def _require_known(

@@ -150,7 +150,10 @@ def _score_dataset(
     documents = opened.documents
     shards = _count_scored(documents)
     if options.dry_run:
+        known = find_reusable(reuse, job.rule, run)
         print(describe_trial(ReadyTeacher(job, documents), shards))
+        if known:
+            print("  reuse           losses that --reuse takes over aren't counted: it takes less")
         return None
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
     finished = find_finished(job.dataset, opened.dataset.manifest, job.rule)

@@ -13,9 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from shlex import quote
 from typing import Any, TextIO
 
-from pipeline.command_line.failures import naming
+from pipeline.command_line.failures import hinted, naming
 from pipeline.command_line.links import open_unlinked
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -31,7 +33,7 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
     """
     parent = os.path.dirname(path)
     is_new = not os.path.isdir(parent)
-    os.makedirs(parent, exist_ok=True)
+    make_local_folder(parent)
     file = _open_locked(path, folder, error)
     try:
         with naming(path):
@@ -46,6 +48,24 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
                 os.rmdir(parent)
         with naming(path):  # unwritten output fails again
             file.close()
+
+
+def make_local_folder(path: str) -> None:
+    """Create a folder.
+
+    NotADirectoryError if a file is in the way, PermissionError if refused.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        above = (path, *map(str, Path(path).parents))
+        file = next(name for name in above if os.path.lexists(name))
+        refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
+        raise hinted(refusal, f"--output {quote(f'{file}-2')}") from error
+    except OSError as error:  # not this user's, read-only, or not a real file system
+        raise PermissionError(
+            f"{path} can't be made ({error.strerror}): name a folder that you may write to"
+        ) from error
 
 
 def describe_owner() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import fsspec
 from filelock import FileLock, Timeout
 
-from schemas.errors import DamagedShardError
+from schemas.errors import RESTORE, DamagedShardError
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ class ShardCache:
                 return
         raise DamagedShardError(
             f"{file.url} has {num_bytes} bytes and SHA-256 {digest.hexdigest()[:16]}…, the "
-            f"manifest says {file.num_bytes} and {file.sha256[:16]}…: restore it or run "
-            "vocag align again"
+            f"manifest says {file.num_bytes} and {file.sha256[:16]}…: {RESTORE}"
         )
 
     def _reserve(self, part: Path, num_bytes: int) -> bool:
@@ -168,6 +167,4 @@ def _chunks(file: ListedFile) -> Iterator[bytes]:
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk
     except FileNotFoundError as error:
-        raise DamagedShardError(
-            f"{file.url} is missing: restore it or run vocag align again"
-        ) from error
+        raise DamagedShardError(f"{file.url} is missing: {RESTORE}") from error

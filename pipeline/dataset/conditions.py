@@ -37,6 +37,10 @@ class WhereError(ValueError):
     """A condition is invalid, or matches no document."""
 
 
+def _refusal(where: str, why: str) -> WhereError:
+    return WhereError(f"where {quote(where)}: {why}")
+
+
 class ConditionQuery:
     """A table for conditions, which can reach nothing else."""
 
@@ -70,9 +74,9 @@ class ConditionQuery:
             kind = str(documents.project(expression).types[0])
             documents.filter(expression).fetchall()
         except self._duckdb.Error as error:
-            raise WhereError(f"where {where}: {_first_line(error)}") from error
+            raise _refusal(where, _first_line(error)) from error
         if kind != "BOOLEAN":
-            raise WhereError(f"where {where}: it is a value of type {kind}, not a condition")
+            raise _refusal(where, f"it is a value of type {kind}, not a condition")
         return columns
 
     def find_paths(self, where: str) -> list[tuple[int, str, str]]:
@@ -86,7 +90,7 @@ class ConditionQuery:
             self._duckdb.SQLExpression(where)  # refuses several expressions
             parts = list(self._parse(where))
         except self._duckdb.Error as error:
-            raise WhereError(f"where {where}: {_first_line(error)}") from error
+            raise _refusal(where, _first_line(error)) from error
         return sorted(
             (part["query_location"] - len(_BEFORE), *part["column_names"])
             for part in parts
@@ -102,8 +106,8 @@ class ConditionQuery:
             found = self._connection.execute(f"{_BEFORE}{where}\n) AS {_VALUE} FROM {_TABLE}")
             values = found.fetchnumpy()[_VALUE]  # masked if any is null
         except self._duckdb.Error as error:
-            raise WhereError(
-                f"where {where}: {_first_line(error)}; try_cast makes null of what it can't convert"
+            raise _refusal(
+                where, f"{_first_line(error)}; try_cast makes null of what it can't convert"
             ) from error
         if not isinstance(values, np.ma.MaskedArray):
             return values.astype(np.bool_), np.zeros(len(values), np.bool_)
@@ -158,7 +162,7 @@ class ConditionQuery:
             name,
         )
         if not rows:
-            raise WhereError(f"where {where}: {name} isn't a function of one document's values")
+            raise _refusal(where, f"{name} isn't a function of one document's values")
         for _, definition, parameters in rows:
             if definition is not None:
                 yield definition, {each.lower(): each for each in parameters}
@@ -167,11 +171,11 @@ class ConditionQuery:
         # read the setting TimeZone, which is UTC here. The clock has no consistent form.
         fixed = "CONSISTENT" in classes and classes <= set(_STABILITIES)
         if classes and (not fixed or name in _CALLED_CONSISTENT):
-            raise WhereError(f"where {where}: {name} differs each time, and so would the rows")
+            raise _refusal(where, f"{name} differs each time, and so would the rows")
 
 
 def _unknown_column(where: str, unknown: str, names: Iterable[str]) -> WhereError:
-    error = WhereError(f'where {where}: column "{unknown}" not found')
+    error = _refusal(where, f'column "{unknown}" not found')
     close = get_close_matches(unknown, names, n=1)
     return hinted(error, f"where={quote(where.replace(unknown, close[0]))}") if close else error
 
@@ -196,9 +200,10 @@ def open_database() -> tuple[Any, Any]:
 def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]) -> None:
     kind = part["class"]
     if kind not in _PARTS:
-        raise WhereError(
-            f"where {where}: it holds a {kind.lower().replace('_', ' ')}; a condition is made of "
-            "columns, constants, operators and functions"
+        raise _refusal(
+            where,
+            f"it holds a {kind.lower().replace('_', ' ')}; a condition is made of "
+            "columns, constants, operators and functions",
         )
     # `"column".upper()` parses as a call with the column as its schema.
     schema, last = part.get("schema") or "", part.get("function_name", "")

@@ -12,7 +12,7 @@ import fsspec
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.remote.first_contact import require_answer
-from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError
+from schemas.errors import RESTORE, DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import ShardIndex
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 
@@ -127,13 +127,12 @@ def read_sample(file: BinaryIO, index: ShardIndex, place: int, *, shard: str) ->
     if len(payload) != size:
         raise DamagedShardError(
             f"shard {shard} ends inside sample {index.key[place]} (byte {start + size} is "
-            "missing): it is cut; restore it or run vocag align again"
+            f"missing): it is cut; {RESTORE}"
         )
     found, expected = zlib.crc32(payload), int(index.crc32[place])
     if found != expected:
         raise DamagedSampleError(
             f"sample {index.key[place]} in shard {shard} has CRC-32 {found:08x}, its index says "
-            f"{expected:08x}: the payload was altered; restore the shard or run "
-            "vocag align again"
+            f"{expected:08x}: the payload was altered; {RESTORE}"
         )
     return memoryview(payload)

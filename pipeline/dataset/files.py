@@ -25,12 +25,11 @@ from pipeline.dataset.dataset_reading import (
     read_sample,
     read_whole,
 )
-from schemas.errors import DamagedShardError, DatasetError
+from schemas.errors import RESTORE, DamagedShardError, DatasetError
 from schemas.index import ShardIndex, decode_ids, decode_index
 from schemas.manifest import Manifest
 from schemas.removed import RemovedDocuments, decode_removed
 
-_REMEDY = "restore it or run vocag align again"
 _SHARDS_AT_ONCE = 16
 
 
@@ -73,7 +72,7 @@ class Dataset:
         try:
             return self.open_file(name)
         except FileNotFoundError as error:
-            raise DamagedShardError(f"{self._url(name)} is missing: {_REMEDY}") from error
+            raise DamagedShardError(f"{self._url(name)} is missing: {RESTORE}") from error
 
     def open_file(self, name: str) -> BinaryIO:
         """Open a file; jobs override this."""
@@ -142,7 +141,7 @@ class Dataset:
         if len(index) != record.num_documents:
             raise DamagedShardError(
                 f"{self._url(record.index_file)} has {len(index)} documents, the manifest says "
-                f"{record.num_documents}: {_REMEDY}"
+                f"{record.num_documents}: {RESTORE}"
             )
         return index
 
@@ -174,7 +173,7 @@ class Dataset:
         removed = decode_removed(data)
         if len(removed) != record.count:
             raise DamagedShardError(
-                f"{url} lists {len(removed)} documents, the manifest says {record.count}: {_REMEDY}"
+                f"{url} lists {len(removed)} documents, the manifest says {record.count}: {RESTORE}"
             )
         return removed
 
@@ -197,10 +196,10 @@ class Dataset:
         try:
             data = self.read_file(name)
         except FileNotFoundError as error:
-            raise DamagedShardError(f"{url} is missing: {_REMEDY}") from error
+            raise DamagedShardError(f"{url} is missing: {RESTORE}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
             raise DamagedShardError(
-                f"{url} is not the {what} that the manifest names (SHA-256 differs): {_REMEDY}"
+                f"{url} is not the {what} that the manifest names (SHA-256 differs): {RESTORE}"
             )
         return url, data
 
@@ -219,11 +218,11 @@ class Dataset:
         try:
             num_bytes = num_bytes_of(claim.url)
         except FileNotFoundError:
-            return DamagedShardError(f"{claim.url} is missing: {_REMEDY}")
+            return DamagedShardError(f"{claim.url} is missing: {RESTORE}")
         # A server may hide a file's size; the shard cache then measures it.
         if num_bytes is not None and num_bytes != claim.num_bytes:
             return DamagedShardError(
-                f"{claim.url} has {num_bytes} bytes, the manifest says {claim.num_bytes}: {_REMEDY}"
+                f"{claim.url} has {num_bytes} bytes, the manifest says {claim.num_bytes}: {RESTORE}"
             )
         return None
 

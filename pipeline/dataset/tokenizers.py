@@ -38,7 +38,9 @@ def _load(folder: str, record: TokenizerRecord) -> Tokenizer:
     with TemporaryDirectory() as scratch:
         copy = Path(scratch, Path(record.file).name)
         copy.write_bytes(data)
-        return load_tokenizer(str(copy), special_strings=record.special_strings, fast=False)
+        own = load_tokenizer(str(copy), special_strings=record.special_strings, fast=False)
+    own.source = record.source  # the copy is gone
+    return own
 
 
 def find_text(

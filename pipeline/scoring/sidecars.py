@@ -15,7 +15,7 @@ from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.entries import require_sound
 from schemas.distribution_rule import DistributionRule
 from schemas.document import decode_document
-from schemas.errors import DamagedShardError
+from schemas.errors import RESTORE, DamagedShardError
 from schemas.index import ShardIndex
 from schemas.manifest import ShardRecord
 from schemas.sidecar import (
@@ -117,7 +117,7 @@ class ShardToScore:
         if not np.array_equal(lengths, expected):
             raise DamagedShardError(
                 f"the samples of {self.dataset.shard(self.number).url} don't have the numbers "
-                "of teacher tokens in its index: restore the shard or run vocag align again"
+                f"of teacher tokens in its index: {RESTORE}"
             )
         of_tokens = np.concatenate(learned) if is_chats else None
         return DocumentTokens(np.concatenate(parts), np.append(0, np.cumsum(lengths)), of_tokens)

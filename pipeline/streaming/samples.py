@@ -16,14 +16,13 @@ from pipeline.packing.saved_plans import SampleTable
 from pipeline.streaming.damage import QuarantinedSample
 from pipeline.streaming.kernels import SampleTensors
 from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION, decode_document, tokens_over
-from schemas.errors import DamagedSampleError, DamagedShardError, SchemaVersionError
+from schemas.errors import RESTORE, DamagedSampleError, DamagedShardError, SchemaVersionError
 from schemas.safetensors_view import read_header, vector_place, view_tensor
 
 _TENSORS = ("student.input_ids", "teacher.input_ids", "span.advance", "span.width")
 """As in `SampleTensors`."""
 MAX_OPEN_SHARDS = 64
 _MAX_KNOWN_SAMPLES = 4096
-_REMEDY = "restore the shard or run vocag align again"
 
 
 class SampleReader:
@@ -107,7 +106,7 @@ class SampleReader:
 
     def contradiction(self, document_index: int, what: str) -> DamagedSampleError:
         """Return the error for a sample that contradicts itself or the index."""
-        return DamagedSampleError(f"{self._where(document_index)}: {what}; {_REMEDY}")
+        return DamagedSampleError(f"{self._where(document_index)}: {what}; {RESTORE}")
 
     def describe(self, document_index: int, error: ValueError) -> QuarantinedSample:
         """Return an unusable sample's entry."""
@@ -147,7 +146,7 @@ class SampleReader:
             if num_bytes != listed.num_bytes:
                 raise DamagedShardError(
                     f"{listed.url} has {num_bytes} bytes, the manifest says {listed.num_bytes}: "
-                    f"{_REMEDY}"
+                    f"{RESTORE}"
                 )
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 

@@ -102,6 +102,19 @@ def align_chats_job(
     **changes: Any,
 ) -> tuple[Path, Manifest]:
     """Align chats by the job, with two small tokenizers; return the dataset and its manifest."""
+    options = chats_options(folder, chats, sides=sides, chat_options=chat_options, **changes)
+    return folder / "aligned", align(options)
+
+
+def chats_options(
+    folder: Path,
+    chats: Iterable[Sequence[Mapping[str, Any]]],
+    *,
+    sides: tuple[str, str] = ("chatml", "llama2"),
+    chat_options: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> AlignOptions:
+    """Write chats and two small tokenizers; return the job's options."""
     folder.mkdir(parents=True, exist_ok=True)
     student = write_tokenizer(folder / "student", chat_tokenizer(320), sides[0])
     teacher = write_tokenizer(folder / "teacher", chat_tokenizer(512), sides[1])
@@ -114,5 +127,4 @@ def align_chats_job(
         "max_dead_letters": 1.0,
         "no_fast_path": True,
     }
-    manifest = align(AlignOptions(**(values | changes)))
-    return folder / "aligned", manifest
+    return AlignOptions(**(values | changes))

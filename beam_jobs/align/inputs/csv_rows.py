@@ -13,6 +13,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import BinaryIO, Literal, TextIO
 
@@ -117,6 +118,9 @@ class _Rows:
             except csv.Error as error:
                 why = str(error)
                 if not self._width:
+                    if _has_other_separator(lines):  # one column, by which the file is refused
+                        yield ["".join(lines).strip()]
+                        return
                     raise DamageError(f"the header can't be read: {why}") from error
             if row and not self._width:
                 self._width = self._least = len(row)
@@ -213,3 +217,13 @@ class _Rows:
 
 def _unescape(line: str) -> str:
     return line.replace('\\"', '""')
+
+
+def _has_other_separator(header: list[str]) -> bool:
+    """Whether a header of quoted names is divided by another separator than commas."""
+    for separator in ";\t|":
+        with suppress(csv.Error):
+            names = next(csv.reader(header, delimiter=separator, strict=True), [])
+            if len(names) > 1:
+                return True
+    return False

@@ -45,7 +45,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_inputs(
-    patterns: Sequence[str], *, fields: Sequence[str] = ("text",), format: Format | None = None
+    patterns: Sequence[str],
+    *,
+    fields: Sequence[str] = ("text",),
+    format: Format | None = None,
+    of_chats: bool = False,
 ) -> list[InputFile]:
     """Return the files that patterns name, in the order of their sources.
 
@@ -70,7 +74,7 @@ def find_inputs(
             )
     ordered = [by_source[source] for source in sorted(by_source)]
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
-        inspect = partial(_inspect, fields=fields, is_named=format is None)
+        inspect = partial(_inspect, fields=fields, is_named=format is None, of_chats=of_chats)
         inspected = list(pool.map(inspect, ordered))
     _say_misnamed(ordered, inspected)
     return inspected
@@ -101,7 +105,9 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
     return InputFile(path, source, num_bytes, kind, compression, modified)
 
 
-def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> InputFile:
+def _inspect(
+    file: InputFile, fields: Sequence[str], *, is_named: bool, of_chats: bool
+) -> InputFile:
     try:
         file = replace(file, content=content_of(file.path, file.num_bytes))
         with storage.open_to_read(file.path) as opened:
@@ -119,7 +125,7 @@ def _inspect(file: InputFile, fields: Sequence[str], *, is_named: bool) -> Input
     if shape is None:
         return file  # damaged: reading the file will make it a dead letter
     columns, row_group_bytes = shape
-    _require_columns(file, columns, fields)
+    _require_columns(file, columns, fields, of_chats)
     return replace(file, row_group_bytes=row_group_bytes)
 
 
@@ -189,16 +195,20 @@ def _read_head(opened: BinaryIO, file: InputFile, num_bytes: int) -> bytes:
         opened.seek(0)
 
 
-def _require_columns(file: InputFile, columns: Sequence[str], fields: Iterable[str]) -> None:
+def _require_columns(
+    file: InputFile, columns: Sequence[str], fields: Iterable[str], of_chats: bool
+) -> None:
     for field in fields:
         root = field if FORMATS[file.format].is_untyped else field.split(".")[0]
         if field not in columns and root not in columns:
-            raise _lacks_column(file, columns, field)
+            raise _lacks_column(file, columns, field, of_chats)
         if list(columns).count(field) > 1:
             raise InputError(f'{file.path} has several columns "{field}"; rename all but one')
 
 
-def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputError:
+def _lacks_column(
+    file: InputFile, columns: Sequence[str], field: str, of_chats: bool
+) -> InputError:
     separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
     if file.format == "csv" and len(columns) == 1 and separator:
         error = InputError(
@@ -208,15 +218,17 @@ def _lacks_column(file: InputFile, columns: Sequence[str], field: str) -> InputE
         if separator == "\t":
             return hinted(error, "--format tsv")
         convert = (
-            "import csv, sys; csv.writer(sys.stdout)"
-            f'.writerows(csv.reader(sys.stdin, delimiter="{separator}"))'
+            'import csv, sys; sys.stdin.reconfigure(encoding="utf-8-sig", newline=""); '
+            f'csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter="{separator}"))'
         )
         path = quote(file.path)
         return hinted(error, f"python -c {quote(convert)} < {path} > {quote(file.path + '.csv')}")
+    options = "--messages" if of_chats else "--text-field or --text-template"
     error = InputError(
-        f'{file.path} has no column "{field}", it has {name_fields(columns)}; choose with '
-        "--text-field or --text-template"
+        f'{file.path} has no column "{field}", it has {name_fields(columns)}; choose with {options}'
     )
+    if of_chats:
+        return error
     rows = (row for _, row in read_rows(InputPart(file), columns, max_cell_bytes=_FIRST_ROW_BYTES))
     first = next(rows, {})
     longest = longest_string(first) if isinstance(first, dict) else None

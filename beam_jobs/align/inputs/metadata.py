@@ -137,6 +137,11 @@ def _infer(name: str, kinds: Collection[type], num_documents: int) -> MetadataTy
             f'--metadata: none of the first {num_documents} documents has a value of "{name}": '
             f"check the name, or {remedy}"
         )
+    if {list, dict} & {*kinds}:
+        raise InputError(
+            f'--metadata: values of "{name}" are lists or objects, which no column can hold: name '
+            f"a field of an object, such as --metadata {name}.field, or leave {name} out"
+        )
     found = " and ".join(sorted(kind.__name__ for kind in kinds))
     raise InputError(
         f'--metadata: values of "{name}" are of type {found} among the first {num_documents} '

@@ -49,8 +49,20 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
 
 
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:
-    """Give each metadata column a type, see `settle_columns`."""
+    """Give each metadata column a type, see `settle_columns`.
+
+    InputError also if no document could be used to infer one.
+    """
     documents = [document.metadata for sampled in sample for document in sampled.documents]
+    outcomes = [outcome for sampled in sample for outcome in sampled.outcomes]
+    first = next((o for o in outcomes if isinstance(o, DeadLetter)), None)
+    unknown = [field.name for field in rules.metadata if field.type is None]
+    if unknown and not documents and first is not None:
+        raise InputError(
+            f"--metadata {unknown[0]}: none of the first {len(outcomes)} documents can be used to "
+            f"infer its type; the first one is {first.source}#{first.position}: {first.reason}: "
+            f"{first.detail}"
+        )
     return replace(rules, metadata=settle_columns(rules.metadata, documents))
 
 

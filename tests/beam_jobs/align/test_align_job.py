@@ -312,6 +312,9 @@ def test_options_of_clusters_do_nothing_here(
             r"--text-template\); the first one is a.jsonl#0: no "
             '"body" in the record, which has "id" and "text": --text-field text has the longest',
         ),
+        ("--output=", "--output is empty; name the dataset's folder"),
+        ("--input=", "--input names no file; give a path or a glob"),
+        ("--dry_run=true", "--dry_run isn't an option of vocag align"),
         ("--runner=NoSuchRunner", "NoSuchRunner"),
         ("--no-such-thing", "neither align nor Beam knows --no-such-thing"),
         ("stray.jsonl", "neither align nor Beam knows stray.jsonl; quote globs"),

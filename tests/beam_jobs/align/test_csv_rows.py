@@ -2,6 +2,8 @@
 
 import csv
 import io
+import re
+import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,11 @@ import pytest
 
 from beam_jobs.align.inputs.csv_rows import read_csv
 from beam_jobs.align.inputs.decompression import DamageError
+from beam_jobs.align.inputs.input_files import find_inputs
+from beam_jobs.align.inputs.parts import InputPart
+from beam_jobs.align.inputs.tables import read_rows
+from beam_jobs.job_errors import InputError
+from pipeline.command_line.failures import hints_of
 
 ROWS = [[f"d{n}", f"text {n}, with\n{n % 3} lines" if n % 2 else f"text {n}"] for n in range(40)]
 HEADER = "id,text\n"
@@ -135,6 +142,21 @@ def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
 def test_a_header_that_is_no_row_says_so(tmp_path: Path) -> None:
     with pytest.raises(DamageError, match="the header can't be read"):
         read('"a"b,c\n1,2\n')
+
+
+@pytest.mark.parametrize("separator", [";", "|"])
+def test_another_separator_is_named_where_names_are_quoted(tmp_path: Path, separator: str) -> None:
+    """The command that the hint gives makes a file whose ids and texts are found."""
+    path = tmp_path / "a b.csv"
+    lines = ['\ufeff"id"S"text"', '"x1"S"a;b"', '"x2"S"c"""']
+    path.write_text("".join(f"{line}\r\n".replace("S", separator) for line in lines), "utf-8")
+    with pytest.raises(InputError, match=f'its separator is "{re.escape(separator)}"') as error:
+        find_inputs([str(path)], fields=("text",))
+    (hint,) = hints_of(error.value)
+    subprocess.run(hint.removeprefix("hint: "), shell=True, check=True)
+    (file,) = find_inputs([f"{path}.csv"], fields=("text", "id"))
+    rows = [row for _, row in read_rows(InputPart(file), ["id", "text"], max_cell_bytes=100)]
+    assert rows == [{"id": "x1", "text": "a;b"}, {"id": "x2", "text": 'c"'}]
 
 
 SPARK_TEXTS = [

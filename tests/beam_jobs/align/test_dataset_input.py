@@ -282,7 +282,7 @@ def test_dry_run(grown: tuple[Path, Path], tmp_path: Path) -> None:
         (["--input", "a.jsonl"], "{data} is a dataset, which is read alone"),
         (["--output", "{data}"], "can't be written over itself"),
         (["--output", "{data}/new"], "can't be written over itself"),
-        (["--where", "price > 3"], "where price > 3:"),
+        (["--where", "price > 3"], "where 'price > 3':"),
     ],
 )
 def test_what_makes_no_sense_for_a_dataset_is_refused(

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from beam_jobs.align.command import align
+from beam_jobs.align.dry_run import estimate_volume
+from beam_jobs.align.inputs import sampling
+from beam_jobs.align.inputs.sampling import sample_input
+from beam_jobs.align.opened_input import open_input
 from beam_jobs.align.options import AlignOptions, parse_options
 from beam_jobs.job_errors import InputError, OptionsError
 from pipeline.dataset.files import open_dataset
@@ -23,6 +27,7 @@ from tests.support.chats import (
     TWO_TURNS,
     align_chats_job,
     chat_tokenizer,
+    chats_options,
     said,
     user,
     write_chats,
@@ -58,6 +63,17 @@ def test_every_chat_is_a_document_or_a_dead_letter(aligned: Path) -> None:
     assert "teacher: the chat template refuses it" in letters[1]["detail"]
 
 
+def test_a_dry_run_of_chats_foretells_their_tokens(tmp_path: Path) -> None:
+    opened = open_input(chats_options(tmp_path, _CHATS))
+    whole, num_bytes, _ = estimate_volume(
+        sample_input(opened.files, opened.rules, sampling.ESTIMATE), opened
+    )
+    totals = align(opened.options).totals
+    assert whole.num_student_tokens == totals["num_student_tokens"]
+    assert whole.num_teacher_tokens == totals["num_teacher_tokens"]
+    assert whole.num_text_bytes == num_bytes == totals["num_text_bytes"]
+
+
 def test_the_dataset_keeps_every_rule(aligned: Path) -> None:
     report = validate_dataset(str(aligned), with_tokenizers=True)
     assert report.findings == ()
@@ -72,6 +88,7 @@ def test_a_token_covers_the_bytes_of_the_document_that_it_is_from(aligned: Path)
             own = getattr(document.chat, side)
             rendering = own.render(document.text)
             tokenizer = load_dataset_tokenizer(dataset, side)
+            assert tokenizer.source == getattr(dataset.manifest, side).source
             fresh = tokenizer.tokenize_batch([rendering])
             tokens = getattr(document, side)
             np.testing.assert_array_equal(tokens.input_ids, fresh.input_ids)

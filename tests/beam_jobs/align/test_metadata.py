@@ -125,6 +125,20 @@ def test_a_field_that_nobody_has(tmp_path: Path) -> None:
     assert not (tmp_path / "out-rows.jsonl" / "manifest.json").exists()
 
 
+def test_an_input_without_a_usable_document_is_not_the_columns_fault(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": "a", "text": 12, "source": "web"}\n')
+    told = r"--metadata source: none of the first 1 documents can be used .* x\.jsonl#0: text_not_a"
+    with pytest.raises(InputError, match=told):
+        align(options(tmp_path, "x.jsonl", metadata="source"))
+
+
+def test_a_list_is_no_column(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": "a", "text": "b", "meta": {"tag": ["c"]}}\n')
+    told = r'values of "meta\.tag" are lists or objects, which no column can hold: .* or leave meta'
+    with pytest.raises(InputError, match=told):
+        align(options(tmp_path, "x.jsonl", metadata="meta.tag"))
+
+
 MISFIT = object()
 
 
@@ -182,7 +196,7 @@ def test_types_follow_from_values() -> None:
     for kind, values in kinds.items():
         rows = [(value,) for value in values]  # type: ignore[attr-defined]
         assert settle_columns([field], rows) == (MetadataField("x", kind),)
-    for values in ([1, "a"], [True, 1], [{"a": 1}]):
+    for values in ([1, "a"], [True, 1]):
         with pytest.raises(InputError, match=r'"x" are of type .* --metadata x:float64'):
             settle_columns([field], [(v,) for v in values])
     said = MetadataField("x", "bool")

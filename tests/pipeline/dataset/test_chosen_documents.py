@@ -129,7 +129,7 @@ def test_what_can_not_be_understood(dataset: Dataset, where: str, message: str) 
 
 
 def test_a_value_that_can_not_be_converted(dataset: Dataset) -> None:
-    with pytest.raises(WhereError, match=r"^where cast.*: Conversion Error: .*; try_cast make"):
+    with pytest.raises(WhereError, match=r"^where 'cast.*': Conversion Error: .*; try_cast make"):
         chosen(dataset, "cast(document_id as int) > 3")
 
 

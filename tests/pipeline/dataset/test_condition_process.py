@@ -46,7 +46,7 @@ def end_child() -> None:
 def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(condition_process, "LIMIT_BYTES", 3 << 29)
     end_child()
-    with pytest.raises(WhereError, match=r"where len\(list_resize"):
+    with pytest.raises(WhereError, match=r"where 'len\(list_resize"):
         LimitedQuery(TABLE).decide("len(list_resize([number], 1000000000)) > 1")
     end_child()
 
