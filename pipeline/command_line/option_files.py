@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pipeline.command_line.failures import hinted
@@ -68,6 +69,9 @@ def _arguments_of(path: Path, parser: argparse.ArgumentParser) -> Iterator[str]:
 
     try:
         options = tomllib.loads(path.read_text("utf-8"))
+    except IsADirectoryError as error:
+        refusal = ValueError(f"{path} is a folder, and {_OPTION} reads a file")
+        raise hinted(refusal, f"{_OPTION} {quote(str(path / 'run.toml'))}") from error
     except ValueError as error:
         raise ValueError(f"{path} isn't a TOML file: {error}") from error
     known = {

@@ -62,6 +62,8 @@ TokenizerSource = Annotated[str, Option("TOKENIZER")]
 Rest = Annotated[tuple[str, ...], Option(form="rest")]
 
 _METAVARS = {int: "N", float: "X", Path: "FILE"}
+_QUOTED = re.compile(r""""[^"\n]*"|(?<!\w)'[^'\n]*'(?!\w)""")
+_FIRST_HIDDEN = 0xE000  # for private use
 
 
 def parse_options[T](
@@ -193,7 +195,17 @@ def naming_options(
 
 
 def in_options(text: str, kind: type, *, prefix: str = "", others: Sequence[str] = ()) -> str:
-    """Write a text's fields as options: `top_k=2` as --top-k 2, `quiet=True` as --quiet."""
+    """Write a text's fields as options: `top_k=2` as --top-k 2, `quiet=True` as --quiet.
+
+    What is in quotes is a user's.
+    """
+    quoted: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        quoted.append(found[0])
+        return chr(_FIRST_HIDDEN + len(quoted) - 1)
+
+    text = _QUOTED.sub(hide, text)
     names = [entry.name for entry in _entries(kind, _Holder(prefix=prefix))]
     for name in (*names, *others):
         field = name if name in others else name.removeprefix(prefix)
@@ -203,6 +215,8 @@ def in_options(text: str, kind: type, *, prefix: str = "", others: Sequence[str]
         text = re.sub(rf"{word}=", _flag(name), text)
         if "_" in field:  # else it may be an ordinary word
             text = re.sub(rf"{word}(?![\w/.])", _flag(name), text)
+    for number, own in enumerate(quoted):
+        text = text.replace(chr(_FIRST_HIDDEN + number), own)
     return text
 
 

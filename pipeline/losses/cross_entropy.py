@@ -120,7 +120,8 @@ def linear_cross_entropy(
     if entry_ids is not None:
         if check_labels:
             check_entries(entry_ids, mask, share.vocab_size)
-        flat_entries = entry_ids.masked_fill(~mask.unsqueeze(-1), -1).flatten(0, -2)
+        flat_entries = entry_ids.masked_fill(~mask.unsqueeze(-1), -1)
+        flat_entries = flat_entries.reshape(flat_labels.numel(), entry_ids.shape[-1])
     chunk_rows = rows_at_once(flat_labels.numel(), hidden.device)
     losses, entropies, entry_log_probs = _LinearCrossEntropy.apply(
         hidden.reshape(-1, hidden.shape[-1]),

@@ -17,6 +17,7 @@ _FAMILIES = (
     *(selected_tokens.KINDS, alm.KINDS, distill.KINDS),
     *(kld.KINDS, uld.KINDS, rho1.KINDS, chunks.KINDS),
 )
+_CHOOSING = ("keep_fraction", "unmapped", "scope", "aggregation", "expectation")
 METHODS = {kind.name: kind for kinds in _FAMILIES for kind in kinds}
 
 
@@ -32,6 +33,11 @@ def kind_of(method: Method) -> MethodKind:
     kind = METHODS.get(method.name) or _foreign(method.name)
     given = [each.name for each in fields(method) if getattr(method, each.name) != each.default]
     for option in given:
+        if option in _CHOOSING and not kind.chooses_by(method):
+            raise ValueError(
+                f"{option}={getattr(method, option)} is for methods that choose tokens, and "
+                f"method={kind.name} learns all{_with_options(kind)}: leave it out"
+            )
         readers = [other.name for other in METHODS.values() if option in other.options]
         if readers and option not in kind.options:
             raise ValueError(
@@ -39,6 +45,10 @@ def kind_of(method: Method) -> MethodKind:
                 f"it out with {kind.name}"
             )
     return kind
+
+
+def _with_options(kind: MethodKind) -> str:
+    return " with distill_tokens=all" if kind.chooses else ""
 
 
 def _foreign(name: str) -> MethodKind:

@@ -81,8 +81,13 @@ class StudentPass(MicroBatchLoss):
 
     @property
     def running_teacher(self) -> PreTrainedModel:
-        """The teacher, for methods that need a model."""
-        assert self.teacher is not None
+        """The teacher, for methods that need a model; ValueError without one."""
+        if self.teacher is None:
+            raise ValueError(
+                f"method={self.method.name} finds no teacher_losses in the rows, and no model to "
+                "ask: give teacher=, or, if losses suffice, read StreamConfig(teaching=Teaching("
+                "stored_losses=…)) after `vocag score DATASET --teacher …`"
+            )
         return self.teacher
 
     @cached_property

@@ -44,6 +44,7 @@ class MethodKind:
         every_token: whether every token of the text, including the first, must have a loss.
         all_learn: whether nearly every label gets a gradient.
         keep_fraction: default share to keep.
+        chooses: whether some tokens (or chunks) are chosen, by the rule.
         weight: default λ of the divergence.
         options: fields of `Method` read only by the kinds that name them.
         known: this project's findings that a user should hear before a run.
@@ -58,6 +59,7 @@ class MethodKind:
     every_token: bool = False
     all_learn: bool = False
     keep_fraction: float = PAPER_RULE.keep_fraction
+    chooses: bool = True
     weight: float = 1.0
     options: tuple[str, ...] = ()
     known: str = ""
@@ -69,6 +71,12 @@ class MethodKind:
     def weight_of(self, method: Method) -> float:
         """Return the given or default λ."""
         return self.weight if method.weight is None else method.weight
+
+    def chooses_by(self, method: Method) -> bool:
+        """Whether it chooses tokens with these options."""
+        return self.chooses and (
+            "distill_tokens" not in self.options or method.distill_tokens != "all"
+        )
 
     def uses_cells(self, method: Method) -> bool:
         """Whether it needs cells of both vocabularies, counted on data."""

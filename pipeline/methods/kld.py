@@ -34,6 +34,7 @@ KINDS = (
         "distillation by distributions (Eq. 5); a teacher of the student's vocabulary",
         _loss,
         needs="model",
+        chooses=False,
         one_vocabulary=True,
         options=("weight",),
     ),

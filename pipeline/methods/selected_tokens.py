@@ -26,7 +26,11 @@ KINDS = (
         "to 135 M parameters, on noisy and on clean text: docs/evidence.md",
     ),
     MethodKind(
-        "full", "every token: plain continual pretraining, no teacher", _loss, all_learn=True
+        "full",
+        "every token: plain continual pretraining, no teacher",
+        _loss,
+        all_learn=True,
+        chooses=False,
     ),
     MethodKind("random", "chance: what a teacher must beat", _loss, selector="random"),
     MethodKind("student_loss", "the student's own judgement", _loss, selector="student_loss"),

@@ -51,6 +51,7 @@ KINDS = (
         "distillation by sorted probabilities (Eq. 6), any vocabulary",
         _loss,
         needs="model",
+        chooses=False,
         weight=0.5,
         options=("weight",),
     ),

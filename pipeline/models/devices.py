@@ -21,4 +21,10 @@ def find_device(name: str = "") -> torch.device:
             "here; see vocag doctor"
         )
         raise hinted(refusal, "device=cpu")
+    if device.type not in ("cpu", "cuda", "meta"):
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0]
+            raise hinted(ValueError(f"device={name}: {reason}"), "device=cpu") from error
     return device

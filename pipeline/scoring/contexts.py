@@ -112,6 +112,11 @@ class ContextRule:
         """Return the rule in words."""
         return f"rows of {self.seq_length} student and {self.teacher_seq_length} teacher tokens"
 
+    def describe_around(self) -> str:
+        """Return the number of tokens around a student's text, in words."""
+        first, continued, end = self.student_added_tokens
+        return f"{first} token before a text, {continued} before its rest and {end} after it"
+
     def context_token(self, *, continues: bool) -> int | None:
         """Return the id before a piece, None for nothing."""
         return self.continued_token_id if continues else self.first_token_id

@@ -26,7 +26,7 @@ from pipeline.packing.plan import RowPlan
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
-from schemas.sidecar import ShardLosses, TeacherRule
+from schemas.sidecar import ShardLosses, SidecarRecord, TeacherRule
 
 _MAX_OPEN_SIDECARS = 64
 
@@ -220,15 +220,28 @@ def _require_contexts(scores: ScoreFiles, selection: ChosenDocuments, plan: RowP
                 pieces = pieces.of_documents(kept)
             context = pieces.context_sha256
         if record.context_sha256 != context:
-            error = ForeignLossesError(
-                f"{scores.path} was scored for {scored.describe()}, which splits "
-                f"{record.num_split_documents} documents of {record.shard}; {online.describe()} "
-                "split them elsewhere, so their tokens see different contexts: train with the "
-                f"lengths of the scores, or {SCORE_AGAIN} with --seq-length {rows.seq_length} "
-                f"--teacher-seq-length {rows.teacher_seq_length}"
-            )
-            lengths = f"seq_length={scored.seq_length}"
-            raise hinted(error, f"{lengths} teacher_seq_length={scored.teacher_seq_length}")
+            raise _split_elsewhere(scores, record, scored, online)
+
+
+def _split_elsewhere(
+    scores: ScoreFiles, record: SidecarRecord, scored: ContextRule, online: ContextRule
+) -> ForeignLossesError:
+    lengths = (scored.seq_length, scored.teacher_seq_length)
+    if lengths == (online.seq_length, online.teacher_seq_length):
+        return ForeignLossesError(
+            f"{scores.path} was scored for students with {scored.describe_around()}, these rows "
+            f"have {online.describe_around()}, so {scored.describe()} split documents of "
+            f"{record.shard} elsewhere: give the student_bos and student_eos that were scored "
+            f"with, or {SCORE_AGAIN} with --student-bos and --student-eos of the run"
+        )
+    error = ForeignLossesError(
+        f"{scores.path} was scored for {scored.describe()}, which splits "
+        f"{record.num_split_documents} documents of {record.shard}; {online.describe()} "
+        "split them elsewhere, so their tokens see different contexts: train with the "
+        f"lengths of the scores, or {SCORE_AGAIN} with --seq-length {online.seq_length} "
+        f"--teacher-seq-length {online.teacher_seq_length}"
+    )
+    return hinted(error, "seq_length={} teacher_seq_length={}".format(*lengths))
 
 
 def _require_all_losses(scores: ScoreFiles) -> None:

@@ -60,8 +60,7 @@ def saved_stream(config: TrainConfig) -> StreamState | None:
     path = config.output / CHECKPOINT
     if not path.exists():
         return None
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return StreamState(**checkpoint["data"])
+    return StreamState(**_read(config, mmap=True)["data"])
 
 
 def load_checkpoint(
@@ -77,23 +76,55 @@ def load_checkpoint(
     path = config.output / CHECKPOINT
     if not path.exists():
         return 0
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    then = _OLDER | checkpoint["run"]
-    differences = [
-        f"with {name.removeprefix('method.')}={then.get(name)}, this run has {now}"
-        for name, now in _identity(config).items()
-        if now != then.get(name)
-    ]
+    checkpoint = _read(config)
+    then, now = _OLDER | checkpoint["run"], _identity(config)
+    if then.get("method.name") != now["method.name"]:
+        differences = [f"with method={then.get('method.name')}, this run has {now['method.name']}"]
+    else:
+        differences = [
+            f"with {name.removeprefix('method.')}={_told(then.get(name))}, this run has "
+            f"{_told(value)}"
+            for name, value in now.items()
+            if value != then.get(name)
+        ]
     if differences:
         error = ValueError(
             f"{path} was made {'; '.join(differences)}: give another output=, or the same options"
         )
         raise hinted(error, f"output={quote(f'{config.output}-2')}")
-    student.load_state_dict(checkpoint["student"])
+    try:
+        student.load_state_dict(checkpoint["student"])
+    except RuntimeError as failure:
+        error = ValueError(
+            f"{path} is of a student with other weights than {config.student}, which has changed "
+            "since: restore it, or give another output="
+        )
+        raise hinted(error, f"output={quote(f'{config.output}-2')}") from failure
     optimizer.load_state_dict(checkpoint["optimizer"])
     consumed = rows.restore(StreamState(**checkpoint["data"]))
     assert consumed == checkpoint["step"] * config.global_batch_size
     return int(checkpoint["step"])
+
+
+def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
+    """Return the checkpoint; ValueError if it is damaged."""
+    path = config.output / CHECKPOINT
+    try:
+        read: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # of as many types as torch's readers have
+        told = str(error).partition("\n")[0]
+        refusal = ValueError(
+            f"{path} can't be read ({told}): it is cut or damaged; move it away to begin anew, or "
+            "give another output="
+        )
+        raise hinted(refusal, f"output={quote(f'{config.output}-2')}") from error
+    return read
+
+
+def _told(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _identity(config: TrainConfig) -> dict[str, Any]:

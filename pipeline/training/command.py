@@ -66,9 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not config.dry_run:
                 train(config, ranks, rows)
             if ranks.is_first:
-                told = describe_run(config, ranks, rows) if config.dry_run else [what_next(config)]
-                for line in told:
-                    print(in_options(line, TrainConfig))
+                if config.dry_run:
+                    for line in describe_run(config, ranks, rows):
+                        print(in_options(line, TrainConfig))
+                else:
+                    print(what_next(config))
     except (ValueError, OSError) as error:
         report(who, error)
         return 2
@@ -96,9 +98,13 @@ def parse_config(argv: Sequence[str] | None = None) -> TrainConfig:
 
 def what_next(config: TrainConfig) -> str:
     """Say where the student is, and what to run next."""
-    if config.exit_after and config.exit_after < config.num_steps:
-        return f"stopped after step {config.exit_after}, as asked: omit --exit-after to continue"
+    from pipeline.training.log import LOG_FILE, read_log
+
     model = config.output / "model"
+    if config.last_step < config.num_steps and not model.exists():
+        steps = read_log(config.output / LOG_FILE)
+        step = steps[-1]["step"] if steps else config.last_step
+        return f"stopped after step {step}, as asked: omit --exit-after to continue"
     return (
         f"the student is in {model}, a Hugging Face folder with its tokenizer\n"
         f"next: vocag evaluate {shlex.quote(str(model))} --output evaluated"

@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
+from pipeline.command_line.failures import hinted
 from pipeline.command_line.option_parsing import ModelSource, Option, require_known
 from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
@@ -119,6 +121,15 @@ class TrainConfig:
             value = getattr(self, name)
             if not value >= 0 or (value == math.inf and name != "clip_norm"):
                 raise ValueError(f"{name}={value} isn't a number from 0 on")
+        if self.clip_norm == 0:
+            refusal = ValueError("clip_norm=0.0 would clip every gradient to nothing")
+            raise hinted(refusal, "clip_norm=inf  # clips none")
+        for name in ("workers", "evaluate_every", "checkpoint_every", "export_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} is below 0")
+        if self.exit_after is not None and self.exit_after < 1:
+            raise ValueError(f"exit_after={self.exit_after} is below 1")
+        self._require_own_output()
         if not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed={self.seed} has more than 64 bits: choose a shorter one")
         if self.global_batch_size % self.micro_batch_size:
@@ -135,6 +146,19 @@ class TrainConfig:
             raise ValueError(
                 f"two of heldout={' '.join(self.heldout)} have one name: write NAME=DATASET"
             )
+
+    def _require_own_output(self) -> None:
+        """Raise ValueError if a model is read where the run would write one."""
+        for source in filter(None, (self.student, self.teaching.teacher)):
+            place = Path(source).resolve()
+            if place.parent == self.output.resolve() and (
+                place.name == "model" or place.name.startswith("step-")
+            ):
+                error = ValueError(
+                    f"output={self.output} is the folder of {source}, which the run would "
+                    "overwrite: name another"
+                )
+                raise hinted(error, f"output={quote(f'{self.output}-2')}")
 
     @property
     def heldout_sets(self) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """`vocag train --dry-run`: does it fit, and how long will it take?"""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from pipeline.models.weights import read_config
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
 from pipeline.training.config import TrainConfig
-from pipeline.training.log import WARM_STEPS
+from pipeline.training.log import LOG_FILE, WARM_STEPS, read_log
 from pipeline.training.prediction import (
     RunMemory,
     count_memory,
@@ -100,9 +99,8 @@ def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int
 
 
 def _own_seconds(config: TrainConfig) -> float | None:
-    path = config.output / "log.jsonl"
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    seconds = [json.loads(line)["seconds"] for line in lines[WARM_STEPS:]]
+    steps = read_log(config.output / LOG_FILE)
+    seconds = [step["seconds"] for step in steps[WARM_STEPS:]]
     return median(seconds) if seconds else None
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from shlex import quote
 from statistics import median
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.drawing.formatting import format_duration
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
 
 RUN_FILE = "run.toml"
+LOG_FILE = "log.jsonl"
 _RUN_FILE_HEAD = """\
 # The options of a run of vocag {version}. To repeat it in another folder:
 # vocag train --config {path} --output FOLDER
@@ -34,10 +36,9 @@ class RunLog:
         write_run_file(config)
         self._tracker = _start_tracker(config, step) if config.tracker else None
         self._last_step, self._seconds = config.last_step, list[float]()
-        self._path = config.output / "log.jsonl"
-        lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        self._path.write_text("".join(line + "\n" for line in kept), "utf-8")
+        self._path = config.output / LOG_FILE
+        kept = [each for each in read_log(self._path) if each["step"] <= step]
+        self._path.write_text("".join(json.dumps(each) + "\n" for each in kept), "utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one step; non-finite values, such as a mean of nothing, become null."""
@@ -62,6 +63,22 @@ class RunLog:
         if not recent or not num_steps:
             return []
         return [f"about {format_duration(num_steps * median(recent))} left"]
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the steps of a run's log, without a last line that is cut; ValueError if altered."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    steps: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            steps.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise ValueError(
+                    f"{path}, line {number}, can't be read ({error}): it was altered; delete that "
+                    "line, or move the file away"
+                ) from error
+    return steps
 
 
 def write_run_file(config: TrainConfig) -> None:

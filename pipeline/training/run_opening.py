@@ -101,6 +101,8 @@ def open_training(
         teaching = replace(teaching, teacher=name_of(teacher))
     with _hinting_at_config(config):
         served = kind.serve(method, teaching, config.reading, config.seq_length)
+    if teaching.teacher and served.by == "nothing":
+        logger.warning("method=%s asks no teacher: %s isn't read", kind.name, teaching.teacher)
     rows = _open_rows(data, config, kind.row_needs(method, served))
     kind.require_rows(method, rows)
     _warn_of_padding(rows)

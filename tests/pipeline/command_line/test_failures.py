@@ -16,6 +16,7 @@ import pytest
 from pipeline.command_line import failures
 from pipeline.command_line.commands import COMMANDS, main
 from pipeline.command_line.failures import hinted, hints_of, naming, report
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.command_line.installed import install
 from pipeline.dataset.chosen_documents import WhereError  # type: ignore[attr-defined]
 from pipeline.dataset.dataset_reading import read_manifest
@@ -326,6 +327,16 @@ def test_what_users_meet_most_ends_in_something_to_paste(
     with pytest.raises(kind) as caught:
         act(copied)
     assert hints_of(caught.value) == ["hint: " + hint.format(copied)]
+
+
+def test_a_file_where_an_output_is_to_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(
+            NotADirectoryError, match="file is a file, where a folder is to be"
+        ) as e:
+            hold_folder(str(folder / ".lock"), str(folder)).__enter__()
+        assert hints_of(e.value) == [f"hint: --output {tmp_path}/file-2"]
 
 
 def test_an_install_line_names_the_checkout(

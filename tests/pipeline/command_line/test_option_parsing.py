@@ -284,6 +284,14 @@ def test_a_library_names_fields_and_a_command_its_options() -> None:
     assert hints_of(error.value) == ["hint: --my-seed 4 --rows"]
 
 
+def test_what_a_user_wrote_is_no_field() -> None:
+    told = 'column "rows=3" of rows=2, where \'seed=3 and "top_k" > 1\': the run\'s own top_k'
+    with pytest.raises(ValueError, match=r"^column") as error, naming_options(Holder, prefix="my_"):
+        raise hinted(ValueError(told), "seed='seed=1'")
+    assert str(error.value) == told.replace("own top_k", "own --my-top-k")
+    assert hints_of(error.value) == ["hint: --my-seed 'seed=1'"]
+
+
 def test_a_flag_that_may_be_left_open_has_a_twin() -> None:
     required = ["--input=a", "--output=b"]
     for given, expected in (([], None), (["--keep-text"], True), (["--no-keep-text"], False)):

@@ -138,6 +138,16 @@ def test_bf16_inputs_keep_fp32_losses():
     torch.testing.assert_close(found.entry_log_probs[:, 0], -exact, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("num_entries", [0, 3])
+def test_a_single_label_has_the_scores_of_a_batch_of_one(num_entries):
+    hidden, weight, labels = make_inputs(num_tokens=1)
+    entry_ids = make_entries(9)[5:6, :num_entries]
+    expected = linear_cross_entropy(hidden, weight, labels, entry_ids=entry_ids)
+    found = linear_cross_entropy(hidden[0], weight, labels[0], entry_ids=entry_ids[0])
+    assert torch.equal(found.losses, expected.losses[0])
+    assert torch.equal(found.entry_log_probs, expected.entry_log_probs[0])
+
+
 @pytest.mark.parametrize("change", [(1.0, None), (0.125, 3.0)])
 def test_autocast_rounds_both_operands_and_nothing_else(change):
     """Losses and gradients are those of rounded states and weights; gradients stay wide."""

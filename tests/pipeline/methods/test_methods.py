@@ -67,6 +67,26 @@ def test_options_of_a_method_are_checked() -> None:
         Method("distill", temperature=0)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method("full", keep_fraction=0.3),
+        Method("uld", unmapped="exclude"),
+        Method("kld", scope="row"),
+        Method("distill", keep_fraction=0.3),
+    ],
+)
+def test_options_that_choose_tokens_are_refused_where_none_are_chosen(method: Method) -> None:
+    with pytest.raises(ValueError, match=f"method={method.name} learns all.*: leave it out"):
+        kind_of(method)
+
+
+def test_options_that_choose_tokens_are_read_where_some_are_chosen() -> None:
+    for name in METHODS.keys() - {"full", "kld", "uld", "distill"}:
+        kind_of(Method(name, keep_fraction=0.3, scope="row"))
+    kind_of(Method("distill", keep_fraction=0.3, distill_tokens="kept"))
+
+
 def test_a_method_of_ones_own_is_named_as_a_module() -> None:
     assert kind_of(Method("tests.support.own_method")).name == "weighed"
     with pytest.raises(ValueError, match=r"temperature=2\.0 is for .*: leave it out with weighed"):

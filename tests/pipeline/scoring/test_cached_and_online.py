@@ -99,6 +99,16 @@ def test_other_lengths_are_refused_where_a_document_is_split_differently(world: 
     assert hints_of(refused.value) == ["hint: seq_length=64 teacher_seq_length=64"]
 
 
+def test_other_tokens_around_the_students_texts_are_named(world: Path) -> None:
+    with pytest.raises(ForeignLossesError) as refused:
+        open_rows(world, student_bos="none", student_eos="none")
+    message = str(refused.value)
+    assert "these rows have 0 token before a text, 0 before its rest and 0 after it" in message
+    assert "with --student-bos and --student-eos of the run" in message
+    assert "--seq-length" not in message
+    assert hints_of(refused.value) == []
+
+
 def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> None:
     run_score(copied, seq_length=500)
     path = path_of(copied, seq_length=500)

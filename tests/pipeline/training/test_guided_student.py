@@ -99,6 +99,13 @@ def test_adapters_of_peft_learn_and_nothing_else(world: Path) -> None:
         GuidedStudent(prompted, METHOD)
 
 
+@pytest.mark.parametrize("name", ["teacher", "uld"])
+def test_rows_without_a_teacher_are_told_what_to_give(world: Path, name: str) -> None:
+    guided = GuidedStudent(load_language_model(str(world / "student")), Method(name))
+    with pytest.raises(ValueError, match=f"method={name} finds no teacher_losses .* teacher="):
+        guided(open_rows(world).__getitems__([0]))
+
+
 def test_torch_compile_reaches_the_model(world: Path) -> None:
     graphs: list[torch.fx.GraphModule] = []
 

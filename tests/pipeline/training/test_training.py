@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from pipeline.command_line.failures import hints_of
 from pipeline.figures.command import main as figures
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.losses.loss_result import LossResult
@@ -169,6 +170,79 @@ def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
     told = r"made with num_steps=6, this run has 7; with learning_rate=0\.001, this run has 0\.01: "
     with pytest.raises(ValueError, match=told):
         train(replace(six, learning_rate=0.01, num_steps=7))
+
+
+def test_another_method_is_told_as_one_difference(six: TrainConfig) -> None:
+    told = r"made with method=random, this run has full: give"
+    with pytest.raises(ValueError, match=told):
+        train(replace(six, method=Method("full"), teaching=Teaching()))
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut", b"no archive"])
+def test_a_damaged_checkpoint_is_named(six: TrainConfig, tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt can't be read .* or damaged") as error:
+        train(replace(six, output=tmp_path))
+    assert hints_of(error.value) == [f"hint: output={tmp_path}-2"]
+
+
+def test_a_student_of_another_shape_than_the_checkpoints_is_refused(
+    six: TrainConfig, tmp_path: Path
+) -> None:
+    for name in ("checkpoint.pt", "log.jsonl"):
+        shutil.copy(six.output / name, tmp_path)
+    wider = AutoConfig.from_pretrained(six.student, hidden_size=64)
+    AutoModelForCausalLM.from_config(wider).save_pretrained(tmp_path / "wider")
+    shutil.copy(Path(six.student, "tokenizer.json"), tmp_path / "wider")
+    (tmp_path / "same").symlink_to(tmp_path / "wider")
+    changed = replace(six, output=tmp_path, student=str(tmp_path / "same"))
+    checkpoint = torch.load(tmp_path / "checkpoint.pt")
+    checkpoint["run"]["student"] = changed.student
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="is of a student with other weights than"):
+        train(changed)
+
+
+def test_a_log_whose_last_line_is_cut_goes_on(six: TrainConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(six.output, run)
+    whole = (run / "log.jsonl").read_text("utf-8")
+    (run / "log.jsonl").write_text(whole + '{"step": 7, "lo', "utf-8")
+    train(replace(six, output=run))
+    assert (run / "log.jsonl").read_text("utf-8") == whole
+    (run / "log.jsonl").write_text('{"step\n' + whole, "utf-8")
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 1, can't be read"):
+        train(replace(six, output=run))
+
+
+@pytest.mark.parametrize("name", ["model", "step-000003"])
+def test_a_run_does_not_overwrite_the_student_that_it_begins_with(
+    six: TrainConfig, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copytree(six.student, tmp_path / "run" / name)
+    given = {"output": tmp_path / "run", "student": str(tmp_path / "run" / name)}
+    with pytest.raises(ValueError, match="which the run would overwrite: name another") as error:
+        replace(six, **given)
+    assert hints_of(error.value) == [f"hint: output={tmp_path}/run-2"]
+    replace(six, **given | {"output": tmp_path / "other"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("exit_after", 0, "exit_after=0 is below 1"),
+        ("exit_after", -1, "exit_after=-1 is below 1"),
+        ("workers", -1, "workers=-1 is below 0"),
+        ("export_every", -2, "export_every=-2 is below 0"),
+        ("clip_norm", 0.0, "clip_norm=0.0 would clip every gradient to nothing"),
+    ],
+)
+def test_numbers_that_undo_a_run_are_refused(
+    six: TrainConfig, name: str, value: float, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        replace(six, **{name: value})
 
 
 def test_a_run_is_a_file(six: TrainConfig, tmp_path: Path) -> None:
@@ -641,6 +715,12 @@ def test_a_run_ends_with_what_to_do_next() -> None:
     config = parse_config(["--data=d", "--student=s", "--method=full", "--output=a run"])
     assert "vocag evaluate 'a run/model'" in what_next(config)
     assert "a run/model" not in what_next(replace(config, exit_after=5))
+
+
+def test_a_run_that_is_over_is_not_said_to_have_stopped(six: TrainConfig) -> None:
+    told = what_next(replace(six, exit_after=1))
+    assert str(six.output / "model") in told
+    assert "stopped" not in told
 
 
 def _losses(
