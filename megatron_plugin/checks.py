@@ -48,6 +48,7 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("check_for_spiky_loss", False, "only Megatron's own loss function does it"),
     ("logits_save_dir", None, "only Megatron's own loss function does it"),
     ("logits_load_dir", None, "only Megatron's own loss function does it"),
+    ("ckpt_step", None, "latest_checkpointed_iteration.txt names the checkpoint that is continued"),
 )
 # Megatron's data arguments that are read; the others would have no effect.
 _DATA_GROUP = "data and dataloader"
@@ -138,10 +139,12 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
     if checkpoint is None or args.no_load_optim or may_change:
         return
-    if args.train_iters != checkpoint.train_iters:
+    # Megatron makes iterations of --train-samples later.
+    num_steps = args.train_iters or (args.train_samples or 0) // args.global_batch_size
+    if num_steps != checkpoint.train_iters:
         error = ArgumentError(
             f"{args.load} was saved at --train-iters {checkpoint.train_iters}, this run has "
-            f"{args.train_iters}: add --override-opt-param-scheduler if its learning rates shall "
+            f"{num_steps}: add --override-opt-param-scheduler if its learning rates shall "
             "follow the new length, or --use-checkpoint-opt-param-scheduler to keep the old one's"
         )
         raise hinted(error, "--override-opt-param-scheduler")

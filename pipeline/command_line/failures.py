@@ -83,6 +83,9 @@ _SYSTEM = {
     errno.EROFS: "is on a file system that can only be read: name a folder that can be written to",
     errno.ENOSPC: "can't be written, for its disk is full: free some space",
     errno.EDQUOT: "can't be written, for your quota is used up: free some space",
+    errno.EEXIST: "is there already: name another",
+    errno.ENOTDIR: "is below a file, where a folder is to be: name another",
+    errno.EISDIR: "is a folder, where a file is to be: name a file",
     errno.EACCES: "is closed to you by its permissions: change them, or name another",
 }
 

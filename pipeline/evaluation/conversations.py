@@ -41,6 +41,9 @@ def score_chats(
     by_place = dict(items)
     samples = []
     for place, ids, learned, num_bytes in _learned(batch):
+        if not num_bytes:
+            left_out.append("nothing of it is said by an assistant")
+            continue
         if len(ids) > model.max_length:
             left_out.append(f"{len(ids)} tokens, and the context has {model.max_length}")
             continue
@@ -87,8 +90,7 @@ def _learned(batch: AlignedBatch) -> Iterator[tuple[int, list[int], list[int], i
         places = [place for start, stop in runs for place in range(start, stop) if place]
         ranges = batch.chats.learned.values[slice(*batch.chats.learned.cu[d : d + 2])]
         num_bytes = int(np.diff(ranges).sum())
-        if num_bytes:
-            yield int(document.document_id), ids, places, num_bytes
+        yield int(document.document_id), ids, places, num_bytes
 
 
 @torch.inference_mode()

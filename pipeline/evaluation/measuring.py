@@ -76,15 +76,16 @@ def measure_all(
         for name, measure in steps:
             made, samples = _measure(log, model, name, measure, asked, settings, results.source)
             results.measurements.setdefault(name, {})[measure] = made
-            results.write(folder)
+            # Last, for it tells of the samples.
             _write_samples(folder / "samples" / f"{name}.{measure}.jsonl", samples)
+            results.write(folder)
             yield name, measure, made
 
 
 def answers_name(student_sha256: str, engine: StudentEngine) -> str:
-    """Return an answer file's name, specific to weights, dtype and kind of device."""
+    """Return an answer file's name, specific to weights, dtype, kind of device and libraries."""
     kind = engine.device.partition(":")[0]
-    identity = json.dumps([student_sha256, engine.dtype, kind])
+    identity = json.dumps([student_sha256, engine.dtype, kind, *map(version, _LIBRARIES)])
     return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
 
 

@@ -20,7 +20,7 @@ from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_read
 from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.formatting import format_count, format_share, format_table
-from pipeline.evaluation.set_files import read_items
+from pipeline.evaluation.set_files import MissingSetError, read_items
 from pipeline.evaluation.sets import SETS, Item
 from schemas.document import decode_document
 
@@ -125,7 +125,10 @@ def parts_of(item: Item) -> dict[str, str]:
     listed = [f"({letter}) {text}" for letter, text in zip("ABCDE", item.options, strict=False)]
     # With the problem before them: few options have 13 words.
     options = " ".join([item.problem, *listed]) if listed else ""
-    return {"problem": item.problem, "options": options, "solution": item.solution}
+    parts = {"problem": item.problem, "options": options, "solution": item.solution}
+    messages = json.loads(item.chat)["messages"] if item.chat else ()
+    contents = enumerate(message.get("content") for message in messages)
+    return parts | {f"message {n}": text for n, text in contents if isinstance(text, str)}
 
 
 def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
@@ -133,7 +136,7 @@ def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:
     if name == "math":
         try:
             return "math_full", read_items("math_full", data)
-        except ValueError:  # a folder with math500.jsonl alone
+        except MissingSetError:  # a folder with math500.jsonl alone
             pass
     return name, read_items(name, data)
 

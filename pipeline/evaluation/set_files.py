@@ -4,6 +4,7 @@ The harness drew its items of MathQA and TabMWP at random: only it has the paper
 """
 
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha1, sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipeline.remote.user_cache import cache_folder, keep
 
 COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 HARNESS = f"https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/{COMMIT}/data"
+
 BLOBS = {
     "gsm8k": "3e6e62b831b5fcbf0585d0dce75ccc5e4ccb691c",
     "math": "87d7931a3fa757e3bac4602e5bed86d223944e59",
@@ -33,6 +35,10 @@ BLOBS = {
 """git's hashes of the harness's files."""
 
 
+class MissingSetError(ValueError):
+    """A folder lacks a set's file."""
+
+
 @lru_cache(maxsize=16)
 def read_items(name: str, data: str = "") -> tuple[Item, ...]:
     """Return the items of a set, one of `SETS`.
@@ -45,11 +51,24 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
     """
     content, path = _read(name, data)
     try:
-        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
+        rows = list(_parse(content.decode()))
         whole = name == "math_full" or path.endswith("math500.jsonl")
         return tuple(make_items(name, rows, whole=whole))
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _parse(text: str) -> Iterator[Any]:
+    num_rows = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} isn't JSON ({error})") from error
+            num_rows += 1
+    if not num_rows:
+        raise ValueError("it holds no item: write one a line, or leave the set out of tasks=")
 
 
 def describe_data(name: str, data: str = "") -> dict[str, Any]:
@@ -85,7 +104,7 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
         if path.is_file():
             return path.read_bytes(), str(path)
     none = f"neither {' nor '.join(names)} is there; tasks= can leave sets out"
-    missing = ValueError(f"data={data}: {none}")
+    missing = MissingSetError(f"data={data}: {none}")
     raise hinted(missing, look_near(data))
 
 

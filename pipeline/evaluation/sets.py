@@ -73,13 +73,16 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
                 "the 500 are taken by place: if these are the 500, name the file math500.jsonl"
             )
         rows = [rows[place] for place in places]
-    try:
-        return [SETS[name].make(row) for row in rows]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{name}: a line isn't in math-evaluation-harness's format ({error!r}): see "
-            "docs/guides/evaluate.md"
-        ) from error
+    items = []
+    for number, row in enumerate(rows, 1):
+        try:
+            items.append(SETS[name].make(row))
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: item {number} isn't in math-evaluation-harness's format ({error!r}): see "
+                "docs/guides/evaluate.md"
+            ) from error
+    return items
 
 
 @cache
@@ -173,8 +176,10 @@ def _sat_math(row: Row) -> Item:
 def _chat(row: Row) -> Item:
     chat = {"messages": row["messages"], "tools": row.get("tools")}
     first = next(message for message in row["messages"] if message["role"] != "system")
-    question = json.dumps(first.get("content"), ensure_ascii=False)
-    return Item(question=question, problem=question, answer="", chat=json.dumps(chat))
+    content = first.get("content")
+    question = json.dumps(content, ensure_ascii=False)
+    problem = content if isinstance(content, str) else question
+    return Item(question=question, problem=problem, answer="", chat=json.dumps(chat))
 
 
 def _open(problem: str, answer: str, *, solution: str = "", hint: str = "") -> Item:

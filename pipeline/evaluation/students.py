@@ -33,17 +33,26 @@ class Student:
 
 def find_student(source: str) -> Student:
     """Find the student of [NAME=]SOURCE; ValueError if it is missing."""
-    name, separator, _ = source.partition("=")
-    found = find_files(source)
+    found, (name, _) = find_files(source), _split_name(source)
     files = [*found.files, *_tokenizer_files(found.path)]
-    name = name if separator else name_of(source)
     return Student(name, source, found.path, digest_of_files(files))
 
 
 def find_files(source: str) -> TeacherFiles:
     """Find the files of [NAME=]SOURCE; ValueError if they are missing."""
+    return find_teacher(_split_name(source)[1], role="student")
+
+
+def _split_name(source: str) -> tuple[str, str]:
+    """Split [NAME=]SOURCE; a path that is there needs no name. ValueError for a name of no use."""
     name, separator, rest = source.partition("=")
-    return find_teacher(rest if separator else name, role="student")
+    if not separator or Path(source).expanduser().exists():
+        return name_of(source), source
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(
+            f"student {source}: \"{name}\" can't be a folder's name: write NAME=SOURCE"
+        )
+    return name, rest
 
 
 def name_of(source: str) -> str:

@@ -167,7 +167,8 @@ def describe_quantiles(dataset: Dataset) -> Iterator[str]:
         table = read_table(dataset, {column: (scores, column) for column in STORED_COLUMNS})
         for column, values in table.values.items():
             found = find_thresholds(values, table.num_text_bytes, QUANTILES)
-            rows.append([name, column, *(f"{each.value:.4g}" for each in found)])
+            told = [f"{each.value:.4g}" for each in found] or [""] * len(QUANTILES)
+            rows.append([name, column, *told])
     if len(rows) > 1:
         yield from format_table(rows, align="<<" + ">" * len(QUANTILES))
         yield ""

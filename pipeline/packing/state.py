@@ -24,6 +24,8 @@ class StreamState:
         cells: digest of the vocabularies' cells, "" if the method needs none.
         generations: of each dataset, to open them again; the fingerprint is compared instead.
         global_batch_size: rows of a step; 0 in checkpoints from before it was kept.
+        teachers: fingerprint of the rule by which the rows' losses were stored; "" without any, and
+            in checkpoints from before it was kept.
     """
 
     fingerprint: str
@@ -39,6 +41,7 @@ class StreamState:
     cells: str = ""
     generations: tuple[int, ...] = ()
     global_batch_size: int = 0
+    teachers: str = ""
 
     def require_same_run(self, saved: "StreamState", *, moves_on: bool = False) -> None:
         """Check that a saved state continues in this one; `moves_on` accepts another generation.
@@ -50,8 +53,7 @@ class StreamState:
             if moves_on and name in _OF_A_GENERATION:
                 continue
             now, then = getattr(self, name), getattr(saved, name)
-            is_unknown = name == "global_batch_size" and then == 0
-            if now != then and not is_unknown:
+            if now != then and not (name in _ADDED and not then):
                 raise StreamMismatchError(
                     f"the checkpoint was made with {name} {_told(then)}, this run has "
                     f"{_told(now)}: {remedy}"
@@ -80,7 +82,11 @@ _REMEDIES = {
     "manifest that the run was started with, or start a new run",
     "cells": "the tokens that stand for each other were counted on other data, or by another "
     "release: use what the run was started with, or start a new run",
+    "teachers": "the losses that it learned from were scored by another teacher, or otherwise: "
+    "restore those, or start a new run",
     "global_batch_size": "use the run's global_batch_size",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }
+_ADDED = ("global_batch_size", "teachers")
+"""Unknown of checkpoints from before they were kept."""
 _OF_A_GENERATION = ("fingerprint", "samples_per_epoch", "scores", "cells")

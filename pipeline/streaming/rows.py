@@ -167,6 +167,7 @@ class AlignedRows(TorchDataset[Rows]):
             cells=self.cells_digest,
             generations=self.opened.generations,
             global_batch_size=self.config.global_batch_size,
+            teachers=self.teachers_rule.fingerprint if self.teachers_rule.rules else "",
         )
 
     def restore(self, saved: StreamState) -> int:

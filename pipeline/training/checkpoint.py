@@ -1,6 +1,7 @@
 """A run's checkpoint: one file, replaced whole."""
 
 from dataclasses import asdict
+from functools import lru_cache
 from shlex import quote
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.command_line.failures import hinted
+from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, StreamState
 from pipeline.training.config import TrainConfig
 from pipeline.training.disk import replacing
@@ -38,6 +40,7 @@ def save_checkpoint(
     checkpoint = {
         "step": step,
         "run": _identity(config),
+        "teacher": teacher_digest(config),
         "data": asdict(rows.state(step * config.global_batch_size)),
         "student": student.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -46,6 +49,17 @@ def save_checkpoint(
     num_bytes = checkpoint_bytes(student, optimizer)
     with replacing(config.output / CHECKPOINT, num_bytes) as path, path.open("wb") as file:
         torch.save(checkpoint, file)
+
+
+def teacher_digest(config: TrainConfig) -> str:
+    """Return the SHA-256 of a running teacher's files, read once; "" without one."""
+    is_running = config.served.by == "running"
+    return _digest(str(config.teaching.teacher)) if is_running else ""
+
+
+@lru_cache(maxsize=1)
+def _digest(teacher: str) -> str:
+    return find_teacher(teacher).sha256
 
 
 def checkpoint_bytes(student: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -90,6 +104,13 @@ def load_checkpoint(
     if differences:
         error = ValueError(
             f"{path} was made {'; '.join(differences)}: give another output=, or the same options"
+        )
+        raise hinted(error, f"output={quote(f'{config.output}-2')}")
+    taught_by = checkpoint.get("teacher", "")
+    if taught_by and taught_by != teacher_digest(config):
+        error = ValueError(
+            f"{path} was made with another teacher of that name: the files of "
+            f"{config.teaching.teacher} have changed since; restore them, or give another output="
         )
         raise hinted(error, f"output={quote(f'{config.output}-2')}")
     try:

@@ -34,7 +34,7 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
     try:
         yield temporary
     except (OSError, SafetensorError) as error:
-        if not _is_full(error):
+        if not is_full(error):
             raise
         _remove(temporary)
         raise DiskFullError(f"{needs}, and the disk is full: make room") from error
@@ -43,7 +43,8 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
     os.replace(temporary, path)
 
 
-def _is_full(error: OSError | SafetensorError) -> bool:
+def is_full(error: OSError | SafetensorError) -> bool:
+    """Whether an error says that a disk is full."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(f"os error {number})" in str(error) for number in _FULL)  # Rust's message

@@ -100,7 +100,7 @@ def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int
 
 def _own_seconds(config: TrainConfig) -> float | None:
     steps = read_log(config.output / LOG_FILE)
-    seconds = [step["seconds"] for step in steps[WARM_STEPS:]]
+    seconds = [step["seconds"] for step in steps[WARM_STEPS:] if "seconds" in step]
     return median(seconds) if seconds else None
 
 

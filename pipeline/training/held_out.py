@@ -39,6 +39,8 @@ def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, Al
             seed=training.config.seed,
             one_document_a_row=training.rules.one_document_a_row,
             text_labels=True,
+            cache_folder=training.config.cache_folder,
+            cache_bytes=training.config.cache_bytes,
         )
         run = open_run(stream.reading, seed=stream.seed)
         own = run.manifest.student.around_text
@@ -54,6 +56,10 @@ def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, Al
         _require_same_student(path, rows, training)
         if around.first_token_id is None and not is_chats:
             raise ValueError(f"{path}: without a context token the first token has no loss")
+        if not heldout_bytes(rows):
+            raise ValueError(
+                f"heldout={name}={path} has no text that counts: its chats have no learned byte"
+            )
         opened[name] = rows
     return opened
 

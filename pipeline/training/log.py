@@ -1,7 +1,9 @@
 """A run's log.jsonl, run.toml, terminal and tracker."""
 
 import json
+import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +15,9 @@ from pipeline.command_line.installed import installed_version
 from pipeline.command_line.option_parsing import written_options
 from pipeline.drawing.formatting import format_duration
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
+from pipeline.training.disk import is_full
+
+logger = logging.getLogger(__name__)
 
 RUN_FILE = "run.toml"
 LOG_FILE = "log.jsonl"
@@ -36,21 +41,39 @@ class RunLog:
         write_run_file(config)
         self._tracker = _start_tracker(config, step) if config.tracker else None
         self._last_step, self._seconds = config.last_step, list[float]()
-        self._path = config.output / LOG_FILE
+        self._path, self._unwritten = config.output / LOG_FILE, ""
         kept = [each for each in read_log(self._path) if each["step"] <= step]
-        self._path.write_text("".join(json.dumps(each) + "\n" for each in kept), "utf-8")
+        self.step: int = kept[-1]["step"] if kept else 0
+        text = "".join(json.dumps(each) + "\n" for each in kept)
+        if not self._path.exists() or self._path.read_text("utf-8") != text:
+            whole = self._path.with_name(f".{LOG_FILE}.tmp")
+            whole.write_text(text, "utf-8")
+            os.replace(whole, self._path)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one step; non-finite values, such as a mean of nothing, become null."""
+        """Add one step; non-finite values, such as a mean of nothing, become null.
+
+        On a full disk it waits for the next.
+        """
         record = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **record}) + "\n")
+        self._unwritten += json.dumps({"step": step, **record}) + "\n"
+        num_bytes = self._path.stat().st_size
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(self._unwritten)
+            self._unwritten = ""
+        except OSError as error:
+            if not is_full(error):
+                raise
+            os.truncate(self._path, num_bytes)
+            logger.warning("step %d: %s can't be written, its disk is full", step, self._path)
         if self._tracker is not None:
             self._tracker.log(dict(values), step)
         shown = [name for name in values if name in _SHOWN or name.startswith("heldout")]
         parts = [f"{name} {values[name]:.4g}" for name in shown]
-        self._seconds.append(values["seconds"])
-        parts += self._time_left(self._last_step - step)
+        if "seconds" in values:
+            self._seconds.append(values["seconds"])
+            parts += self._time_left(self._last_step - step)
         print(f"step {step}: {', '.join(parts)}", flush=True)
 
     def close(self) -> None:

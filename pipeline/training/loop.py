@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, cast
@@ -205,14 +205,27 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
             pin_memory=ranks.device.type == "cuda",
         )
     )
+    values = _make_up(run, step, log) if step else {}
     with listening() as request:
-        step, values = _make_steps(run, loader, step, log, request)
+        step, made = _make_steps(run, loader, step, log, request)
     if log is not None:
         log.close()
-        if step == config.num_steps and not (model := config.output / "model").exists():
-            export_model(opened.student, opened.tokenizer, model)
     if step < config.last_step:
         raise RunStoppedError(step, request.signal_number)
+    return made or values
+
+
+def _make_up(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
+    """Make what a kill after a step's checkpoint has prevented: its model and measurements."""
+    config, ranks, opened = run.config, run.ranks, run.opened
+    name = _model_of(config, step)
+    if log is not None and name and not (config.output / name).exists():
+        export_model(opened.student, opened.tokenizer, config.output / name)
+    if not _measures(config, step) or not ranks.any(log is not None and log.step < step):
+        return {}
+    values = evaluate(config, opened.student, opened.heldout, ranks)
+    if log is not None and values:
+        log.write(step, values)
     return values
 
 
@@ -230,28 +243,57 @@ def _make_steps(
             values = train_step(run, loader, step)
         values["seconds"] = time.perf_counter() - started
         step += 1
-        if step == config.num_steps or _is_due(step, config.evaluate_every):
+        stops = _stops(run, request)
+        if log is not None:  # before measuring, which takes long and may fail
+            _keep_checkpoint(run, step, is_last=stops or step == config.last_step)
+        if _measures(config, step):
             values |= evaluate(config, opened.student, opened.heldout, run.ranks)
+            if not stops and (stops := _stops(run, request)) and log is not None:
+                _keep_checkpoint(run, step, is_last=True)
         values |= read_so_far(opened.rows, step * config.global_batch_size)
-        stops = run.ranks.any(request.signal_number is not None)
         if log is not None:
             log.write(step, values)
-            _keep(run, step, is_last=stops or step == config.last_step)
+            _keep_model(run, step, is_last=stops or step == config.last_step)
     return step, values
 
 
-def _keep(run: Run, step: int, *, is_last: bool) -> None:
-    """Write what is due; a full disk ends the run only at its last save."""
-    config, opened = run.config, run.opened
+def _stops(run: Run, request: StopRequest) -> bool:
+    return run.ranks.any(request.signal_number is not None)
+
+
+def _measures(config: TrainConfig, step: int) -> bool:
+    return step == config.num_steps or _is_due(step, config.evaluate_every)
+
+
+def _keep_checkpoint(run: Run, step: int, *, is_last: bool) -> None:
+    """Write a checkpoint if it is due."""
+    if is_last or _is_due(step, run.config.checkpoint_every):
+        with _going_on(step, unless=is_last):
+            save_checkpoint(run.config, run.opened.rows, run.opened.student, run.optimizer, step)
+
+
+def _keep_model(run: Run, step: int, *, is_last: bool) -> None:
+    """Export a model if it is due."""
+    name = _model_of(run.config, step)
+    if name:
+        with _going_on(step, unless=is_last):
+            export_model(run.opened.student, run.opened.tokenizer, run.config.output / name)
+
+
+def _model_of(config: TrainConfig, step: int) -> str:
+    """Return the folder in which a step's model is kept; "" if it isn't."""
+    if step == config.num_steps:
+        return "model"
+    return f"step-{step:06d}" if _is_due(step, config.export_every) else ""
+
+
+@contextmanager
+def _going_on(step: int, *, unless: bool) -> Iterator[None]:
+    """Let a full disk end the run only at its last save."""
     try:
-        if is_last or _is_due(step, config.checkpoint_every):
-            save_checkpoint(config, opened.rows, opened.student, run.optimizer, step)
-        if step == config.num_steps:
-            export_model(opened.student, opened.tokenizer, config.output / "model")
-        elif _is_due(step, config.export_every):
-            export_model(opened.student, opened.tokenizer, config.output / f"step-{step:06d}")
+        yield
     except DiskFullError as error:
-        if is_last:
+        if unless:
             raise
         logger.warning("step %d: %s; the run goes on, and what it kept before stays", step, error)
 

@@ -116,8 +116,9 @@ def _read(options: TransferOptions) -> list[SourceDocument]:
         left -= len(document.text)
         if left < 0:
             break
-        documents.append(document)
-    if not any(document.text for document in documents):
+        if document.text:
+            documents.append(document)
+    if not documents:
         raise ValueError(
             f"--text {' '.join(options.text)} holds no text of at most "
             f"{options.text_megabytes} MB: name other files, or raise --text-megabytes"

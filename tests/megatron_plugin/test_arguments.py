@@ -385,6 +385,9 @@ def test_a_run_that_goes_on_longer_is_told_how():
     longer = WORKING | {"train_iters": 9000, "load": "run"}
     require_schedule(Namespace(**longer), None)
     require_schedule(Namespace(**longer | {"train_iters": 7500}), saved)
+    in_samples = {"train_iters": None, "train_samples": 60_007, "global_batch_size": 8}
+    require_schedule(Namespace(**longer | in_samples | {"train_samples": 60_000}), saved)
+    require_schedule(Namespace(**longer | in_samples), saved)
     message = r"run was saved at --train-iters 7500, this run has 9000: add --override-opt-param"
     with pytest.raises(ArgumentError, match=message) as refused:
         require_schedule(Namespace(**longer), saved)

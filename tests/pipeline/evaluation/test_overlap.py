@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.evaluation.overlap import NUM_WORDS, Questions, parts_of, split_words
+from pipeline.evaluation.overlap import (
+    NUM_WORDS,
+    Questions,
+    _read_all,
+    parts_of,
+    split_words,
+)
 from pipeline.evaluation.overlap_command import main
 from pipeline.evaluation.set_files import read_items
-from pipeline.evaluation.sets import Item, math_500
+from pipeline.evaluation.sets import SETS, Item, math_500
+from pipeline.evaluation.students import find_student
 from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
+from tests.support.hf_folders import write_model
 
 TINY = str(Path(__file__).parents[2] / "data" / "evaluation")
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "1"]), max_size=40)
@@ -130,3 +138,44 @@ def test_all_of_math_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = json.loads(line)
     assert (found["set"], found["place"], found["part"]) == ("math_full", other, "solution")
     assert "MATH (5,000)" in capsys.readouterr().out
+
+
+def test_every_message_of_a_chat_is_searched() -> None:
+    written = SOLVED.replace(" number ", ' number\n"').replace(" one ", "\n\tone ")
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": written}]
+    item = SETS["chats"].make({"messages": messages})
+    (found,) = Questions([("chats", 0, parts_of(item))]).find(f"So {SOLVED.upper()}.")
+    assert found.part == "message 1"
+    item = SETS["chats"].make({"messages": messages[1:]})
+    (found,) = Questions([("chats", 0, parts_of(item))]).find(SOLVED)
+    assert found.part == "problem"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("svamp", "\n", "svamp.jsonl: it holds no item: write one a line"),
+        ("gsm8k", '{"question": "a", "answer": "#### 1"}\n\n{"question', "line 3 isn't JSON"),
+        ("gsm8k", '{"question": "a", "answer": "1"}', "item 1 isn't in math-evaluation-harness's"),
+        ("math", '{"problem', "math.jsonl: line 1 isn't JSON"),
+    ],
+)
+def test_a_sets_damaged_file_is_named(tmp_path: Path, name: str, content: str, told: str) -> None:
+    """Also of MATH, of which a smaller file may be there."""
+    (tmp_path / f"{name}.jsonl").write_text(content, "utf-8")
+    (tmp_path / "math500.jsonl").write_text('{"problem": "a", "solution": "\\\\boxed{1}"}')
+    build_dataset(tmp_path / "aligned", make_texts(2))
+    command = [str(tmp_path / "aligned"), "--tasks", name, "--data", str(tmp_path)]
+    with pytest.raises(ValueError, match=told):
+        dict([_read_all(name, str(tmp_path))])
+    assert main([*command, "--output", str(tmp_path / "found")]) == 2
+
+
+def test_the_name_of_a_student_is_a_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "seed=1"
+    write_model(folder, word_pieces(40))
+    assert find_student(str(folder)).name == "seed_1"
+    assert find_student(f"own={folder}").name == "own"
+    for name in ("", "..", "../x"):
+        with pytest.raises(ValueError, match=f"\"{name}\" can't be a folder's name"):
+            find_student(f"{name}={folder}")

@@ -69,6 +69,16 @@ def test_thresholds_keep_what_they_say(
     assert counts.sum() == len(ordered)
 
 
+def test_a_column_that_no_document_has_is_shown_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(tmp_path, [("a", "too short for a later part"), ("b", "as is this")])
+    write_scores(tmp_path, "one", losses_of(1))
+    assert main(["info", str(tmp_path)]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "bits_per_byte_later" in x]
+    assert line.split()[-1] == "bits_per_byte_later"
+
+
 def test_lines_are_counted_from_the_losses(
     scored: tuple[Path, list[ScoreManifest]], capsys: pytest.CaptureFixture[str]
 ) -> None:

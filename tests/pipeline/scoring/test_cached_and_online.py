@@ -1,6 +1,7 @@
 """Stored losses against a teacher that runs while training: equal, or refused with the reason."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from pipeline.command_line.failures import hints_of
 from pipeline.packing.kernels import ENDS, STARTS
-from pipeline.streaming import AlignedRows, Rows, collate_rows, load_batches
+from pipeline.streaming import AlignedRows, Rows, StreamMismatchError, collate_rows, load_batches
 from pipeline.training.command import main as train_main
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from tests.support import teaching
@@ -97,6 +98,18 @@ def test_other_lengths_are_refused_where_a_document_is_split_differently(world: 
     assert "rows of 48 student and 64 teacher tokens split them elsewhere" in message
     assert "run vocag score again with --seq-length 48 --teacher-seq-length 64" in message
     assert hints_of(refused.value) == ["hint: seq_length=64 teacher_seq_length=64"]
+
+
+def test_a_checkpoint_of_another_teachers_losses_is_refused(world: Path) -> None:
+    rows = open_rows(world)
+    state = rows.state(0)
+    assert state.teachers == rows.teachers_rule.fingerprint
+    assert rows.restore(replace(state, teachers="")) == 0, "from before it was kept"
+    with pytest.raises(
+        StreamMismatchError, match=f"made with teachers 0, .* {state.teachers}: the l"
+    ):
+        rows.restore(replace(state, teachers="0"))
+    assert open_rows(world, stored_losses=None).state(0).teachers == ""
 
 
 def test_other_tokens_around_the_students_texts_are_named(world: Path) -> None:

@@ -1,6 +1,8 @@
 """What ends a run, or would: signals, another run in its folder, a disk that is full."""
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import OUTPUT_LOCK, train
 from pipeline.training.stopping import RunStoppedError
+from schemas.errors import DatasetError
 from tests.support.killing import run_ranks
 from tests.support.runs import read_log, require_equal_weights
 from tests.support.scored_data import train_config
@@ -184,6 +187,50 @@ def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
     assert "make room; the run goes on, and what it kept before stays" in said
     assert sorted(path.name for path in run.output.iterdir()) == KEPT
     require_equal_weights(run.output, whole)
+
+
+def test_what_goes_wrong_while_measuring_costs_no_step(
+    config: TrainConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start makes up for the measurements, and ends with the same model."""
+
+    def fail(*_: object) -> dict[str, float]:
+        raise DatasetError("damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.training.loop.evaluate", fail)
+        with pytest.raises(DatasetError, match="damaged"):
+            train(config)
+    assert torch.load(config.output / "checkpoint.pt")["step"] == config.num_steps
+    monkeypatch.setattr("pipeline.training.loop.evaluate", lambda *_: {"heldout": 1.0})
+    assert train(config) == {"heldout": 1.0}
+    assert read_log(config.output)[-1] == {"step": config.num_steps, "heldout": 1.0}
+    require_equal_weights(config.output, whole)
+
+
+def test_an_export_that_a_kill_prevented_is_made_up_for(config: TrainConfig) -> None:
+    exporting = replace(config, export_every=1)
+    train(replace(exporting, exit_after=1))
+    shutil.rmtree(config.output / "step-000001")
+    train(replace(exporting, exit_after=2))
+    assert {"step-000001", "step-000002"} <= {path.name for path in config.output.iterdir()}
+
+
+def test_a_log_on_a_full_disk_is_written_later(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened, refusals = Path.open, iter([True])
+
+    def refuse_once(path: Path, mode: str = "r", **more: Any) -> Any:
+        if path.name == "log.jsonl" and mode == "a" and next(refusals, False):
+            raise OSError(errno.ENOSPC, "no room")
+        return opened(path, mode, **more)
+
+    monkeypatch.setattr(Path, "open", refuse_once)
+    train(config)
+    assert [each["step"] for each in read_log(config.output)] == [*range(1, config.num_steps + 1)]
+    assert "step 1: " in caplog.text
+    assert "its disk is full" in caplog.text
 
 
 def test_a_disk_that_is_full_at_the_end_is_an_error(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.command_line.failures import hints_of
@@ -28,6 +28,7 @@ from pipeline.models.probe import UntrainedTeacherError
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
+from pipeline.training.checkpoint import _digest
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
@@ -176,6 +177,22 @@ def test_another_method_is_told_as_one_difference(six: TrainConfig) -> None:
     told = r"made with method=random, this run has full: give"
     with pytest.raises(ValueError, match=told):
         train(replace(six, method=Method("full"), teaching=Teaching()))
+
+
+def test_a_teacher_that_has_changed_since_the_checkpoint_is_refused(
+    world: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(world / "teacher_run/model", tmp_path / "teacher")
+    taught = {"teacher": str(tmp_path / "teacher"), "exit_after": 1}
+    config = _config(world, tmp_path / "run", Method("teacher"), **taught)
+    train(config)
+    train(replace(config, exit_after=2))
+    path = tmp_path / "teacher" / "model.safetensors"
+    weights = {name: own * 1.01 for name, own in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+    _digest.cache_clear()
+    with pytest.raises(ValueError, match="was made with another teacher of that name"):
+        train(replace(config, exit_after=3))
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut", b"no archive"])
