@@ -126,7 +126,7 @@ def test_a_condition_is_part_of_the_mixture(folder: Path) -> None:
             DatasetError,
             r"where good.*where year < 2030.* share \d+ documents",
         ),
-        ("rating > 3", "good", WhereError, r'toml: "first": where rating > 3: .*the columns are'),
+        ("rating > 3", "good", WhereError, r'toml: "first": where .rating > 3.: .*the columns are'),
         ("year > 3000", "good", WhereError, r"no document of .*web matches year > 3000"),
     ],
 )

@@ -158,7 +158,6 @@ def test_a_run_goes_on_with_the_rows_that_follow(world: Path, tmp_path: Path) ->
         other.train(resume_from_checkpoint=True)
     settings["gradient_accumulation_steps"] = 1
     smaller = trainer_of(world, tmp_path / "run", **given)
-    assert smaller.rows.samples_per_epoch == whole.rows.samples_per_epoch
     with pytest.raises(StreamMismatchError, match="global_batch_size 4, this run has 2"):
         smaller.train(resume_from_checkpoint=True)
     (tmp_path / "foreign").mkdir()
