@@ -203,6 +203,8 @@ def test_what_the_page_says_of_one_pass_is_in_the_records() -> None:
         ("filter-once", "teacher", "all", filtering.DECIDING, "last"),
         ("filter", "teacher", "all", filtering.DECIDING, "last"),
         ("tokens", "teacher-0.4", "full", ("gsm8k",), "after-56"),
+        ("fresh", "cells", "full", ("package",), "last"),
+        ("fresh", "falling", "full", ("package",), "last"),
         ("distributions", "drawn-plain", "plain", ("gsm8k", "math", "elsewhere"), "last"),
         ("distributions", "binned-plain", "plain", ("elsewhere",), "last"),
         ("distributions", "most-plain", "plain", ("elsewhere",), "last"),
@@ -246,6 +248,8 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
     back = read_records(RECORDS / "cells-gpt_neox")
     gain = transfer.compare_shares(back, "cells", "plain", transfer.ELSEWHERE)
     assert f"{100 * gain.mean:.1f} points {hull(gain, 1, 100)}" in said
+    code_lost = compare(read_records(RECORDS / "fresh"), "cells", "full", "package")
+    assert f"**{code_lost.mean:.3f} {hull(code_lost, 3)} better**" in said
     for runs, own, other, name, at in (
         ("few-cells", "cells", "full-decay-3", "math", "best"),
         ("filter-once", "teacher", "all", "gsm8k", "last"),
@@ -256,6 +260,9 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
 
 def test_the_readme_says_what_the_teacher_loses() -> None:
     said = (ROOT / "README.md").read_text("utf-8")
+    fallen = compare(read_records(RECORDS / "fresh"), "falling", "full", "package")
+    assert not (fallen.is_below_zero or fallen.is_above_zero)
+    assert "level](evidence/fresh.md#results) if its share falls to 0" in said
     few_runs = read_records(RECORDS / "few-cells")
     assert few.best_arm(few_runs, few.CELLS_PLAIN) == "full-decay-3"  # type: ignore[attr-defined]
     math, *level = (
