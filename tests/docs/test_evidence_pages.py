@@ -261,8 +261,8 @@ def test_the_readme_has_both_intervals_of_what_it_claims() -> None:
 def test_the_readme_says_what_the_teacher_loses() -> None:
     said = (ROOT / "README.md").read_text("utf-8")
     fallen = compare(read_records(RECORDS / "fresh"), "falling", "full", "package")
-    assert not (fallen.is_below_zero or fallen.is_above_zero)
-    assert "level](evidence/fresh.md#results) if its share falls to 0" in said
+    assert fallen.low < 0 < fallen.high
+    assert "level](evidence/fresh.md#results) if faded out" in said
     few_runs = read_records(RECORDS / "few-cells")
     assert few.best_arm(few_runs, few.CELLS_PLAIN) == "full-decay-3"  # type: ignore[attr-defined]
     math, *level = (
