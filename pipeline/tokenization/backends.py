@@ -205,14 +205,21 @@ class HuggingFaceReference:
                     "number added tokens without gaps from the end of the vocabulary"
                 )
             form = self._normal_form(own["content"]) if own["normalized"] else own["content"]
+            if not form:
+                raise TokenizerError(
+                    f'tokenizer "{file.source}": added token {token["content"]!r} is nothing when '
+                    "normalised, which the tokenizers library finds everywhere: it fails at most "
+                    'characters, and at some texts never ends; set its "normalized" to false'
+                )
             if own["rstrip"] and not own["lstrip"] and not form.strip():
                 raise TokenizerError(
                     f'tokenizer "{file.source}": added token {token["content"]!r} is white space '
                     "that takes in what follows it: of 20,000 spaces in a row the tokenizers "
                     'library makes 2 GB, of 40,000 8 GB; set its "rstrip" to false'
                 )
-            named = own["normalized"] and form
-            other = normal_forms.setdefault(form, token["content"]) if named else token["content"]
+            other = token["content"]
+            if own["normalized"]:
+                other = normal_forms.setdefault(form, other)
             if other != token["content"]:
                 raise TokenizerError(
                     f'tokenizer "{file.source}": added tokens {other!r} and {token["content"]!r} '
