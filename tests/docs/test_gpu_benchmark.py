@@ -25,7 +25,8 @@ def test_every_part_runs_on_a_cpu_and_notes_what_it_found(
 ) -> None:
     for owner, name in (
         (running_teacher, "require_trained"),
-        (loop, "_keep"),
+        (loop, "_keep_checkpoint"),
+        (loop, "_keep_model"),
         (loop, "train_step"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
