@@ -122,13 +122,13 @@ def check_overlap(
 
 def parts_of(item: Item) -> dict[str, str]:
     """Return an item's texts that a document may contain."""
+    if item.chat:
+        contents = enumerate(each.get("content") for each in json.loads(item.chat)["messages"])
+        return {f"message {n}": text for n, text in contents if isinstance(text, str)}
     listed = [f"({letter}) {text}" for letter, text in zip("ABCDE", item.options, strict=False)]
     # With the problem before them: few options have 13 words.
     options = " ".join([item.problem, *listed]) if listed else ""
-    parts = {"problem": item.problem, "options": options, "solution": item.solution}
-    messages = json.loads(item.chat)["messages"] if item.chat else ()
-    contents = enumerate(message.get("content") for message in messages)
-    return parts | {f"message {n}": text for n, text in contents if isinstance(text, str)}
+    return {"problem": item.problem, "options": options, "solution": item.solution}
 
 
 def _read_all(name: str, data: str) -> tuple[str, Sequence[Item]]:

@@ -176,10 +176,8 @@ def _sat_math(row: Row) -> Item:
 def _chat(row: Row) -> Item:
     chat = {"messages": row["messages"], "tools": row.get("tools")}
     first = next(message for message in row["messages"] if message["role"] != "system")
-    content = first.get("content")
-    question = json.dumps(content, ensure_ascii=False)
-    problem = content if isinstance(content, str) else question
-    return Item(question=question, problem=problem, answer="", chat=json.dumps(chat))
+    question = json.dumps(first.get("content"), ensure_ascii=False)
+    return Item(question=question, problem=question, answer="", chat=json.dumps(chat))
 
 
 def _open(problem: str, answer: str, *, solution: str = "", hint: str = "") -> Item:

@@ -25,8 +25,6 @@ def find_device(name: str = "") -> torch.device:
         try:
             torch.empty(0, device=device)
         except (RuntimeError, NotImplementedError) as error:
-            reason = (
-                str(error).partition("\n")[0].partition(". ")[0]
-            )  # a list of all others follows
+            reason = str(error).partition(". ")[0]  # a list of all others follows
             raise hinted(ValueError(f"device={name}: {reason}"), "device=cpu") from error
     return device

@@ -88,5 +88,5 @@ _REMEDIES = {
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }
 _ADDED = ("global_batch_size", "teachers")
-"""Unknown of checkpoints from before they were kept."""
+"""Unknown in checkpoints from before they were kept."""
 _OF_A_GENERATION = ("fingerprint", "samples_per_epoch", "scores", "cells")

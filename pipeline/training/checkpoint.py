@@ -1,7 +1,6 @@
 """A run's checkpoint: one file, replaced whole."""
 
 from dataclasses import asdict
-from functools import lru_cache
 from shlex import quote
 from typing import Any
 
@@ -32,15 +31,18 @@ def save_checkpoint(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     step: int,
+    teacher: str,
 ) -> None:
     """Write a run's state after `step` steps; DiskFullError if it doesn't fit.
+
+    `teacher` is by `teacher_digest`, of the run's start.
 
     Random numbers need no state: `loop.train_step` seeds them.
     """
     checkpoint = {
         "step": step,
         "run": _identity(config),
-        "teacher": teacher_digest(config),
+        "teacher": teacher,
         "data": asdict(rows.state(step * config.global_batch_size)),
         "student": student.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -52,14 +54,9 @@ def save_checkpoint(
 
 
 def teacher_digest(config: TrainConfig) -> str:
-    """Return the SHA-256 of a running teacher's files, read once; "" without one."""
+    """Return the SHA-256 of a running teacher's files; "" without one."""
     is_running = config.served.by == "running"
-    return _digest(str(config.teaching.teacher)) if is_running else ""
-
-
-@lru_cache(maxsize=1)
-def _digest(teacher: str) -> str:
-    return find_teacher(teacher).sha256
+    return find_teacher(str(config.teaching.teacher)).sha256 if is_running else ""
 
 
 def checkpoint_bytes(student: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -82,6 +79,7 @@ def load_checkpoint(
     rows: AlignedRows,
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
+    teacher: str,
 ) -> int:
     """Load the run's checkpoint, if any; return its step.
 
@@ -107,7 +105,7 @@ def load_checkpoint(
         )
         raise hinted(error, f"output={quote(f'{config.output}-2')}")
     taught_by = checkpoint.get("teacher", "")
-    if taught_by and taught_by != teacher_digest(config):
+    if taught_by and teacher and taught_by != teacher:
         error = ValueError(
             f"{path} was made with another teacher of that name: the files of "
             f"{config.teaching.teacher} have changed since; restore them, or give another output="

@@ -24,7 +24,12 @@ from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.models.hf_models import recompute_layers
 from pipeline.models.weights import make_model, read_config
 from pipeline.streaming import AlignedRows, Rows, load_batches
-from pipeline.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from pipeline.training.checkpoint import (
+    CHECKPOINT,
+    load_checkpoint,
+    save_checkpoint,
+    teacher_digest,
+)
 from pipeline.training.config import TrainConfig
 from pipeline.training.disk import DiskFullError
 from pipeline.training.export import export_model
@@ -45,13 +50,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """A run's models and data; `guided` is wrapped for data parallelism."""
+    """A run's models and data; `guided` is wrapped for data parallelism.
+
+    `teacher` is the digest that the first process keeps in checkpoints.
+    """
 
     config: TrainConfig
     ranks: Ranks
     opened: OpenedTraining
     guided: nn.Module
     optimizer: torch.optim.Optimizer
+    teacher: str = ""
 
 
 def train(
@@ -178,8 +187,10 @@ def _start(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> tuple[Run, i
     if config.compile:
         cast(Any, student.base_model).compile()
     optimizer = _optimizer(student, config)
-    step = load_checkpoint(config, opened.rows, student, optimizer)
-    return Run(config, ranks, opened, opened.guided, optimizer), step
+    # Now, not at a checkpoint that a signal asks for: a large teacher takes seconds.
+    teacher = teacher_digest(config) if ranks.is_first else ""
+    step = load_checkpoint(config, opened.rows, student, optimizer, teacher)
+    return Run(config, ranks, opened, opened.guided, optimizer, teacher), step
 
 
 def _first_student(config: TrainConfig, device: torch.device) -> str | PreTrainedModel:
@@ -244,11 +255,13 @@ def _make_steps(
         values["seconds"] = time.perf_counter() - started
         step += 1
         stops = _stops(run, request)
-        if log is not None:  # before measuring, which takes long and may fail
-            _keep_checkpoint(run, step, is_last=stops or step == config.last_step)
+        is_last, kept = stops or step == config.last_step, False
+        if log is not None and (is_last or _is_due(step, config.checkpoint_every)):
+            kept = _keep_checkpoint(run, step, is_last=is_last)  # before measuring, which may fail
         if _measures(config, step):
             values |= evaluate(config, opened.student, opened.heldout, run.ranks)
-            if not stops and (stops := _stops(run, request)) and log is not None:
+            stops = stops or _stops(run, request)
+            if log is not None and stops and not kept:
                 _keep_checkpoint(run, step, is_last=True)
         values |= read_so_far(opened.rows, step * config.global_batch_size)
         if log is not None:
@@ -265,11 +278,13 @@ def _measures(config: TrainConfig, step: int) -> bool:
     return step == config.num_steps or _is_due(step, config.evaluate_every)
 
 
-def _keep_checkpoint(run: Run, step: int, *, is_last: bool) -> None:
-    """Write a checkpoint if it is due."""
-    if is_last or _is_due(step, run.config.checkpoint_every):
-        with _going_on(step, unless=is_last):
-            save_checkpoint(run.config, run.opened.rows, run.opened.student, run.optimizer, step)
+def _keep_checkpoint(run: Run, step: int, *, is_last: bool) -> bool:
+    """Write a checkpoint; False if there is no room."""
+    config, rows, student = run.config, run.opened.rows, run.opened.student
+    with _going_on(step, unless=is_last):
+        save_checkpoint(config, rows, student, run.optimizer, step, run.teacher)
+        return True
+    return False
 
 
 def _keep_model(run: Run, step: int, *, is_last: bool) -> None:

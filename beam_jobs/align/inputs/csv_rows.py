@@ -23,6 +23,9 @@ from beam_jobs.align.inputs.documents import Reason, UnusableError
 HEAD_BYTES = 1 << 20
 """Of a TSV file, to see whether its quotes are quotes."""
 
+OTHER_SEPARATORS = ";\t|"
+"""Of files that are named as CSV."""
+
 type CsvRow = list[str] | UnusableError
 """A row's cells, or why it can't be used."""
 
@@ -220,8 +223,8 @@ def _unescape(line: str) -> str:
 
 
 def _has_other_separator(header: list[str]) -> bool:
-    """Whether a header of quoted names is divided by another separator than commas."""
-    for separator in ";\t|":
+    """Whether one of `OTHER_SEPARATORS` divides a header of quoted names."""
+    for separator in OTHER_SEPARATORS:
         with suppress(csv.Error):
             names = next(csv.reader(header, delimiter=separator, strict=True), [])
             if len(names) > 1:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from beam_jobs import storage
 from beam_jobs.align.inputs import json_values
+from beam_jobs.align.inputs.csv_rows import OTHER_SEPARATORS
 from beam_jobs.align.inputs.decompression import DamageError, decompress
 from beam_jobs.align.inputs.fields import longest_string, name_fields
 from beam_jobs.align.inputs.formats import (
@@ -209,7 +210,7 @@ def _require_columns(
 def _lacks_column(
     file: InputFile, columns: Sequence[str], field: str, of_chats: bool
 ) -> InputError:
-    separator = next((each for each in ";\t|" if each in "".join(columns[:1])), None)
+    separator = next((each for each in OTHER_SEPARATORS if each in "".join(columns[:1])), None)
     if file.format == "csv" and len(columns) == 1 and separator:
         error = InputError(
             f'{file.path} has no column "{field}", it has {name_fields(columns)}: its separator is '

@@ -148,7 +148,7 @@ def test_every_message_of_a_chat_is_searched() -> None:
     assert found.part == "message 1"
     item = SETS["chats"].make({"messages": messages[1:]})
     (found,) = Questions([("chats", 0, parts_of(item))]).find(SOLVED)
-    assert found.part == "problem"
+    assert found.part == "message 0"
 
 
 @pytest.mark.parametrize(
