@@ -202,7 +202,8 @@ class Bench:
         from pipeline.training.command import main
 
         _accept_untrained_teachers()
-        loop._keep_checkpoint = loop._keep_model = lambda *_, **__: None
+        loop._keep_checkpoint = lambda *_, **__: True
+        loop._keep_model = lambda *_, **__: None
         scale, output = self.scale, self.work / "runs" / name
         sizes = {
             "seq-length": scale.seq_length,
