@@ -91,9 +91,13 @@ _SYSTEM = {
 
 
 def _in_words(error: BaseException) -> str:
-    if not isinstance(error, OSError) or error.filename is None or error.errno not in _SYSTEM:
+    if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
         return str(error)
-    return f"{os.fsdecode(error.filename)} {_SYSTEM[error.errno]}"
+    path = os.fsdecode(error.filename)
+    folder = os.path.dirname(path)
+    if error.errno == errno.ENOENT and folder and "://" not in path and not os.path.isdir(folder):
+        return f"{path}: there is no folder {folder}"
+    return f"{path} {_SYSTEM[error.errno]}" if error.errno in _SYSTEM else str(error)
 
 
 def _hints_of_path(error: BaseException) -> list[str]:

@@ -225,6 +225,15 @@ def test_what_is_missing_has_neighbours(
     assert last in (f"hint: {expected}", f"hint: {copied}/{expected}")
 
 
+def test_a_page_in_a_missing_folder_names_the_folder(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(copied)
+    assert run("explore", "preview", "data", "--html", "pages/a.html") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["vocag explore: pages/a.html: there is no folder pages", "hint: ls ."]
+
+
 def test_a_hint_outlives_what_wraps_its_error() -> None:
     error = hinted(ValueError("inner"), "vocag x\nrm \x1b[0m")
     outer, another = DatasetError("outer"), DatasetError("another")
