@@ -120,9 +120,8 @@ class TailDraws:
         places, columns = (excluded_nk >= 0).nonzero(as_tuple=True)
         pairs = torch.unique(excluded_nk[places, columns] // BLOCK * len(hidden_nh) + places)
         blocks, places = pairs // len(hidden_nh), pairs % len(hidden_nh)
-        for ids, own in tail.by_block(blocks):
-            masses = tail.logits(ids, places[own]).logsumexp(-1)
-            log_masses_nb[places[own], ids.start // BLOCK] = masses
+        for own, _, logits in tail.of_blocks(blocks, places):
+            log_masses_nb[places[own], blocks[own]] = logits.logsumexp(-1)
         log_masses_nb = share.logsumexp(log_masses_nb)
         num_draws = self.ids.shape[1]
         numbers = torch.arange(num_draws, device=excluded_nk.device)
@@ -134,12 +133,11 @@ class TailDraws:
                 chosen[some, number] = (log_masses_nb[some] + noise).argmax(-1)
         drawn = torch.zeros_like(chosen).view(-1)
         noisy = log_masses_nb.new_full(drawn.shape, -torch.inf)
-        for ids, own in tail.by_block(chosen.view(-1)):
-            places = own // num_draws
-            counters = torch.arange(ids.start, ids.stop, device=every.device)
-            noise = _gumbel(self._keys[places], 2 * numbers[own % num_draws] + 1, counters)
-            noisy[own], best = (tail.logits(ids, places) + noise).max(-1)
-            drawn[own] = ids.start + best
+        chosen, pairs = chosen.view(-1), torch.arange(len(drawn), device=drawn.device)
+        for own, ids, logits in tail.of_blocks(chosen, pairs // max(1, num_draws)):
+            keys, streams = self._keys[own // num_draws], 2 * numbers[own % num_draws] + 1
+            noisy[own], best = (logits + _gumbel(keys, streams, ids)).max(-1)
+            drawn[own] = ids[:, 0] + best
         winner = share.gather(noisy.unsqueeze(-1)).argmax(-1, keepdim=True)
         self.ids[:] = share.gather(drawn.unsqueeze(-1)).gather(-1, winner).view_as(self.ids)
 
@@ -163,25 +161,46 @@ class _Tail:
         self._states, self._layer, self._excluded = states_nh, layer, excluded_nk
         self._own = range(share.first, min(share.first + share.num_own, num_ids))
 
-    def by_block(self, blocks: Tensor) -> Iterator[tuple[range, Tensor]]:
-        """Yield this rank's tokens of each block that occurs, and its places in `blocks`."""
+    def of_blocks(self, blocks: Tensor, places: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield some of the pairs of a block and a place, their tokens, and these tokens' logits.
+
+        The logits of this rank are there, and those of other ranks -inf; shapes [m], [m, BLOCK]
+        and [m, BLOCK]. Only products go block by block: a GPU takes as long to start a small
+        kernel as to run it.
+        """
         blocks, order = blocks.sort(stable=True)
         found, counts = blocks.unique_consecutive(return_counts=True)
-        for block, own in zip(found.tolist(), order.split(counts.tolist()), strict=True):
-            start = block * BLOCK
-            ids = range(max(start, self._own.start), min(start + BLOCK, self._own.stop))
-            if ids:
-                yield ids, own
+        bounds = pairwise([0, *counts.cumsum(0).tolist()])
+        pieces = list(zip(found.tolist(), bounds, strict=True))
+        inside = torch.arange(BLOCK, device=blocks.device)
+        for some in row_chunks(len(order), _NOISE_AT_ONCE // BLOCK):
+            own, ids = order[some], blocks[some].unsqueeze(-1) * BLOCK + inside
+            states = self._states[places[own]]
+            products = states.new_zeros(
+                ids.shape, dtype=torch.promote_types(states.dtype, torch.float32)
+            )
+            for block, (start, stop) in pieces:
+                rows = slice(max(start, some.start) - some.start, min(stop, some.stop) - some.start)
+                if rows.start < rows.stop:
+                    self._multiply(states[rows], block, products[rows])
+            yield own, ids, self._to_logits(products, ids, places[own])
 
-    def logits(self, ids: range, places: Tensor) -> Tensor:
-        rows = self._layer.weight[ids.start - self._own.start : ids.stop - self._own.start]
-        products = matmul_wide(self._states[places], rows.T)
+    def _multiply(self, states: Tensor, block: int, products: Tensor) -> None:
+        first = block * BLOCK
+        ids = range(max(first, self._own.start), min(first + BLOCK, self._own.stop))
+        if ids:
+            rows = self._layer.weight[ids.start - self._own.start : ids.stop - self._own.start]
+            products[:, ids.start - first : ids.stop - first] = matmul_wide(states, rows.T)
+
+    def _to_logits(self, products: Tensor, ids: Tensor, places: Tensor) -> Tensor:
         logits = to_logits(products, self._layer.scale, self._layer.cap).clamp_min(_LEAST_LOGIT)
         # One more column takes tokens of other blocks.
-        own = self._excluded[places] - ids.start
-        own = own.where((own >= 0) & (own < len(rows)), len(rows))
-        is_excluded = logits.new_zeros((len(places), len(rows) + 1), dtype=torch.bool)
-        return logits.masked_fill(is_excluded.scatter(1, own, True)[:, :-1], -torch.inf)
+        excluded = self._excluded[places] - ids[:, :1]
+        excluded = excluded.where((excluded >= 0) & (excluded < BLOCK), BLOCK)
+        is_out = torch.zeros((len(ids), BLOCK + 1), dtype=torch.bool, device=ids.device)
+        is_out = is_out.scatter(1, excluded, True)[:, :-1]
+        is_out |= (ids < self._own.start) | (ids >= self._own.stop)
+        return logits.masked_fill(is_out, -torch.inf)
 
 
 def _gumbel(keys_n: Tensor, streams: Tensor, counters_v: Tensor) -> Tensor:
