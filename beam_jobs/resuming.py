@@ -13,6 +13,7 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 
 from beam_jobs import storage
+from beam_jobs.generations import read_kept
 from beam_jobs.job_errors import OptionsError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES
@@ -46,19 +47,21 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
 def find_finished(
     output: str, configuration: Mapping[str, Any], describe: Describe | None = None
 ) -> Manifest | None:
-    """The dataset in `output` if this configuration made it.
+    """The dataset in `output` if this configuration made it, as it was before it grew.
 
     OptionsError if another dataset or run is there, or files are lost.
     """
     path = storage.join(output, MANIFEST_FILE)
     if storage.num_bytes_of(path) is not None:
-        manifest = decode_manifest(storage.read_bytes(path), at=path)
-        if manifest.configuration != configuration:
-            difference = (describe or describe_differences)(manifest.configuration, configuration)
+        made = manifest = decode_manifest(storage.read_bytes(path), at=path)
+        if manifest.generation and manifest.configuration != configuration:
+            made = read_kept(output, 0)
+        if made.configuration != configuration:
+            difference = (describe or describe_differences)(made.configuration, configuration)
             told = f"a dataset with a different configuration: {difference}"
             raise _refusal(output, told, others="add to it by --append, ")
         require_all_files(output, manifest)
-        return manifest
+        return made
     runs = _find_runs(output)
     for run in runs:
         theirs = read_left_file(run)

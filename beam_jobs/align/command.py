@@ -16,6 +16,7 @@ from beam_jobs.align.inputs.parts import STANDARD_INPUT
 from beam_jobs.align.inputs.standard_input import remove_abandoned, spool_standard_input
 from beam_jobs.align.opened_input import open_input
 from beam_jobs.align.options import AlignOptions
+from beam_jobs.generations import read_newest
 from beam_jobs.hub_copies import input_here, output_here
 from beam_jobs.job_errors import InputError, OptionsError
 from beam_jobs.left_out import require_few_left_out
@@ -28,7 +29,7 @@ from schemas.manifest import MANIFEST_FILE, Manifest
 
 
 def align(options: AlignOptions, *, started: float | None = None) -> Manifest:
-    """Make a dataset, unless it is finished already; return its manifest.
+    """Make a dataset, unless it is finished already; return the manifest of what the options made.
 
     `started` is when the command began, by `time.monotonic()`; None means now.
 
@@ -98,12 +99,17 @@ def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
 def _find_finished(attempt: Attempt) -> Manifest | None:
     output, options = attempt.output, attempt.options
     manifest = attempt.find_made()
-    summary = storage.join(attempt.run_folder, SUMMARY_FILE)
-    if manifest is None or storage.num_bytes_of(summary) is not None:
+    if manifest is None:
         return None
-    remark = require_same_inputs(output, attempt.opened.files)
+    made, remark = "it", ""
+    if (newest := read_newest(output).generation) > manifest.generation:
+        made = f"its generation 0, and it has grown to generation {newest} since"
+    elif storage.num_bytes_of(storage.join(attempt.run_folder, SUMMARY_FILE)) is not None:
+        return None
+    else:
+        remark = require_same_inputs(output, attempt.opened.files)
     options.run.say(
-        f"{output} is finished: the same input and options made it; nothing to do"
+        f"{output} is finished: the same input and options made {made}; nothing to do"
         + (f"\nnote: {remark}" if remark else "")
     )
     require_few_left_out(manifest, max_share=options.max_dead_letters, output=output)

@@ -53,7 +53,7 @@ class Attempt:
         return run_folder_of(self.output, self.configuration)
 
     def find_made(self) -> Manifest | None:
-        """The dataset, or its newest generation, if made by this configuration."""
+        """The generation that this configuration made; of --append, only the newest."""
         if not self.options.append:
             return find_finished(self.output, self.configuration, _describe(self.opened))
         manifest = read_newest(self.output)

@@ -96,6 +96,26 @@ def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixt
     assert letters_of(folder, "dead_letters-g002.jsonl") == []
 
 
+def test_the_first_command_is_finished_in_what_grew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "aligned"
+    first = grow(tmp_path, "a", FIRST)
+    grow(tmp_path, "b", SECOND)
+    remove_documents(folder, "a3")
+    before = files_of(folder)
+    again = options(tmp_path, tmp_path / "in/a.jsonl", run=RunOptions())
+    assert align(again) == first
+    shown = capsys.readouterr().out
+    assert "made its generation 0, and it has grown to generation 2 since; nothing to do" in shown
+    with pytest.raises(OptionsError, match=r"--text-field is text there and body here; add") as e:
+        align(replace(again, text_field="body"))
+    assert "append_to" not in str(e.value)
+    with pytest.raises(OptionsError, match=r"configuration: --input is .*add to it by --append"):
+        align(replace(again, input=(str(tmp_path / "in/b.jsonl"),)))
+    assert files_of(folder) == before
+
+
 def test_removed_ids_stay_taken(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST)
     remove_documents(tmp_path / "aligned", "a3")
