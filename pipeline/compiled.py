@@ -1,8 +1,10 @@
 """Loops over tokens, compiled with numba and cached on disk."""
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from numba import njit
@@ -33,8 +35,26 @@ def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def _kept[**P, R](function: Callable[P, R], dispatcher: Any) -> Callable[P, R]:
     with suppress(RuntimeError):  # neither folder can be written
         dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    dispatcher.compile = _interrupted_later()(dispatcher.compile)
     kernel: Callable[P, R] = dispatcher
     return kernel
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Hold Ctrl-C in the main thread: LLVM calls Python back through ctypes, which drops errors."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 class _Cache(FunctionCache):

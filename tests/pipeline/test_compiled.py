@@ -1,6 +1,7 @@
 """Compiled functions outlive damage to the machine code that numba keeps."""
 
 import errno
+import signal
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,26 @@ def test_no_folder_to_write_to_ends_nothing(path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(FunctionCache, "__init__", find_none)
     assert load_double(path)(2) == 4
+
+
+def test_ctrl_c_inside_the_compiler_is_not_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double, before = load_double(path), signal.getsignal(signal.SIGINT)
+    engine, calls = double.targetctx.codegen()._engine._ee, []
+    own = engine._object_cache_notify
+
+    def interrupt(*arguments: object) -> None:
+        calls.append(arguments)
+        signal.raise_signal(signal.SIGINT)
+        own(*arguments)
+
+    monkeypatch.setattr(engine, "_object_cache_notify", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        double(2)
+    assert len(calls) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert double(2) == 4
 
 
 IN_PLACE = """
