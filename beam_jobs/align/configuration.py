@@ -7,13 +7,14 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_jobs.align.differences import describe_configurations
+from beam_jobs.align.differences import describe_configurations, options_to_paste
 from beam_jobs.align.inputs.input_files import describe_inputs
 from beam_jobs.align.opened_input import OpenedInput
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.generations import read_newest
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.resuming import Describe, find_finished, require_all_files, run_folder_of
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION
@@ -145,10 +146,12 @@ def _require_alike(
         for each in (manifest.configuration, configuration)
     )
     if there != here:
-        raise OptionsError(
+        error = OptionsError(
             f"--append: {output} was made with other options: {describe(there, here)}; all "
             "documents of a dataset are made with the same options: use those, or another --output"
         )
+        options = options_to_paste(there, here)
+        raise hinted(error, options) if options else error
 
 
 def _describe(opened: OpenedInput) -> Describe:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 from beam_jobs import storage
@@ -40,6 +41,19 @@ def describe_configurations(
             option = _OPTIONS.get(name, name)
             told[option] = f"{option} is {there} there and {here} here"
     return "; ".join(told[name] for name in sorted(told)) or describe_differences(theirs, ours)
+
+
+def options_to_paste(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The options that make ours theirs; "" if one isn't a plain value of an option."""
+    words = []
+    for name in sorted({*theirs, *ours}):
+        value, option = theirs.get(name), f"--{name.replace('_', '-')}"
+        if value == ours.get(name):
+            continue
+        if not value or isinstance(value, Mapping) or _OPTIONS.get(name) != option:
+            return ""
+        words += [option] if value is True else [option, quote(str(value))]
+    return " ".join(words)
 
 
 def _describe(name: str, configuration: Mapping[str, Any], sources: Mapping[str, str]) -> str:

@@ -216,7 +216,7 @@ class AlignOptions:
         teacher: the teacher's tokenizer, in the same forms.
         where: which of a dataset's documents to read, such as "source = 'web' and score > 0.5".
         append: add the input's documents to the finished dataset in OUTPUT, as its next
-            generation, with the dataset's own tokenizers and options.
+            generation. Give the tokenizers and options that made it again: others are refused.
         format: what the input files are (default: what their names say).
         text_field: field or column of the text; a.b for nested ones.
         text_template: join the text from several fields, such as '{question}\n{answer}'; a document

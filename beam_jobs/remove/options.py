@@ -37,8 +37,8 @@ class RemoveOptions:
     If it was interrupted, run the same command again.
 
     Attributes:
-        dataset: folder or URL of a dataset.
-        ids: list of the documents' ids.
+        dataset: folder, URL or manifest of a dataset.
+        ids: list of the documents' ids, or - for standard input.
         ignore_unknown: skip unknown ids and print how many there were.
         dry_run: print what would be removed; write nothing.
         quiet: print only errors.

@@ -1,6 +1,7 @@
 """Remove documents by a new generation; shards stay unchanged."""
 
 import codecs
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -27,6 +28,7 @@ from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
 from pipeline.command_line.option_parsing import option_names
+from pipeline.dataset.dataset_reading import folder_of
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation
@@ -53,18 +55,18 @@ def remove(options: RemoveOptions) -> Manifest:
         2
     """
     say = RunOptions(quiet=options.quiet).say
-    with output_here(options.dataset, say, uploads=not options.dry_run) as location:
+    with output_here(folder_of(options.dataset), say, uploads=not options.dry_run) as location:
         return _remove(replace(options, dataset=location), say)
 
 
 def read_ids(path: str) -> list[str]:
-    """Return the ids in a file, each once, in its order.
+    """Return the ids in a file, or in standard input for "-", each once, in its order.
 
     One id a line; in .jsonl or .ndjson, a JSON string or an object with `document_id` or `id`.
     OptionsError if the file is missing, empty or not UTF-8, or a line has no id.
     """
     try:
-        data = storage.read_bytes(path)
+        data = sys.stdin.buffer.read() if path == "-" else storage.read_bytes(path)
     except FileNotFoundError as error:
         missing = OptionsError(f"--ids {path} is not there; name a file of ids, one a line")
         raise (hinted(missing, look_near(path)) if storage.is_local(path) else missing) from error

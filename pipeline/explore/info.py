@@ -60,7 +60,7 @@ def describe_groups(dataset: Dataset, name: str) -> Iterator[str]:
                 format_share(group.num_student_tokens, all_tokens),
                 format_count(group.num_teacher_tokens),
                 format_share(group.num_unmapped, group.num_student_tokens),
-                f"{group.byte_iou:.4f}",
+                f"{group.byte_iou:.4f}" if group.num_mapped else "n/a",
             ]
         )
     yield from format_table(rows, align="<" + ">" * len(heading))
@@ -110,6 +110,7 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
     stored = totals["num_bytes"] + sum(shard.index_num_bytes for shard in manifest.shards)
     text = totals["num_text_bytes"]
     removed, unmapped = manifest.removed, student - statistics.num_mapped
+    byte_iou = f"{statistics.byte_iou:.4f} ({IOU_SCALE})" if statistics.num_mapped else "n/a"
     left_out = f", and {format_count(removed.count)} removed" if removed else ""
     return {
         "generation": format_count(manifest.generation),
@@ -119,7 +120,7 @@ def _totals(manifest: Manifest, statistics: AlignmentStatistics) -> dict[str, st
         "teacher tokens": f"{format_count(teacher)}, {format_ratio(text, teacher)} bytes each",
         "teacher / student tokens": format_ratio(teacher, student),
         "unmapped": f"{format_count(unmapped)} ({format_share(unmapped, student)})",
-        "byte IoU": f"{statistics.byte_iou:.4f} ({IOU_SCALE})",
+        "byte IoU": byte_iou,
         "on disk": f"{format_bytes(stored)}, {format_ratio(stored, student)} B per student token",
         "shards": format_count(len(manifest.shards)),
     }

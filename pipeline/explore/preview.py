@@ -21,14 +21,18 @@ def load_previews(
     """Read the first documents, or that with an id.
 
     Raises:
-        DatasetError: no such document; a damaged sample or index.
+        DatasetError: no such document, or a removed one; a damaged sample or index.
     """
     num_left = num_documents if document_id is None else 1
     for shard in range(len(dataset.manifest.shards)):
         index = dataset.read_index(shard, with_names=True)
-        rows = np.delete(np.arange(len(index)), dataset.removed_of(shard))
+        removed = dataset.removed_of(shard)
+        rows = np.delete(np.arange(len(index)), removed)
         if document_id is not None:
-            rows = rows[np.array(index.key)[rows] == document_key(document_id)]
+            is_named = np.array(index.key) == document_key(document_id)
+            if is_named[removed].any():
+                raise _not_shown(f'document "{document_id}" was removed from {dataset.location}')
+            rows = rows[is_named[rows]]
         rows = rows[:num_left]
         name = dataset.manifest.shards[shard].file
         # A shard without any isn't opened: it may be remote.
@@ -49,10 +53,11 @@ def load_previews(
         if not num_left:
             return
     if document_id is not None:
-        raise DatasetError(
-            f'no document "{document_id}" in {dataset.location}: name an id as the input gave it '
-            "(preview without --id shows some)"
-        )
+        raise _not_shown(f'no document "{document_id}" in {dataset.location}')
+
+
+def _not_shown(why: str) -> DatasetError:
+    return DatasetError(f"{why}: name an id as the input gave it (preview without --id shows some)")
 
 
 def _view(dataset: Dataset, document: AlignedDocument) -> ChatView | None:

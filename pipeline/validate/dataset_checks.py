@@ -25,7 +25,7 @@ from pipeline.validate.sample_checks import SIDES
 from pipeline.validate.score_checks import check_scores
 from pipeline.validate.shard import Advance, ShardResult, check_digest, check_shard, describe
 from pipeline.validate.tar import digest_file
-from schemas.errors import DatasetError, SchemaVersionError
+from schemas.errors import RESTORE, DatasetError, SchemaVersionError
 from schemas.manifest import DeadLetterRecord, Manifest, decode_manifest
 from schemas.records import RecordError, read_record
 
@@ -142,7 +142,7 @@ def _check_side_files(dataset: Dataset, findings: Findings) -> None:
             if name == letters.file:
                 _check_dead_letters(dataset, letters, findings)
         except OSError as error:
-            findings.add("files", f"{name} can't be read: {describe(error)}")
+            findings.add("files", f"{name} can't be read: {describe(error)}; {RESTORE}")
 
 
 def _check_dead_letters(dataset: Dataset, letters: DeadLetterRecord, findings: Findings) -> None:

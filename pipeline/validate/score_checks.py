@@ -16,12 +16,14 @@ from pipeline.dataset.dataset_reading import read_whole
 from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.score_files import (
+    SCORE_AGAIN,
     ScoreFiles,
     find_unlisted,
     list_scores,
     scored_generation,
     scores_of,
 )
+from pipeline.drawing.formatting import format_plural
 from pipeline.models.teacher_files import find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import ShardToScore
@@ -99,14 +101,15 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
             for message in messages or _table_contradictions(scores, record, shard, no_tables):
                 of_shard.add(CHECK, f"{record.file}: {message}")
         except OSError as error:
-            findings.add(CHECK, f"{record.file} can't be read: {describe(error)}")
+            text = f"{record.file} can't be read: {describe(error)}; {SCORE_AGAIN}"
+            findings.add(CHECK, text)
         except DatasetError as error:
             findings.add(CHECK, str(error))
         findings.take_over(of_shard)
     if no_tables:
         findings.note(
-            f"{len(no_tables)} tables of documents' scores, such as {no_tables[0]}, are missing or "
-            "of another version: they follow from the losses, and are made from them"
+            f"{format_plural(len(no_tables), 'table')} of documents' scores, such as "
+            f"{no_tables[0]}: missing or of another version, and made from the losses when needed"
         )
 
 

@@ -15,7 +15,7 @@ from pipeline.validate.chat_checks import Speakers
 from pipeline.validate.findings import Findings
 from pipeline.validate.sample_checks import SIDES, check_samples
 from pipeline.validate.tar import FileDigest, TarReader, digest_file
-from schemas.errors import DatasetError
+from schemas.errors import RESTORE, DatasetError
 from schemas.index import METADATA_TYPES, ShardIndex, decode_index
 from schemas.manifest import ShardRecord
 
@@ -71,7 +71,7 @@ def check_shard(
             shard_record.file, digest, shard_record.num_bytes, shard_record.sha256, findings
         )
     except OSError as error:
-        findings.add("files", f"{shard_record.file} can't be read: {describe(error)}")
+        findings.add("files", f"{shard_record.file} can't be read: {describe(error)}; {RESTORE}")
     keys = _key_bytes(() if index is None else index.key)
     return ShardResult(findings, keys, AlignmentStatistics.merge(statistics))
 
@@ -114,7 +114,8 @@ def _read_index(
     try:
         data = dataset.read_file(name)
     except OSError as error:
-        findings.add("files", f"{name} can't be read: {describe(error)}; no sample was checked")
+        text = f"{name} can't be read: {describe(error)}, so no sample was checked; {RESTORE}"
+        findings.add("files", text)
         return None
     digest = FileDigest(len(data), sha256(data).hexdigest())
     check_digest(name, digest, shard_record.index_num_bytes, shard_record.index_sha256, findings)

@@ -17,6 +17,7 @@ from beam_jobs.align.inputs.documents import PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.job_errors import InputError, OptionsError, TooManyDeadLettersError
 from beam_jobs.running.run_options import RunOptions
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.corpus import fail
@@ -136,15 +137,20 @@ def test_other_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     inputs = write_input(tmp_path / "in/b.jsonl", SECOND)
     before = files_of(tmp_path / "aligned")
     good = options(tmp_path, inputs, append=True)
-    for change, message in (
-        ({"metadata": ""}, "--metadata is source there and not given here"),
-        ({"text_field": "body"}, "--text-field is text there and body here"),
-        ({"name": "web"}, "--name is corpus there and web here"),
-        ({"teacher": good.student}, f"--teacher is .*/tokenizers/teacher .* {good.student} .SHA"),
+    for change, message, hints in (
+        ({"metadata": ""}, "--metadata is source there and not given", ["--metadata source"]),
+        ({"text_field": "body"}, "--text-field is text there and body", ["--text-field text"]),
+        ({"name": "web"}, "--name is corpus there and web here", ["--name corpus"]),
+        ({"keep_text": True}, "--keep-text is not given there and true here", []),
+        (
+            *({"teacher": good.student}, "--teacher is .*/tokenizers/teacher .* {} .SHA"),
+            [],
+        ),
     ):
         for call in (align, describe):
-            with pytest.raises(OptionsError, match=message):
+            with pytest.raises(OptionsError, match=message.format(good.student)) as caught:
                 call(replace(good, **change))
+            assert hints_of(caught.value) == [f"hint: {hint}" for hint in hints]
     with pytest.raises(OptionsError, match=r"--input is .*add to it by --append"):
         align(replace(good, append=False))
     with pytest.raises(OptionsError, match=r"holds no manifest\.json"):

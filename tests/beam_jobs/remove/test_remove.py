@@ -1,5 +1,6 @@
 """Takedowns: a generation that leaves documents out, whatever becomes of the command."""
 
+import io
 import json
 import os
 import re
@@ -118,6 +119,14 @@ def test_unknown_ids_are_refused_or_counted(
     assert files_of(output) == before
     assert main([str(output), "--ids", ids, "--ignore-unknown"]) == 0
     assert "1 document removed; 2 ids of no document" in capsys.readouterr().out
+    assert seen_ids(output) == ALL - {"doc-0-3"}
+
+
+def test_standard_input_and_the_manifest_s_name(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"doc-0-3\n")))
+    assert main([str(output / "manifest.json"), "--ids", "-"]) == 0
     assert seen_ids(output) == ALL - {"doc-0-3"}
 
 

@@ -259,6 +259,25 @@ def test_info_counts_no_removed_document(
     assert [sizes.sub("", line) for line in shown[0]] == [sizes.sub("", line) for line in shown[1]]
 
 
+def test_removed_documents_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_dataset(tmp_path / "data", TEXTS, num_shards=2)
+    path = str(tmp_path / "data")
+    remove_documents(tmp_path / "data", "coin")
+    for name, words in (("coin", "was removed"), ("nobody", "no document")):
+        assert main(["preview", path, "--id", name]) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert "name an id as the input gave it" in said
+    remove_documents(tmp_path / "data", *(name for name, _ in TEXTS))
+    for asked in (["preview", path], ["cells", path], ["plan", path, "--seq-length", "8"]):
+        assert main(asked) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert f"no document of {path} is left: all are removed" in shown.err
+    assert main(["info", path]) == 0
+    assert re.search(r"^byte IoU +n/a$", capsys.readouterr().out, re.M)
+
+
 def test_plan_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_dataset(tmp_path, make_texts(40))
     arguments = ["--seq-length", "256", "--global-batch-size", "8"]

@@ -24,6 +24,7 @@ from pipeline.validate.arrays import find_unsound_offsets, stack_documents
 from pipeline.validate.command import main
 from pipeline.validate.dataset_checks import ValidationReport, validate_dataset
 from schemas.document import AlignedDocument, decode_document
+from schemas.errors import RESTORE
 from schemas.index import ShardIndex, decode_index
 from schemas.manifest import MANIFEST_FILE, encode_manifest
 from tests.support.datasets import (
@@ -217,6 +218,7 @@ def test_missing_and_cut_files(
     report = validate_dataset(str(dataset))
     assert places(report) == [(*place, "") for place in expected]
     assert cut or "there is no such file" in report.findings[0].message
+    assert cut or RESTORE in report.findings[0].message
 
 
 def test_shard_listed_twice(dataset: Path) -> None:

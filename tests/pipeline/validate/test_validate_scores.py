@@ -87,8 +87,15 @@ def test_cut_missing_and_foreign_sidecars_are_found(copied: Path) -> None:
     third.write_bytes(whole)
     text = "\n".join(findings_of(copied))
     assert f"{first.name} isn't a complete sidecar" in text
-    assert f"{second.name} can't be read" in text
+    assert f"{second.name} can't be read: there is no such file; run vocag score again" in text
     assert f"{third.name}: a different tar was scored" in text
+
+
+def test_a_missing_table_is_a_note(copied: Path) -> None:
+    table = min((copied / "data").glob("*.documents.parquet"))
+    table.unlink()
+    (note,) = validate_dataset(str(copied / "data")).notes
+    assert note.startswith(f"1 table of documents' scores, such as {table.name}: missing or")
 
 
 def test_scores_of_other_data_and_altered_manifests_are_found(copied: Path) -> None:
