@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ LIMITS = {
     "megatron_colocated": 120,
     "megatron_two_worlds": 120,
 }
+# In which torchrun stops its processes.
+_GRACE = 40
 # Seconds of a step by those of the plain loop, at most.
 AIMS = {"full": 1.03, "teacher": 0.97, "distill": 1.08, "alm": 1.03}
 COLUMNS = ["part", "s a step", "tokens/s", "/ plain", "aim", "peak GiB", "predicted GiB"]
@@ -78,14 +81,18 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-def run_parts(options: argparse.Namespace) -> list[str]:
+def run_parts(options: argparse.Namespace) -> set[str]:
     """Run the chosen parts and what they need, in order; return those that failed."""
     wanted = {*options.only, *(need for part in options.only for need in _NEEDED.get(part, ()))}
-    deadline, failed = time.monotonic() + 60 * options.minutes, []
+    deadline, failed = time.monotonic() + 60 * options.minutes, set[str]()
     for part in (name for name in LIMITS if name in wanted):
         left = deadline - time.monotonic()
         if left < 5:
             note(options.work, part, status="no time left")
+            continue
+        if missing := failed & set(_NEEDED.get(part, ())):
+            note(options.work, part, status=f"left out, as {min(missing)} failed")
+            failed.add(part)
             continue
         started = time.monotonic()
         limit = LIMITS[part] * (10 if options.small else 1)
@@ -93,7 +100,7 @@ def run_parts(options: argparse.Namespace) -> list[str]:
         seconds = round(time.monotonic() - started, 1)
         note(options.work, part, status=status, seconds=seconds)
         print(f"{part}: {status} in {seconds} s", flush=True)
-        failed += [part] if status != "done" else []
+        failed |= {part} if status != "done" else set()
         shutil.rmtree(options.work / "runs", ignore_errors=True)
     return failed
 
@@ -108,10 +115,22 @@ def _run_part(options: argparse.Namespace, part: str, limit: float) -> str:
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # of this part and what it has started
-            process.wait()
+            _stop(process)
             return f"stopped after {limit:.0f} s"
     return "done" if status == 0 else f"failed with status {status}, see {part}.log"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a part and what it has started; torchrun, of its group, stops its own processes."""
+    deadline = time.monotonic() + _GRACE
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            process.poll()
+            os.killpg(process.pid, 0)  # an error, once all have ended
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def note(work: Path, part: str, **values: Any) -> None:

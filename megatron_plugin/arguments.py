@@ -65,6 +65,11 @@ class TeacherOptions:
         return {kind: getattr(self, f"{kind}_model_parallel_size") for kind in kinds}
 
     def __post_init__(self) -> None:
+        if self.world_size < 0:
+            raise ArgumentError(
+                f"--vocag-teacher-world-size {self.world_size}: give the teacher's ranks, or leave "
+                "it out to run the teacher on the student's"
+            )
         if min(self.micro_batch_size, *self._parallel_sizes.values()) < 1:
             raise ArgumentError(
                 f"the teacher's micro-batch size {self.micro_batch_size} and parallel sizes "

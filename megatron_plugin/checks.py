@@ -217,7 +217,9 @@ def _refused(refusal: str, option: str, fitting: list[int]) -> ArgumentError:
 
 def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: int) -> int:
     """Return a row's teacher tokens, given or from the dataset."""
-    return options.teacher_seq_length or suggest_teacher_seq_length(manifest, seq_length)
+    if options.teacher_seq_length is None:
+        return suggest_teacher_seq_length(manifest, seq_length)
+    return options.teacher_seq_length
 
 
 def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:

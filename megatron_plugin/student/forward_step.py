@@ -125,7 +125,11 @@ def _result(rules: StepRules, batch: MicroBatch, output: Tensor) -> LossResult:
         batch=batch.moved,
         rule=rule,
         group=parallel_state.get_data_parallel_group() if in_group else None,
-        step=batch.number,
+        step=rules.method.draw_of(
+            batch.number,
+            parallel_state.get_data_parallel_rank(),
+            parallel_state.get_data_parallel_world_size(),
+        ),
         weight=rules.kind.weight_of(rules.method),
         widest_span=batch.widest_span,
         micro_batch=batch,

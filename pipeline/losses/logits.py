@@ -49,7 +49,7 @@ class OutputLayer:
         products = _WideProducts.apply(
             hidden.reshape(-1, hidden.shape[-1]), self.weight, autocast_dtype(hidden)
         )
-        return to_logits(products.view(*hidden.shape[:-1], -1), self.scale, self.cap)
+        return to_logits(products.view(*hidden.shape[:-1], len(self.weight)), self.scale, self.cap)
 
 
 def to_logits(products: Tensor, scale: float, cap: float | None) -> Tensor:

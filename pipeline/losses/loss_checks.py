@@ -17,6 +17,9 @@ class NonFiniteLossError(ValueError):
     """NaN or an infinite loss of a token that counts."""
 
 
+_OF_ANOTHER = "{} of another rank are NaN or infinite; that rank's error names the row"
+
+
 class Checks:
     """Checks that are put off; `flags` are bool scalars on the device, True if broken."""
 
@@ -35,11 +38,16 @@ class Checks:
         if self.flags:
             self.refuse(torch.stack(self.flags).tolist())
 
-    def refuse(self, flags: Sequence[float]) -> None:
-        """Raise the error of the first flag that is set, given their values."""
+    def refuse(self, flags: Sequence[float], num_broken: float = 0) -> None:
+        """Raise the error of the first flag that is set, given their values.
+
+        `num_broken` counts those of all processes: another's error is raised here, too.
+        """
         for flag, explain in zip(flags, self._explanations, strict=True):
             if flag:
                 explain()
+        if num_broken:
+            raise NonFiniteLossError(_OF_ANOTHER.format("losses"))
 
 
 _put_off: ContextVar[Checks | None] = ContextVar("checks", default=None)
@@ -97,13 +105,10 @@ def _refuse_broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> None:
             value = float(tensors[name][0][row, position])
             raise NonFiniteLossError(
                 f"{name}[{row}, {position}] is {value}; {len(places)} such values in rows "
-                f"{sorted({row for row, _ in places})}: the model diverged, its weights did not "
-                "load, or the mask counts tokens that it never scored"
+                f"{sorted({row for row, _ in places})} of its micro-batch: the model diverged, "
+                "its weights did not load, or the mask counts tokens that it never scored"
             )
-    raise NonFiniteLossError(
-        f"{' or '.join(tensors)} of another rank are NaN or infinite; that rank's error names the "
-        "row"
-    )
+    raise NonFiniteLossError(_OF_ANOTHER.format(" or ".join(tensors)))
 
 
 def _broken(tensors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

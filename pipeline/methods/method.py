@@ -85,6 +85,8 @@ class Method:
                     f"distill_by={self.distill_by} chooses nothing where all are learned: add "
                     "distill_tokens=kept or dropped, or leave it out"
                 )
+        if self.weight is not None and not 0 <= self.weight < float("inf"):
+            raise ValueError(f"weight={self.weight} must be 0 or more and finite")
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be above 0 and finite")
 
@@ -109,6 +111,10 @@ class Method:
     @property
     def _is_linear(self) -> bool:
         return self.temperature == 1 and not self.reverse_kl
+
+    def draw_of(self, number: int, rank: int, num_ranks: int) -> int:
+        """Number the random choices of a rank's `number`th micro-batch; a group's are common."""
+        return number if self.scope == "group" else number * num_ranks + rank
 
     def rule(self, selector: Selector, keep_fraction: float) -> SelectionRule:
         """Return the rule for choosing tokens, with a default share."""

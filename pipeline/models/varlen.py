@@ -55,6 +55,7 @@ def fits_kernel(query: Tensor, value: Tensor) -> bool:
         query.is_cuda
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.shape[-1] == value.shape[-1] <= 256
+        and query.shape[-1] % 8 == 0
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
         and missing_kernel() is None
     )

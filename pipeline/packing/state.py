@@ -71,7 +71,9 @@ def _told(value: str | int) -> str:
 
 
 _REMEDIES = {
-    "fingerprint": "name the dataset or mixture that the run was started with, or start a new run",
+    "fingerprint": "name the dataset that the run was started with, or, of a mixture, restore its "
+    "datasets, their order, conditions and max_epochs, its stages, weights and seed; or start a "
+    "new run",
     "seq_length": "use the run's seq_length, or start a new run",
     "teacher_seq_length": "use the run's teacher_seq_length, or start a new run",
     "rules": "use the run's conventions and window_rows, or start a new run",

@@ -33,7 +33,7 @@ class TrainConfig:
     """Train a Hugging Face student on an aligned dataset, with a teacher or without.
 
     On one GPU or a CPU, or data-parallel under torchrun with the same rows and losses. Run the same
-    command again to continue from the last checkpoint, bit for bit.
+    command again to continue from the last checkpoint, on a CPU bit for bit.
 
     Attributes:
         data: what to train on.

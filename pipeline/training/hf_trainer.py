@@ -117,7 +117,7 @@ class GuidedTrainer(Trainer):
                 "tensor, context and sequence parallelism and gradient_accumulation_kwargs change "
                 "how many rows a step has: leave them out"
             )
-        self._teacher, self._tokenizer = opened.teacher, opened.tokenizer
+        self._method, self._teacher, self._tokenizer = method, opened.teacher, opened.tokenizer
         model.forward = _forward(opened.guided, model.forward)
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
@@ -247,7 +247,7 @@ class GuidedTrainer(Trainer):
         step = self.state.global_step
         self._draw = (step, self._draw[1] + 1 if self._draw[0] == step else 0)
         number = step * self.args.gradient_accumulation_steps + self._draw[1]
-        return int(number * self.args.world_size + self.args.process_index)
+        return self._method.draw_of(number, self.args.process_index, self.args.world_size)
 
 
 class _Positions(Sampler[int]):
@@ -263,7 +263,7 @@ class _Positions(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         consumed = self._trainer.state.global_step * self._trainer.rows.config.global_batch_size
         start = consumed // len(self) * len(self)
-        return iter(range(start, start + len(self)))
+        return iter(range(start, min(start + len(self), len(self._trainer.rows))))
 
 
 class _KeepRows(TrainerCallback):

@@ -99,19 +99,20 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
     torch.manual_seed(_seed(config.seed, step * ranks.count + ranks.number))
     with put_off() as checks:
         sums = _accumulate(run, loader, step)
-    added = ranks.add_up(torch.stack(list(sums.values())))
+    broken = torch.stack([sums["loss"].new_zeros(()), *checks.flags]).sum()
+    added = ranks.add_up(torch.stack([*sums.values(), broken.expand(2)]))
     # Sums become means over the counted tokens; wrapped, gradients are means over processes.
     num_tokens = added[list(sums).index("loss"), 1].clamp_min(1)
     divide_gradients(student, (num_tokens / ranks.count).float())
     norm = torch.nn.utils.clip_grad_norm_(student.parameters(), config.clip_norm)
-    # The host waits for the device here, and nowhere else.
+    # The host waits for the device here; with several processes, also to agree on stopping.
     told = torch.cat([added.flatten(), norm.double().view(1), *_scalars(checks.flags)]).cpu()
     numbers, (gradient_norm, *flags) = told[: added.numel()], told[added.numel() :].tolist()
-    checks.refuse(flags)
+    checks.refuse(flags, num_broken=float(numbers[-1]))
     check_gradient(gradient_norm)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    sums = dict(zip(sums, numbers.view(-1, 2).unbind(), strict=True))
+    sums = dict(zip(sums, numbers.view(-1, 2)[:-1].unbind(), strict=True))
     return {
         "num_counted_tokens": float(sums["loss"][1]),
         "gradient_norm": gradient_norm,
@@ -128,7 +129,7 @@ def _accumulate(run: Run, loader: Iterator[Rows], step: int) -> dict[str, Tensor
     for number in range(num_own):
         batch = next(loader).to(ranks.device, non_blocking=True)
         # Random choices differ between a step's micro-batches, in any process.
-        draw = (step * num_own + number) * ranks.count + ranks.number
+        draw = config.method.draw_of(step * num_own + number, ranks.number, ranks.count)
         with _synchronised(run.guided, number == num_own - 1):
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
                 loss: LossResult = run.guided(batch, teacher=run.opened.teacher, step=draw)
@@ -328,7 +329,9 @@ def _wrapped(run: Run) -> Run:
         return run
     device = run.ranks.device
     devices = [device] if device.type == "cuda" else None
-    return replace(run, guided=DistributedDataParallel(run.guided, device_ids=devices))
+    # Views of the buckets, so that gradients take 4 bytes a weight and not 8.
+    wrapped = DistributedDataParallel(run.guided, device_ids=devices, gradient_as_bucket_view=True)
+    return replace(run, guided=wrapped)
 
 
 def _require_one_step(step: int, ranks: Ranks) -> None:

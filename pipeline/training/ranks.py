@@ -75,8 +75,17 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
             )
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    on_gpu = place.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=place if on_gpu else None
+    )
+    parts = True
     try:
         yield Ranks(place, dist.get_rank(), count)
+    except Exception:
+        # NCCL would wait for the others, which wait for this process; its end is theirs.
+        parts = not on_gpu
+        raise
     finally:
-        dist.destroy_process_group()
+        if parts:
+            dist.destroy_process_group()

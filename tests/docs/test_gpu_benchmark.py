@@ -53,7 +53,7 @@ def test_a_part_has_a_process_and_a_limit_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(gpu.LIMITS, "matmul", 0.02)
-    assert gpu.run_parts(options_of(tmp_path, "matmul", "profile", minutes=0.084)) == ["matmul"]
+    assert gpu.run_parts(options_of(tmp_path, "matmul", "profile", minutes=0.084)) == {"matmul"}
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(line["part"], line["status"][:10]) for line in lines] == [
         ("matmul", "stopped af"),

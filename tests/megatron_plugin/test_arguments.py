@@ -161,6 +161,7 @@ def test_help_lists_both_megatrons_arguments_and_ours(capsys):
         (("--vocag-stored-losses", "", "--vocag-teacher-world-size", "1"), "1 needs --vocag-teach"),
         ((*TEACHER, "--vocag-stored-losses", ""), "choose one of them"),
         ((*OWN_WORLD, "3", "--vocag-teacher-pipeline-model-parallel-size", "2"), "3 isn't a mult"),
+        ((*OWN_WORLD, "-2"), "world-size -2: give the teacher's ranks, or leave it out"),
         ((*TEACHER, "--vocag-teacher-tensor-model-parallel-size", "2"), "parallelism: leave out"),
         ((*TEACHER, "--vocag-teacher-micro-batch-size", "0"), "micro-batch size 0 and"),
         ((*TEACHER, "--vocag-temperature", "2"), "--vocag-temperature 2.0 is for --vocag-method d"),

@@ -65,6 +65,8 @@ def test_options_of_a_method_are_checked() -> None:
         Teaching(top_k=256)
     with pytest.raises(ValueError, match=r"temperature=0 must be above 0"):
         Method("distill", temperature=0)
+    with pytest.raises(ValueError, match=r"weight=-1 must be 0 or more and finite"):
+        Method("distill", weight=-1)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ BY_METHOD["draws"] = BY_METHOD["distill"] | {
     "ask_entries copies to the device": 2,
     "TailDraws.draw nonzero": 1,
     "TailDraws.draw _unique2": 1,
-    "_Tail.by_block unique_consecutive": 2,
-    "_Tail.by_block tolist": 4,
+    "_Tail.of_blocks unique_consecutive": 2,
+    "_Tail.of_blocks tolist": 4,
 }
 # All numbers of a step are read together.
 IN_A_STEP = {"train_step copies to the host": 1}

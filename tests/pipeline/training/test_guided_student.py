@@ -106,6 +106,15 @@ def test_rows_without_a_teacher_are_told_what_to_give(world: Path, name: str) ->
         guided(open_rows(world).__getitems__([0]))
 
 
+@pytest.mark.parametrize("name", ["full", "teacher", "uld"])
+def test_a_batch_without_labels_teaches_nothing(world: Path, name: str) -> None:
+    student, teacher = (load_language_model(str(world / side)) for side in ("student", "teacher"))
+    batch = open_rows(world).__getitems__([0])
+    batch["loss_mask"].zero_()
+    loss = GuidedStudent(student, Method(name))(batch, teacher=teacher)
+    assert (float(loss.loss_sum), int(loss.num_tokens)) == (0.0, 0)
+
+
 def test_torch_compile_reaches_the_model(world: Path) -> None:
     graphs: list[torch.fx.GraphModule] = []
 

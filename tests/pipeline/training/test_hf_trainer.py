@@ -26,6 +26,7 @@ from pipeline.training.loop import train
 from pipeline.training.run_opening import open_training
 from schemas.document import decode_document
 from tests.support.killing import run_ranks
+from tests.support.mixtures import write_mixture
 from tests.support.runs import read_log
 from tests.support.scored_data import SEQ_LENGTH, train_config
 from tests.support.servers import free_port
@@ -133,6 +134,25 @@ def test_epochs_and_micro_batches_read_the_runs_rows_in_order(world: Path, tmp_p
     expected = rows.__getitems__(range(len(rows))).buffer
     assert torch.equal(torch.cat(seen), expected)
     assert trainer.state.global_step == len(rows) // 6
+
+
+def test_a_mixture_is_read_to_its_last_row(world: Path, tmp_path: Path) -> None:
+    """Whose last epoch is not a whole one."""
+    data = str(world / "data")
+    file = write_mixture(
+        tmp_path / "mixture.toml",
+        a={"path": data, "where": "num_student_tokens > 60"},
+        b={"path": data, "where": "num_student_tokens <= 60", "max_epochs": 3},
+    )
+    mixture = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH)
+    num_rows = len(AlignedRows(mixture))
+    assert num_rows % AlignedRows(mixture).samples_per_epoch
+    size = next(size for size in (4, 3, 2, 1) if num_rows % size == 0)
+    settings = {"max_steps": num_rows // size, "per_device_train_batch_size": size}
+    trainer = trainer_of(world, tmp_path, settings=settings, method=Method("full"), data=mixture)
+    seen = seen_rows(trainer)
+    trainer.train()
+    assert torch.equal(torch.cat(seen), trainer.rows.__getitems__(range(num_rows)).buffer)
 
 
 def test_a_run_goes_on_with_the_rows_that_follow(world: Path, tmp_path: Path) -> None:

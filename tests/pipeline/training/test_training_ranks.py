@@ -101,6 +101,15 @@ def test_two_processes_train_as_one_does(
     assert len(list((tmp_path / "two").glob("events.*"))) == (2 if start is torchrun else 0)
 
 
+@pytest.mark.slow
+def test_a_group_chooses_at_random_as_one_process_does(world: Path, tmp_path: Path) -> None:
+    chosen = ("--method", "random", "--scope", "group")
+    run_rank(arguments(world, tmp_path / "one", *chosen, "--micro-batch-size", "2"))
+    forked(arguments(world, tmp_path / "two", *chosen))
+    one, two = read_log(tmp_path / "one"), read_log(tmp_path / "two")
+    assert [step["loss"] for step in two] == pytest.approx([step["loss"] for step in one], rel=3e-6)
+
+
 def test_a_batch_that_processes_can_t_share_is_refused(world: Path, tmp_path: Path) -> None:
     config = parse_config(arguments(world, tmp_path, "--method", "full", "--micro-batch-size", "4"))
     with pytest.raises(ValueError, match="4 isn't a multiple of 8, micro_batch_size=4 by 2 proc"):

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.losses.loss_checks import NonFiniteLossError
+from pipeline.losses.loss_checks import NonFiniteLossError, check_finite
 from pipeline.methods.method import Method
 from pipeline.training import loop
 from pipeline.training.command import main
@@ -77,13 +78,31 @@ def _train_until_broken(arguments: list[str]) -> None:
         assert main(arguments) == 2
 
 
+def _train_until_a_loss_is_broken(arguments: list[str]) -> None:
+    own = loop._accumulate
+
+    def accumulate(run: Any, loader: Any, step: int) -> Any:
+        sums = own(run, loader, step)
+        if step == 3:  # as a teacher's losses would be that only choose what is kept
+            broken = torch.tensor([[math.nan]])
+            check_finite({"teacher_losses": (broken, broken.isnan())})
+        return sums
+
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RANK"] == "1":
+            patch.setattr(loop, "_accumulate", accumulate)
+        assert main(arguments) == 2
+
+
 @pytest.mark.slow
-def test_all_processes_stop_at_one_s_gradient(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", [_train_until_broken, _train_until_a_loss_is_broken])
+def test_all_processes_stop_at_one_s_fault(
+    world: Path, tmp_path: Path, work: Callable[[list[str]], None]
+) -> None:
     sizes = "--seq-length 64 --global-batch-size 2 --micro-batch-size 1 --num-steps 5"
     paths = ["--data", str(world / "data"), "--student", str(world / "student")]
     more = "--method full --warmup-steps 1 --checkpoint-every 2 --device cpu"
-    given = [*paths, "--output", str(tmp_path), *sizes.split(), *more.split()]
-    run_ranks(_train_until_broken, given)
+    run_ranks(work, [*paths, "--output", str(tmp_path), *sizes.split(), *more.split()])
     require_good_checkpoint(tmp_path, 2)
 
 
