@@ -48,10 +48,11 @@ class PackingRules:
         Only student documents get an end token. `teacher_seq_length` None takes
         `suggest_teacher_seq_length`.
         """
+        if teacher_seq_length is None:
+            teacher_seq_length = suggest_teacher_seq_length(manifest, seq_length)
         return cls(
             seq_length=seq_length,
-            teacher_seq_length=teacher_seq_length
-            or suggest_teacher_seq_length(manifest, seq_length),
+            teacher_seq_length=teacher_seq_length,
             student=manifest.student.around_text,
             teacher=replace(manifest.teacher.around_text, end_token_id=None),
             window_rows=window_rows,

@@ -52,6 +52,8 @@ def load_batches(
         >>> for batch in load_batches(rows, micro_batch_size=4):
         ...     loss = step(batch.to("cuda"))
     """
+    if num_workers < 0:
+        raise ValueError(f"num_workers {num_workers} is below 0")
     batches = ReplicaBatches(
         num_samples=len(rows) if num_samples is None else num_samples,
         consumed_samples=consumed_samples,

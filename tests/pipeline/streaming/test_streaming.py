@@ -290,6 +290,13 @@ def test_batches_that_do_not_divide_are_refused(sizes, message):
         ReplicaBatches(*sizes)
 
 
+def test_lengths_and_workers_that_cannot_be_are_refused(dataset):
+    with pytest.raises(ValueError, match="teacher_seq_length 0 is not in 4"):
+        open_rows(dataset, teacher_seq_length=0)
+    with pytest.raises(ValueError, match="num_workers -1 is below 0"):
+        load_batches(open_rows(dataset), micro_batch_size=1, num_workers=-1)
+
+
 @pytest.mark.slow
 def test_processes_that_start_together_share_one_plan(dataset):
     with multiprocessing.get_context("fork").Pool(3) as pool:
