@@ -107,7 +107,7 @@ def _find_finished(attempt: Attempt) -> Manifest | None:
     elif storage.num_bytes_of(storage.join(attempt.run_folder, SUMMARY_FILE)) is not None:
         return None
     else:
-        remark = require_same_inputs(output, attempt.opened.files)
+        remark = require_same_inputs(output, attempt.opened.files, appended=options.append)
     options.run.say(
         f"{output} is finished: the same input and options made {made}; nothing to do"
         + (f"\nnote: {remark}" if remark else "")

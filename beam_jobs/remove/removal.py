@@ -3,6 +3,7 @@
 import codecs
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from shlex import quote
@@ -66,7 +67,7 @@ def read_ids(path: str) -> list[str]:
     OptionsError if the file is missing, empty or not UTF-8, or a line has no id.
     """
     try:
-        data = sys.stdin.buffer.read() if path == "-" else storage.read_bytes(path)
+        data = _read_standard_input() if path == "-" else storage.read_bytes(path)
     except FileNotFoundError as error:
         missing = OptionsError(f"--ids {path} is not there; name a file of ids, one a line")
         raise (hinted(missing, look_near(path)) if storage.is_local(path) else missing) from error
@@ -113,7 +114,8 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
     storage.require_answer(location)
     ids = read_ids(options.ids)
     read_newest(location)  # refuses before a lock is made if there is no dataset
-    with hold_lock(storage.join(location, OUTPUT_LOCK), location):
+    lock = hold_lock(storage.join(location, OUTPUT_LOCK), location)
+    with nullcontext() if options.dry_run else lock:
         manifest = read_newest(location)
         wanted, unknown = find_documents(Dataset(location, manifest), ids)
         _require_known(unknown, options)
@@ -167,6 +169,10 @@ def _removed_before(location: str, manifest: Manifest) -> RemovedDocuments:
     if manifest.removed is None:
         return RemovedDocuments(np.empty(0, np.int64), np.empty(0, np.int64))
     return decode_removed(storage.read_bytes(storage.join(location, manifest.removed.file)))
+
+
+def _read_standard_input() -> bytes:
+    return sys.stdin.buffer.read() if sys.stdin else b""  # None if it is closed
 
 
 def _union(first: RemovedDocuments, second: RemovedDocuments) -> RemovedDocuments:

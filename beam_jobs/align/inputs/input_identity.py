@@ -17,6 +17,7 @@ from beam_jobs import storage
 from beam_jobs.align.inputs.parts import InputFile
 from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.job_errors import InputError, JobError
+from pipeline.drawing.formatting import format_plural
 
 INPUTS_FILE = "inputs.json"
 """Each input file's size, time and content, next to the manifest and in the run's folder."""
@@ -88,8 +89,11 @@ def publish_inputs(run_folder: str, output: str) -> None:
         storage.write_atomically(storage.join(output, INPUTS_FILE), body, scratch=run_folder)
 
 
-def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
-    """Raise InputError if a dataset's input changed; return a remark if only times did."""
+def require_same_inputs(output: str, files: Sequence[InputFile], *, appended: bool) -> str:
+    """Raise InputError if the newest input changed; return a remark if only times did.
+
+    `appended`: it was added to what was there.
+    """
     path = storage.join(output, INPUTS_FILE)
     if storage.num_bytes_of(path) is None:
         return ""  # made before this was kept
@@ -105,10 +109,12 @@ def require_same_inputs(output: str, files: Sequence[InputFile]) -> str:
             changed.append(file.source)
     if changed:
         named = ", ".join(changed[:_MAX_NAMED])
+        remedy = "choose another --output, or delete that folder"
+        if appended:
+            remedy = "give them other names to add what is new in them"
         raise InputError(
-            f"--output {output} was made from other input: {len(changed)} files have changed "
-            f"since, such as {named}, though names and sizes are the same; choose another "
-            "--output, or delete that folder"
+            f"--output {output} was made from other input: {format_plural(len(changed), 'file')} "
+            f"changed since, such as {named}, though names and sizes are the same; {remedy}"
         )
     if not num_touched:
         return ""

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from typing import BinaryIO
 
 from beam_jobs import storage
@@ -37,7 +38,7 @@ def spool_standard_input(
         return
     if patterns.count(STANDARD_INPUT) > 1:
         raise InputError("--input - is given twice: standard input can be read once")
-    if sys.stdin.isatty():
+    if sys.stdin and sys.stdin.isatty():  # None if it is closed
         raise InputError(
             "--input - reads documents from standard input, which is a terminal: pipe them in, "
             "such as zcat corpus.jsonl.gz | vocag align --input - …"
@@ -45,7 +46,7 @@ def spool_standard_input(
     folder = storage.join(output, f"{SPOOL_PREFIX}{uuid.uuid4().hex}")
     try:
         storage.make_folder(folder)
-        path = _copy(sys.stdin.buffer, folder, format)
+        path = _copy(sys.stdin.buffer if sys.stdin else BytesIO(), folder, format)
         yield tuple(path if pattern == STANDARD_INPUT else pattern for pattern in patterns)
     finally:
         storage.remove_folder(folder)

@@ -76,6 +76,8 @@ def test_nothing_new_is_no_generation(tmp_path: Path, capsys: pytest.CaptureFixt
     before = files_of(folder)
     assert grow(tmp_path, "b", SECOND) == manifest
     assert files_of(folder) == before
+    with pytest.raises(InputError, match=r"1 file changed since, .*give them other names to add"):
+        grow(tmp_path, "b", [*SECOND[1:], "c0"])
     run = RunOptions()
     assert grow(tmp_path, "again", [*FIRST, *SECOND], run=run, max_dead_letters=0) == manifest
     shown = capsys.readouterr().out

@@ -51,7 +51,7 @@ def test_a_changed_input_of_the_same_size_is_not_finished(
     capsys.readouterr()
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert "1 files have changed since, such as b.jsonl" in error
+    assert "1 file changed since, such as b.jsonl" in error
     assert digests(tmp_path / "out") == before
 
 
@@ -172,11 +172,12 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
         find_inputs([f"{folder}/*"])
 
 
-def align_input(monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes) -> int:
-    """Run the command with some standard input."""
+def align_input(monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes | None) -> int:
+    """Run the command with some standard input; None closes it."""
     options = align_options(Corpus(output.parent), output, input=("-",))
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        stdin = None if data is None else io.TextIOWrapper(io.BytesIO(data))
+        patch.setattr(sys, "stdin", stdin)
         return main(command_line(options))
 
 
@@ -197,7 +198,8 @@ def test_documents_from_standard_input(
     assert align_input(monkeypatch, output, piped) == 0
     assert "nothing to do" in capsys.readouterr().out
     changed = piped[:1000] + bytes([piped[1000] ^ 1]) + piped[1001:]
-    for other, message in ((changed, "have changed since"), (b"", "standard input is empty")):
+    empty = "standard input is empty"
+    for other, message in ((changed, "1 file changed since"), (b"", empty), (None, empty)):
         assert align_input(monkeypatch, output, other) == 2
         assert message in capsys.readouterr().err
 

@@ -17,6 +17,7 @@ import pytest
 from beam_jobs import storage
 from beam_jobs.align.options import parse_options
 from beam_jobs.job_errors import OptionsError
+from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.remove.command import main
 from beam_jobs.remove.options import RemoveOptions
 from beam_jobs.remove.removal import read_ids, remove
@@ -99,7 +100,8 @@ def test_nothing_is_left_to_do(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = write_ids(tmp_path, "doc-0-3")
-    remove(RemoveOptions(str(output), ids, dry_run=True))
+    with hold_lock(str(output / OUTPUT_LOCK), str(output)):  # it writes nothing
+        remove(RemoveOptions(str(output), ids, dry_run=True))
     assert "1 document would be removed" in capsys.readouterr().out
     assert seen_ids(output) == ALL
     assert remove(RemoveOptions(str(output), ids, quiet=True)).generation == 1
@@ -128,6 +130,9 @@ def test_standard_input_and_the_manifest_s_name(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"doc-0-3\n")))
     assert main([str(output / "manifest.json"), "--ids", "-"]) == 0
     assert seen_ids(output) == ALL - {"doc-0-3"}
+    monkeypatch.setattr("sys.stdin", None)  # closed
+    with pytest.raises(OptionsError, match="--ids - lists no id"):
+        read_ids("-")
 
 
 @pytest.mark.parametrize(
