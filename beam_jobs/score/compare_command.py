@@ -34,8 +34,14 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
     """Yield the command's output."""
     options = parse_options(CompareOptions, argv, prog="vocag compare-scores", epilog=_EPILOG)
     from pipeline.scoring.comparison import KEPT, compare_scores
+    from schemas.errors import ForeignLossesError
 
     found = compare_scores(options.dataset, options.first, options.second)
+    if not found.num_tokens:
+        raise ForeignLossesError(
+            f"no token of {options.dataset} has a loss by both {options.first} and "
+            f"{options.second}: all documents that they scored are removed"
+        )
     changed = 100 * found.num_changed / max(1, found.num_kept)
     yield (
         f"compared {format_count(found.num_tokens)} teacher tokens: the second's losses less the "

@@ -62,8 +62,9 @@ class InfoOptions:
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.info import describe_dataset, describe_groups
 
-        dataset = open_dataset(self.dataset)
-        return describe_groups(dataset, self.by) if self.by else describe_dataset(dataset)
+        if self.by:
+            return describe_groups(_open_read(self.dataset), self.by)
+        return describe_dataset(open_dataset(self.dataset))
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,11 @@ class ScoresOptions:
     def lines(self) -> Iterator[str]:
         """Yield the output."""
         from pipeline.dataset.document_scores import SCORE_COLUMNS
-        from pipeline.dataset.files import open_dataset
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table
         from pipeline.explore.scores_page import render_scores
 
         require_known("--column ", [self.column], SCORE_COLUMNS)
-        dataset, quantiles = open_dataset(self.dataset), self.at or QUANTILES
+        dataset, quantiles = _open_read(self.dataset), self.at or QUANTILES
         scores = named_scores(dataset, self.teacher or ())
         columns = {name: (own, self.column) for name, own in scores.items()}
         table = read_table(dataset, columns, by=self.by)

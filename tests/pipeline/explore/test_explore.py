@@ -269,8 +269,9 @@ def test_removed_documents_are_said(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert words in said
         assert "name an id as the input gave it" in said
     remove_documents(tmp_path / "data", *(name for name, _ in TEXTS))
-    for asked in (["preview", path], ["cells", path], ["plan", path, "--seq-length", "8"]):
-        assert main(asked) == 2
+    for command in ("preview", "cells", "scores", "info --by source", "plan --seq-length 8"):
+        name, *more = command.split()
+        assert main([name, path, *more]) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
         assert f"no document of {path} is left: all are removed" in shown.err

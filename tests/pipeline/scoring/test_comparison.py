@@ -78,7 +78,9 @@ def test_as_many_are_kept_as_in_training(num_mapped: int) -> None:
     assert kept_tokens(guidance).tolist() == trained[0].tolist()
 
 
-def test_removed_documents_count_in_no_comparison(tmp_path: Path, compared: Path) -> None:
+def test_removed_documents_count_in_no_comparison(
+    tmp_path: Path, compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(compared / "data", tmp_path / "data")
     data = str(tmp_path / "data")
     whole = compare_scores(data, "teacher", "other")
@@ -92,6 +94,11 @@ def test_removed_documents_count_in_no_comparison(tmp_path: Path, compared: Path
     assert rest.num_tokens == whole.num_tokens - gone
     assert rest.num_kept < whole.num_kept
     assert rest.mean != whole.mean
+    shards = range(len(dataset.manifest.shards))
+    ids = [name for n in shards for name in dataset.read_ids(n).to_pylist()]
+    remove_documents(tmp_path / "data", *ids)
+    assert main([data, "teacher", "other"]) == 2
+    assert "all documents that they scored are removed" in capsys.readouterr().err
 
 
 def test_scores_that_can_t_be_compared_are_refused(
