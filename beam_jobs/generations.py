@@ -4,6 +4,7 @@ from beam_jobs import storage
 from beam_jobs.job_errors import OptionsError
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.dataset_reading import nearest_dataset
+from schemas.errors import DatasetError
 from schemas.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -34,9 +35,12 @@ def keep_manifest(output: str, manifest: Manifest, *, scratch: str) -> None:
 
 
 def read_kept(output: str, generation: int) -> Manifest:
-    """Read a manifest kept by `keep_manifest`."""
+    """Read a manifest kept by `keep_manifest`; DatasetError if missing or damaged."""
     path = _path_of_kept(output, generation)
-    return decode_manifest(storage.read_bytes(path), at=path)
+    try:
+        return decode_manifest(storage.read_bytes(path), at=path)
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path} does not exist: restore the file") from error
 
 
 def _path_of_kept(output: str, generation: int) -> str:

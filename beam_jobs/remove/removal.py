@@ -33,7 +33,7 @@ from pipeline.dataset.dataset_reading import folder_of
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
 from schemas.manifest import Manifest, RemovedRecord, next_generation
-from schemas.removed import RemovedDocuments, decode_removed, encode_removed
+from schemas.removed import RemovedDocuments, encode_removed
 
 _MAX_NAMED = 5
 _SCRATCH = ".vocag-remove"
@@ -117,9 +117,10 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
     lock = hold_lock(storage.join(location, OUTPUT_LOCK), location)
     with nullcontext() if options.dry_run else lock:
         manifest = read_newest(location)
-        wanted, unknown = find_documents(Dataset(location, manifest), ids)
+        dataset = Dataset(location, manifest)
+        wanted, unknown = find_documents(dataset, ids)
         _require_known(unknown, options)
-        before = _removed_before(location, manifest)
+        before = dataset.removed or RemovedDocuments(np.empty(0, np.int64), np.empty(0, np.int64))
         removed = _union(before, wanted)
         num_new = len(removed) - len(before)
         say(_describe(options, wanted, unknown, num_new))
@@ -163,12 +164,6 @@ def _require_known(unknown: Sequence[str], options: RemoveOptions) -> None:
             f"{options.dataset}, such as {named}; nothing is removed: correct the list, or give "
             "--ignore-unknown"
         )
-
-
-def _removed_before(location: str, manifest: Manifest) -> RemovedDocuments:
-    if manifest.removed is None:
-        return RemovedDocuments(np.empty(0, np.int64), np.empty(0, np.int64))
-    return decode_removed(storage.read_bytes(storage.join(location, manifest.removed.file)))
 
 
 def _read_standard_input() -> bytes:

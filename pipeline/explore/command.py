@@ -141,6 +141,9 @@ class CellsOptions:
         yield f"others than the teacher's beginning   {found.differing:.1%} of those at a boundary"
         yield f"learn no distribution                 {found.crossing:.1%}"
         yield ""
+        if not found.num_cells:
+            yield "no two tokens stand for each other"
+            return
         yield f"largest of {format_count(found.num_cells)} cells with several tokens:"
         for cell in found.cells:
             yield f"  {printable(cell)}"

@@ -20,6 +20,7 @@ from beam_jobs.running.run_options import RunOptions
 from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
 from pipeline.validate.dataset_checks import validate_dataset
+from schemas.errors import DatasetError
 from tests.support.corpus import fail
 from tests.support.datasets import files_of, remove_documents
 from tests.support.growing import documents, grow, options, write_input
@@ -117,6 +118,9 @@ def test_the_first_command_is_finished_in_what_grew(
     with pytest.raises(OptionsError, match=r"configuration: --input is .*add to it by --append"):
         align(replace(again, input=(str(tmp_path / "in/b.jsonl"),)))
     assert files_of(folder) == before
+    (folder / "manifests/000.json").unlink()
+    with pytest.raises(DatasetError, match=r"manifests/000\.json does not exist: restore the file"):
+        align(again)
 
 
 def test_removed_ids_stay_taken(tmp_path: Path) -> None:

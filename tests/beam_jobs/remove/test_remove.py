@@ -252,7 +252,13 @@ def test_a_wrong_list_is_found(output: Path, tmp_path: Path) -> None:
     (wrong,) = relist([1], [0], count=2)
     assert "removed-g001.parquet lists 1 documents, the manifest says 2" in wrong
     assert "not in order" in relist([1, 0], [0, 0])[0]
-    (output / "removed-g001.parquet").write_bytes(b"altered")
+    more = RemoveOptions(str(output), write_ids(tmp_path, "doc-0-4"))
+    shorter = encode_removed(RemovedDocuments(np.array([0]), np.array([0])))
+    (output / "removed-g001.parquet").write_bytes(shorter)
     assert [m.partition(":")[0] for m in messages()] == ["removed"]
+    with pytest.raises(DatasetError, match="is not the list that the manifest names"):
+        remove(more)
     (output / "removed-g001.parquet").unlink()
     assert [m.partition(":")[0] for m in messages()] == ["removed"]
+    with pytest.raises(DatasetError, match=r"removed-g001\.parquet is missing: restore it"):
+        remove(more)

@@ -24,7 +24,13 @@ from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.tokenization import reference
 from schemas.document import Tokens
 from schemas.manifest import MANIFEST_FILE
-from tests.support.datasets import build_dataset, make_texts, remove_documents, word_pieces
+from tests.support.datasets import (
+    build_dataset,
+    byte_level,
+    make_texts,
+    remove_documents,
+    word_pieces,
+)
 
 TEXTS = [
     ("plain", "Probability, Uncertainty"),
@@ -277,6 +283,14 @@ def test_removed_documents_are_said(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert f"no document of {path} is left: all are removed" in shown.err
     assert main(["info", path]) == 0
     assert re.search(r"^byte IoU +n/a$", capsys.readouterr().out, re.M)
+
+
+def test_one_tokenizer_has_no_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_dataset(tmp_path, TEXTS, student=byte_level(300), teacher=byte_level(300))
+    assert main(["cells", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1] == "start inside a teacher token          0.0%"
+    assert shown[-2:] == ["", "no two tokens stand for each other"]
 
 
 def test_plan_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
