@@ -92,7 +92,7 @@ def _with_json(call: Any) -> Any:
 def _words(error: Exception) -> str:
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if "strftime_now" in words:
-        return "it asks for the day of rendering: give --template-options today=2026-01-31"
+        return "it asks for the day of rendering (vocag align --template-options today=2026-01-31)"
     return words if len(words) < 300 else f"{words[:300]}…"
 
 

@@ -99,10 +99,13 @@ class _Habits:
     no_reasoning: str
 
 
-def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str) -> Speaker:
+def settle_speaker(
+    template: ChatTemplate, controls: Sequence[str], *, side: str, remedy: str = ""
+) -> Speaker:
     """Return a side's template with the forms of content and calls that it takes.
 
-    ChatError if it shows contents neither as strings nor as text parts.
+    ChatError, with `remedy` or an option of align, if it shows contents neither as strings nor as
+    text parts.
     """
     reasons = []
     for parts in (False, True):
@@ -112,11 +115,13 @@ def settle_speaker(template: ChatTemplate, controls: Sequence[str], *, side: str
             return replace(speaker, template=_with_calls(speaker.template))
         except ChatError as error:
             reasons.append(str(error))
+    why, in_parts = reasons
+    if in_parts != why:
+        why += f" ({in_parts} if contents are lists of parts)"
     raise ChatError(
         f"the {side}'s chat template doesn't show the texts of a user and an assistant: "
-        f"{reasons[0]} ({reasons[1]} if contents are lists of parts): a template that needs images "
-        "can't be used; give another one, --chat-template "
-        f"{side}=FILE"
+        f"{why}: a template that needs images can't be used; "
+        + (remedy or f"give another one, --chat-template {side}=FILE")
     )
 
 

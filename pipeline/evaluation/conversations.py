@@ -3,7 +3,6 @@
 Tokens that cover a message count, as in `heldout_bits_per_byte`; a turn's end doesn't.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,18 @@ from lm_eval.api.model import LM
 
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.chats.chat_alignment import ChatSide, align_chats
-from pipeline.chats.messages import ChatError, read_chat
+from pipeline.chats.messages import CONTENT, Chat, ChatError
 from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate
 from pipeline.chats.turns import settle_speaker
 from pipeline.evaluation.answer_log import AnswerLog
 from pipeline.evaluation.context_room import Room
-from pipeline.evaluation.sets import Item
-from pipeline.models.generation_defaults import read_generation_defaults
+from pipeline.evaluation.sets import Item, chat_of
+from pipeline.models.generation_defaults import (
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    read_generation_defaults,
+)
 from pipeline.tokenization import load_tokenizer
 from pipeline.tokenization.definition import control_tokens
 
@@ -37,23 +40,36 @@ def score_chats(
     side = _side_of(str(student))
     documents, left_out = _documents(items)
     batch = align_chats(documents, (side, side), LearnRule())
-    left_out += [why for _, why in (*batch.refused, *batch.failures)]
+    left_out += [(int(each.document_id), why) for each, why in (*batch.refused, *batch.failures)]
     by_place = dict(items)
     samples = []
-    for place, ids, learned, num_bytes in _learned(batch):
+    for place, ids, learned, num_bytes in _learned(batch, model.prefix_token_id):
         if not num_bytes:
-            left_out.append("nothing of it is said by an assistant")
+            left_out.append((place, "nothing of it is said by an assistant"))
             continue
         if len(ids) > model.max_length:
-            left_out.append(f"{len(ids)} tokens, and the context has {model.max_length}")
+            why = f"{len(ids)} tokens, and the context has {model.max_length}"
+            left_out.append((place, why))
             continue
-        document = {"place": place, "question": by_place[place].question}
+        document = {"place": place, "question": _question(chat_of(by_place[place]))}
         nats = _nats(model, log, ids, learned)
         value = {"metrics": ["bits_per_byte"], "bits_per_byte": (nats, num_bytes)}
         samples.append({"doc": document} | value)
-    note = f"{len(left_out)} of {len(items)} conversations are left out, such as: {left_out[:1]}"
     fitting = tuple(range(len(samples)))
-    return samples, Room(fitting, len(left_out), note=note if left_out else "")
+    return samples, Room(fitting, len(left_out), note=_note(left_out, len(items)))
+
+
+def _note(left_out: Sequence[tuple[int, str]], num_items: int) -> str:
+    if not left_out:
+        return ""
+    place, why = min(left_out)
+    num = f"{len(left_out)} of {num_items}"
+    return f"{num} conversations are left out, such as item {place + 1}: {why}"
+
+
+def _question(chat: Chat) -> str:
+    """Return what a chat begins with, but for a system's message."""
+    return next((each.get(CONTENT, "") for each in chat.messages if each["role"] != "system"), "")
 
 
 def _side_of(student: str) -> ChatSide:
@@ -61,33 +77,50 @@ def _side_of(student: str) -> ChatSide:
     defaults = read_generation_defaults(student)
     text = defaults.templates.get("default")
     if text is None:
-        raise ValueError(f"student {student} has no chat template: tasks=chats can't be asked")
+        raise ValueError(
+            f"student {student} has no chat template: give it a {TEMPLATE_FILE}, or leave out "
+            "tasks=chats"
+        )
     controls = control_tokens(orjson.loads(tokenizer.file_bytes))
     template = ChatTemplate(text, dict(sorted(defaults.names.items())))
-    return ChatSide(tokenizer, settle_speaker(template, [*controls], side="student"))
+    remedy = f"change {_template_place(Path(student))}"
+    speaker = settle_speaker(template, [*controls], side="student", remedy=remedy)
+    return ChatSide(tokenizer, speaker)
 
 
-def _documents(items: Sequence[tuple[int, Item]]) -> tuple[list[SourceDocument], list[str]]:
+def _template_place(student: Path) -> str:
+    own = student / TEMPLATE_FILE
+    if own.is_file():
+        return str(own)
+    return f"chat_template in {student / TOKENIZER_FILE if student.is_dir() else student}"
+
+
+def _documents(
+    items: Sequence[tuple[int, Item]],
+) -> tuple[list[SourceDocument], list[tuple[int, str]]]:
     documents, invalid = [], []
     for place, item in items:
-        row = json.loads(item.chat)
         try:
-            chat = read_chat(row["messages"], row.get("tools"))
-            documents.append(SourceDocument(str(place), chat.encode()))
+            documents.append(SourceDocument(str(place), chat_of(item).encode()))
         except ChatError as error:
-            invalid.append(str(error))
+            invalid.append((place, str(error)))
     return documents, invalid
 
 
-def _learned(batch: AlignedBatch) -> Iterator[tuple[int, list[int], list[int], int]]:
-    """Yield each chat's place, tokens, learned positions and number of learned bytes."""
+def _learned(batch: AlignedBatch, context: int) -> Iterator[tuple[int, list[int], list[int], int]]:
+    """Yield each chat's place, tokens, learned positions and number of learned bytes.
+
+    `context` comes before a chat whose first token is learned, as before a text.
+    """
     assert batch.chats is not None
     # The student is on both sides, and a teacher's learned tokens are those that cover a text.
     cu_tokens, covering = batch.student.cu_tokens, batch.chats.teacher.learned
     for d, document in enumerate(batch.documents):
         ids = batch.student.input_ids[cu_tokens[d] : cu_tokens[d + 1]].tolist()
         runs = covering.values[covering.cu[d] : covering.cu[d + 1]].tolist()
-        places = [place for start, stop in runs for place in range(start, stop) if place]
+        places = [place for start, stop in runs for place in range(start, stop)]
+        if places[:1] == [0]:
+            ids, places = [context, *ids], [place + 1 for place in places]
         ranges = batch.chats.learned.values[slice(*batch.chats.learned.cu[d : d + 2])]
         num_bytes = int(np.diff(ranges).sum())
         yield int(document.document_id), ids, places, num_bytes

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from pipeline.chats.messages import CONTENT, ChatError
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.groups import count_read
 from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.formatting import format_count, format_share, format_table
 from pipeline.evaluation.set_files import MissingSetError, read_items
-from pipeline.evaluation.sets import SETS, Item
+from pipeline.evaluation.sets import SETS, Item, chat_of
 from schemas.document import decode_document
 
 NUM_WORDS, NUM_OF_LETTERS = 13, 3
@@ -123,8 +124,11 @@ def check_overlap(
 def parts_of(item: Item) -> dict[str, str]:
     """Return an item's texts that a document may contain."""
     if item.chat:
-        contents = enumerate(each.get("content") for each in json.loads(item.chat)["messages"])
-        return {f"message {n}": text for n, text in contents if isinstance(text, str)}
+        try:
+            messages = chat_of(item).messages
+        except ChatError:
+            return {}  # counted as one that can't be found
+        return {f"message {n}": each.get(CONTENT, "") for n, each in enumerate(messages)}
     listed = [f"({letter}) {text}" for letter, text in zip("ABCDE", item.options, strict=False)]
     # With the problem before them: few options have 13 words.
     options = " ".join([item.problem, *listed]) if listed else ""

@@ -12,11 +12,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from pipeline.chats.messages import Chat, read_chat
+
 Row = Mapping[str, Any]
 ShotsName = Literal["gsm8k", "minerva_math", "mathqa", "mmlu_stem"]
 
 _CHOOSE = "What of the following is the right choice? Explain your answer."
 _LETTERS = "ABCDE"
+_HARNESS_FORM = "in math-evaluation-harness's format"
 _HINTS = {"yes": " (Yes or No)", "no": " (Yes or No)"}
 _HINTS |= dict.fromkeys(("true", "false"), " (True or False)")
 
@@ -32,7 +35,7 @@ class Item:
         solution: worked, if the set has one.
         options: texts; empty for a free answer.
         label: the right option's place, or -1.
-        chat: JSON of a conversation's messages and tools, or "".
+        chat: JSON of a conversation's fields, or ""; `chat_of` reads it.
     """
 
     question: str
@@ -78,11 +81,17 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
         try:
             items.append(SETS[name].make(row))
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            form = 'of the form {"messages": …}' if name == CHATS else _HARNESS_FORM
             raise ValueError(
-                f"{name}: item {number} isn't in math-evaluation-harness's format ({error!r}): see "
-                "docs/guides/evaluate.md"
+                f"{name}: item {number} isn't {form} ({error!r}): see docs/guides/evaluate.md"
             ) from error
     return items
+
+
+def chat_of(item: Item) -> Chat:
+    """Read an item's conversation; ChatError if it is invalid."""
+    row = json.loads(item.chat)
+    return read_chat(row["messages"], row["tools"])
 
 
 @cache
@@ -174,10 +183,9 @@ def _sat_math(row: Row) -> Item:
 
 
 def _chat(row: Row) -> Item:
-    chat = {"messages": row["messages"], "tools": row.get("tools")}
-    first = next(message for message in row["messages"] if message["role"] != "system")
-    question = json.dumps(first.get("content"), ensure_ascii=False)
-    return Item(question=question, problem=question, answer="", chat=json.dumps(chat))
+    # An unusable conversation is left out when it is read, not here: the others count.
+    chat = {"messages": row.get("messages"), "tools": row.get("tools")}
+    return Item(question="", problem="", answer="", chat=json.dumps(chat))
 
 
 def _open(problem: str, answer: str, *, solution: str = "", hint: str = "") -> Item:

@@ -158,6 +158,7 @@ def test_every_message_of_a_chat_is_searched() -> None:
         ("gsm8k", '{"question": "a", "answer": "#### 1"}\n\n{"question', "line 3 isn't JSON"),
         ("gsm8k", '{"question": "a", "answer": "1"}', "item 1 isn't in math-evaluation-harness's"),
         ("math", '{"problem', "math.jsonl: line 1 isn't JSON"),
+        ("chats", '["Why?"]', 'item 1 isn\'t of the form {"messages": …}'),
     ],
 )
 def test_a_sets_damaged_file_is_named(tmp_path: Path, name: str, content: str, told: str) -> None:

@@ -110,16 +110,23 @@ def test_a_chat_costs_what_an_assistant_says(
     ends = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES}
     (student / "tokenizer_config.json").write_text(json.dumps(ends))
     (student / "chat_template.jinja").write_bytes((FOLDER / "chatml.jinja").read_bytes())
-    unusable = [{"role": "user", "content": [{"type": "image"}]}]
-    lines = [json.dumps({"messages": chat}) for chat in [*_CHATS, unusable]]
+    unusable: list[Any] = [
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        {"messages": [{"role": "system", "content": "Be brief."}]},
+        {"messages": []},
+        {"messages": [{"from": "human", "value": "Why?"}]},
+        {"conversations": TWO_TURNS},
+    ]
+    usable = [{"messages": json.dumps(_CHATS[0])}, *({"messages": chat} for chat in _CHATS[1:])]
+    lines = [json.dumps(row) for row in [*usable, *unusable]]
     (tmp_path / "chats.jsonl").write_text("\n".join(lines))
     command = [str(student), "--data", str(tmp_path), "--output", str(tmp_path), "--device", "cpu"]
     assert main([*command, "--tasks", "chats"]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 4 conversations are left out" in printed
+    assert "5 of 8 conversations are left out, such as item 4: message 0 has a part" in printed
     made = read_results(tmp_path / "one").measurements["chats"]
     assert [*made] == ["text"]
-    assert (made["text"].num_items, made["text"].num_left_out) == (3, 1)
+    assert (made["text"].num_items, made["text"].num_left_out) == (3, 5)
     found = made["text"].values["bits_per_byte"].value
 
     theirs, model = AutoTokenizer.from_pretrained(student), load_language_model(str(student))
@@ -148,3 +155,51 @@ def test_a_chat_costs_what_an_assistant_says(
     assert found == pytest.approx(held_out, rel=1e-5)
     assert main([str(student), "--tasks", "chats", "--output", str(tmp_path)]) == 2
     assert "--tasks chats needs --data and a folder" in capsys.readouterr().err
+
+
+def chat_student(folder: Path, template: str) -> Path:
+    """A small model that speaks by a template."""
+    write_model(folder, chat_tokenizer(320))
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(ends))
+    return folder
+
+
+def test_a_chat_that_begins_with_an_answer_has_the_loss_of_all_its_bytes(tmp_path: Path) -> None:
+    """Its first token comes after BOS, as a text's; without one it had no loss, but its bytes."""
+    student = chat_student(tmp_path / "one", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    chat = [said("It is four."), user("Two and two?"), said("Four, dear friend.")]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    command = [str(student), "--data", str(tmp_path), "--output", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--tasks", "chats"]) == 0
+    found = read_results(tmp_path / "one").measurements["chats"]["text"].values["bits_per_byte"]
+
+    theirs, model = AutoTokenizer.from_pretrained(student), load_language_model(str(student))
+    text = "".join(f"{m['content']}\n" for m in chat)
+    made: Any = theirs(text, return_offsets_mapping=True, add_special_tokens=False)
+    ids = torch.tensor([[theirs.bos_token_id, *made["input_ids"]]])
+    with torch.inference_mode():
+        losses = torch.nn.functional.cross_entropy(
+            model(ids).logits[0, :-1], ids[0, 1:], reduction="none"
+        )
+    wanted = {text.index(m["content"]) + n for m in chat[::2] for n in range(len(m["content"]))}
+    counts = [not wanted.isdisjoint(range(*each)) for each in made["offset_mapping"]]
+    nats = float(losses[torch.tensor(counts)].double().sum())
+    assert found.value == pytest.approx(nats / math.log(2) / len(wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [("{{ raise_exception('I refuse') }}", "TemplateError: I refuse"), ("{{ x", "SyntaxError")],
+)
+def test_a_template_that_refuses_is_named_with_its_file(
+    template: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student = chat_student(tmp_path / "one", template)
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": TWO_TURNS}))
+    command = [str(student), "--data", str(tmp_path), "--output", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--tasks", "chats"]) == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert f"change chat_template in {student / 'tokenizer_config.json'}\n" in told
+    assert "--" not in told
