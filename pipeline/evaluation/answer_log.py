@@ -76,5 +76,14 @@ def _read(path: Path) -> dict[str, Any]:
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         os.truncate(path, len(whole))
-    lines = map(json.loads, whole.splitlines())
-    return {line["key"]: line["answer"] for line in lines}
+    answers = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            kept = json.loads(line)
+            answers[kept["key"]] = kept["answer"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}: line {number} isn't an answer ({error!r}): delete the line, and it is "
+                "asked again"
+            ) from error
+    return answers

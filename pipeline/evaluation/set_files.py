@@ -4,10 +4,12 @@ The harness drew its items of MathQA and TabMWP at random: only it has the paper
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha1, sha256
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import fsspec
@@ -51,20 +53,24 @@ def read_items(name: str, data: str = "") -> tuple[Item, ...]:
     """
     content, path = _read(name, data)
     try:
-        rows = list(_parse(content.decode()))
+        rows = list(_parse(content.removeprefix(BOM_UTF8)))
         whole = name == "math_full" or path.endswith("math500.jsonl")
         return tuple(make_items(name, rows, whole=whole))
-    except (ValueError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parse(text: str) -> Iterator[Any]:
+def _parse(content: bytes) -> Iterator[Any]:
     num_rows = 0
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(content.split(b"\n"), 1):
         if line.strip():
             try:
-                yield json.loads(line)
-            except ValueError as error:
+                yield json.loads(line.decode())
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"line {number} isn't UTF-8 ({error}): save it as UTF-8"
+                ) from error
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {number} isn't JSON ({error})") from error
             num_rows += 1
     if not num_rows:
@@ -103,6 +109,9 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
     for path in (Path(data, name) for name in names):
         if path.is_file():
             return path.read_bytes(), str(path)
+    if Path(data).is_file():
+        error = ValueError(f"data={data} is a file: give the folder that has {' or '.join(names)}")
+        raise hinted(error, f"data={quote(str(Path(data).parent))}")
     none = f"neither {' nor '.join(names)} is there; tasks= can leave sets out"
     missing = MissingSetError(f"data={data}: {none}")
     raise hinted(missing, look_near(data))
