@@ -22,7 +22,7 @@ from pipeline.evaluation.results import RESULTS_FILE, Measurement, Results, read
 from pipeline.evaluation.set_files import describe_data, read_items
 from pipeline.evaluation.sets import CHATS
 from pipeline.evaluation.settings import Asked, Measure, StudentEngine
-from pipeline.evaluation.students import Student, find_files
+from pipeline.evaluation.students import Student, find_files, unnamed
 
 _LIBRARIES = ("lm-eval", "math-verify", "sympy", "transformers", "torch")
 
@@ -32,17 +32,17 @@ def open_results(student: Student, folder: Path, engine: StudentEngine) -> Resul
     fresh = Results(student.name, student.source, student.sha256)
     if not (folder / RESULTS_FILE).exists():
         return fresh
-    found = read_results(folder)
+    found, source = read_results(folder), unnamed(student.source)
     if found.sha256 != student.sha256:
         raise ValueError(
             f"{folder} has results of a different student (files {found.sha256[:12]}…, this one "
-            f"{student.sha256[:12]}…): name this one, NAME={student.source}, or remove the folder"
+            f"{student.sha256[:12]}…): name this one, NAME={source}, or remove the folder"
         )
     for _, _, made in found.all():
         if (then := made.settings["dtype"]) != engine.dtype:
             raise ValueError(
                 f"{folder} has results with dtype={then}, this run has {engine.dtype}: one table "
-                f"must not mix them; give this student another name, NAME={student.source}, or "
+                f"must not mix them; give this student another name, NAME={source}, or "
                 "remove the folder"
             )
     fresh.measurements = found.measurements

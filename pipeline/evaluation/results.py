@@ -122,7 +122,7 @@ def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
     total = sum(lengths)
     ratio = math.fsum(bits) / total
     spread = math.fsum((b - ratio * n) ** 2 for b, n in zip(bits, lengths, strict=True))
-    # The interval of one item is unbounded; it is left at the value.
+    # The interval of one item is unbounded; it is left at the value, and tables show "–".
     factor = len(pairs) / (len(pairs) - 1) if len(pairs) > 1 else 0.0
     half = _Z * math.sqrt(factor * spread) / total
     return Value(ratio, ratio - half, ratio + half)

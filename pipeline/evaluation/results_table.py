@@ -50,16 +50,19 @@ def describe_measurement(name: str, measure: str, made: Measurement) -> str:
 
 
 def format_value(value: Value | None, metric: str) -> str:
-    """Return a value with its interval, "–" if missing.
+    """Return a value with its interval, "–" for what is missing.
 
     Example:
         >>> format_value(Value(0.689, 0.586, 0.792), "bits_per_byte")
         '0.689 ± 0.103'
+        >>> format_value(Value(0.689, 0.689, 0.689), "bits_per_byte")
+        '0.689 ± –'
     """
     if value is None:
         return "–"
     if metric == "bits_per_byte":
-        return f"{value.value:.3f} ± {(value.high - value.low) / 2:.3f}"
+        half = (value.high - value.low) / 2
+        return f"{value.value:.3f} ± {f'{half:.3f}' if half else '–'}"
     if metric == "chance":
         return f"{100 * value.value:.1f}"
     return format_range(value, metric)
@@ -68,7 +71,8 @@ def format_value(value: Value | None, metric: str) -> str:
 def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–") -> str:
     """Return a value with its interval's ends, shares in percent.
 
-    `sign` "+" shows positive signs, too; `to` separates the ends.
+    `sign` "+" shows positive signs, too; `to` separates the ends. Without a width, as of one item,
+    it is "–".
 
     Example:
         >>> format_range(Value(0.029, 0.021, 0.039), "accuracy")
@@ -78,7 +82,7 @@ def format_range(value: Value, metric: str, *, sign: str = "-", to: str = "–")
     low, middle, high = (scale * end for end in (value.low, value.value, value.high))
     # Tenths of a point say nothing in an interval of ten.
     at_ends = 0 if metric != "bits_per_byte" and high - low >= 10 else digits
-    ends = to.join(f"{end:{sign}.{at_ends}f}" for end in (low, high))
+    ends = to.join(f"{end:{sign}.{at_ends}f}" for end in (low, high)) if low < high else "–"
     return f"{middle:{sign}.{digits}f} ({ends})"
 
 

@@ -40,7 +40,12 @@ def find_student(source: str) -> Student:
 
 def find_files(source: str) -> TeacherFiles:
     """Find the files of [NAME=]SOURCE; ValueError if they are missing."""
-    return find_teacher(_split_name(source)[1], role="student")
+    return find_teacher(unnamed(source), role="student")
+
+
+def unnamed(source: str) -> str:
+    """Return the SOURCE of [NAME=]SOURCE."""
+    return _split_name(source)[1]
 
 
 def _split_name(source: str) -> tuple[str, str]:
@@ -97,6 +102,24 @@ class _Loaded(HFLM):  # type: ignore[misc]
     ) -> None:
         model = load_weights(Path(pretrained), dtype=dtype, gguf_file=gguf_file or "")
         self._model = model.to(self.device)
+
+    def _create_tokenizer(
+        self,
+        pretrained: str,
+        tokenizer: str | None,
+        *,
+        gguf_file: str | None = None,
+        **more: object,
+    ) -> None:
+        try:
+            super()._create_tokenizer(pretrained, tokenizer, gguf_file=gguf_file, **more)
+        except Exception as error:  # tokenizers raises nothing more specific
+            place = Path(tokenizer or pretrained, gguf_file or "tokenizer.json")
+            why = " ".join(str(error).split()) if place.is_file() else f"no {place.name} is there"
+            raise ValueError(
+                f"student {place if gguf_file else place.parent}: its tokenizer can't be loaded "
+                f"({why}): give a folder with the model's tokenizer.json and tokenizer_config.json"
+            ) from error
 
 
 def with_device(engine: StudentEngine) -> StudentEngine:

@@ -113,8 +113,11 @@ def test_one_table_adds_measures_and_does_not_mix_runs(
     }
     assert evaluate(one, "--dtype", "bfloat16") == 2
     assert "has results with --dtype auto, this run has bfloat16" in capsys.readouterr().err
-    assert evaluate(student(tmp_path / "other" / "one", seed=1)) == 2
-    assert "has results of a different student" in capsys.readouterr().err
+    other = student(tmp_path / "other" / "one", seed=1)
+    assert evaluate(Path(f"one={other}")) == 2
+    told = capsys.readouterr().err
+    assert "has results of a different student" in told
+    assert f"name this one, NAME={other}, or" in told
 
 
 def test_a_tokenizer_without_ends_is_refused(
@@ -123,6 +126,16 @@ def test_a_tokenizer_without_ends_is_refused(
     folder = write_model(tmp_path / "one", byte_level(300))
     assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
     assert "names neither a BOS nor an EOS token" in capsys.readouterr().err
+
+
+def test_a_student_without_a_tokenizer_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = student(tmp_path / "one")
+    (folder / "tokenizer.json").unlink()
+    assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert f"student {folder}: its tokenizer can't be loaded (no tokenizer.json is there)" in told
 
 
 def test_a_student_whose_weights_did_not_all_load_is_refused(

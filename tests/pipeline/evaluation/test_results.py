@@ -6,6 +6,7 @@ import random
 import pytest
 
 from pipeline.evaluation.results import bits_per_byte, share
+from pipeline.evaluation.results_table import format_range, format_value
 
 
 @pytest.mark.parametrize(("right", "num"), [(0, 20), (1, 20), (10, 20), (20, 20), (300, 1000)])
@@ -33,3 +34,9 @@ def test_bits_per_byte_vary_as_resampled_items_do() -> None:
     draws = sorted(bits_per_byte(chance.choices(pairs, k=len(pairs))).value for _ in range(2000))
     near = (made.high - made.low) / 20
     assert (made.low, made.high) == pytest.approx((draws[50], draws[-51]), abs=near)
+
+
+def test_one_item_has_no_interval() -> None:
+    made = bits_per_byte([(-20 * math.log(2), 10)])
+    assert format_value(made, "bits_per_byte") == "2.000 ± –"
+    assert format_range(made, "bits_per_byte", sign="+", to=" to ") == "+2.000 (–)"
