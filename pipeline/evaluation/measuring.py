@@ -51,13 +51,17 @@ def open_results(student: Student, folder: Path, engine: StudentEngine) -> Resul
 
 def plan(asked: Asked) -> list[tuple[str, Measure]]:
     """Return the chosen measures that each set allows; ValueError without any, or without data."""
-    steps = []
+    allowed = list[tuple[str, Measure]]()
     for name in asked.tasks:
         items = [item for _, item in spread(read_items(name, asked.data), asked.limit)]
-        steps += [(name, made) for made in measures_of(name, items) if made in asked.measures]
+        allowed += [(name, made) for made in measures_of(name, items)]
+    steps = [(name, made) for name, made in allowed if made in asked.measures]
     if not steps:
         given = f"tasks={' '.join(asked.tasks)} measures={' '.join(asked.measures)}"
-        raise ValueError(f"{given}: none of these sets allows any of these measures")
+        others = " ".join(dict.fromkeys(made for _, made in allowed))
+        raise ValueError(
+            f"{given}: none of these sets allows any of these measures, but measures={others}"
+        )
     return steps
 
 

@@ -46,7 +46,7 @@ MODEL = "a model that is there"
         (["nobody", "--data", TINY], 'student "nobody": no such folder'),
         (
             [MODEL, "--data", TINY, "--tasks", "svamp", "--measures", "options"],
-            "none of these sets",
+            "none of these sets allows any of these measures, but --measures accuracy text answer",
         ),
     ],
 )
