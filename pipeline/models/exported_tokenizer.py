@@ -6,6 +6,7 @@ neutral class is loaded by `AutoTokenizer`, and ids are compared on the dataset'
 
 import json
 import logging
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +124,7 @@ def convert_tokenizer(
     """Make a tokenizer for `transformers`; TokenizerError if ids differ on a known text."""
     defaults = defaults or GenerationDefaults()
     definition, names = _definition(own, record)
-    special = _special_ids(names, record)
+    special = _special_ids(names, record, num_rows=config.get("vocab_size", sys.maxsize))
     ends = _ends(special.get("eos"), defaults, names)
     special |= {"eos": ends[0]} if ends else {}
     before = _before(record)
@@ -257,14 +258,16 @@ def _before(record: TokenizerRecord) -> list[int]:
     return [] if first is None or first == end else [first]
 
 
-def _special_ids(names: Mapping[int, str], record: TokenizerRecord) -> dict[str, int]:
+def _special_ids(
+    names: Mapping[int, str], record: TokenizerRecord, *, num_rows: int
+) -> dict[str, int]:
     first, end = record.around_text.first_token_id, record.around_text.end_token_id
     eos = record.eos_token_id if end is None else end
     bos = record.bos_token_id
     # Evaluations begin a text with BOS, or EOS: it must be the first token of texts in training.
     if first is not None and (bos is not None or first != eos):
         bos = first
-    own = {name: token_id for token_id, name in names.items()}
+    own = {name: token_id for token_id, name in names.items() if token_id < num_rows}
     pad = next((own[name] for name in PAD_NAMES if name in own), eos)  # EOS is masked like it
     ids = {"bos": bos, "eos": eos, "pad": pad}
     return {name: token_id for name, token_id in ids.items() if token_id is not None}

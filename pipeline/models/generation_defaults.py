@@ -105,10 +105,11 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
 
 
 def in_vocabulary(
-    own: GenerationDefaults, old: Tokenizer, new: Tokenizer
+    own: GenerationDefaults, old: Tokenizer, new: Tokenizer, *, num_rows: int
 ) -> tuple[GenerationDefaults, list[str]]:
-    """Return the defaults that hold in a new vocabulary, and those dropped."""
-    here, left, templates = new.named_tokens, [], {}
+    """Return the defaults that hold in a new vocabulary of `num_rows`, and those dropped."""
+    here = {name: token for name, token in new.named_tokens.items() if token < num_rows}
+    left, templates = [], {}
     named: dict[int | None, str] = {token: name for name, token in old.named_tokens.items()}
     for title, text in own.templates.items():
         called = {name for role, name in own.names.items() if re.search(rf"\b{role}\b", text)}

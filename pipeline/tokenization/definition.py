@@ -11,7 +11,7 @@ Definition = dict[str, Any]
 
 SPACE_PIECE = "▁"
 CONTROL_MARKUP = re.compile(r"<\||[^｜]*｜", re.DOTALL)
-PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
+PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>")
 """Names of the token that fills rows."""
 # Tokens that begin a text, and those that end documents of the same family.
 _COUNTERPARTS = {

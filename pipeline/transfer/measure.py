@@ -1,6 +1,7 @@
 """Bits per byte of short texts, by a model's own logits."""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -36,24 +37,36 @@ def text_logits(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield a text's number, its token ids, int64 [n], and the logits before each, [n, V].
 
-    `seq_length` tokens are read together, each time after `context`; None: all, which must fit the
-    model's positions.
+    `seq_length` tokens are read together, each time after `context`; None: as many as the model has
+    positions for.
 
     Raises:
-        ValueError: a text can't be tokenized.
+        ValueError: a text can't be tokenized, or has a token without a row.
     """
     batch = tokenizer.tokenize_batch(list(texts))
     if batch.failures:
         place, reason = next(iter(batch.failures.items()))
         raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
+    rows = cast(Any, model).get_input_embeddings().weight.shape[0]
+    largest = max(context, int(batch.input_ids.max(initial=0)))
+    if largest >= rows:
+        raise ValueError(
+            f"token {largest} of {tokenizer.source} exceeds the model's {rows} rows: give it the "
+            "tokenizer that it was trained with"
+        )
+    width = seq_length or _num_positions(model) - 1
     for place in range(len(texts)):
         own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
-        width = seq_length or max(1, len(own))
         for start in range(0, len(own), width):
             ids = torch.tensor([[context, *own[start : start + width]]], device=model.device)
             with torch.inference_mode():
                 logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
             yield place, ids[0, 1:], logits
+
+
+def _num_positions(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize  # None: any number
 
 
 def code_lengths(
@@ -75,10 +88,10 @@ def code_lengths(
 def bits_per_byte(model: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[bytes]) -> float:
     """Return a model's mean code length of UTF-8 texts, in bits per byte.
 
-    Each text must fit the model's positions.
+    A text that is longer than the model's positions is read in parts.
 
     Raises:
-        ValueError: a text can't be tokenized, or there are no bytes.
+        ValueError: there are no bytes, or as for `text_logits`.
     """
     num_bytes = sum(map(len, texts))
     if not num_bytes:

@@ -94,9 +94,10 @@ class Origins:
     shares: NDArray[np.float64]
     num_old: int
 
-    def counts(self) -> dict[str, int]:
-        """Count the tokens made by each rule."""
-        return dict(zip(RULES, np.bincount(self.rules, minlength=5).tolist(), strict=True))
+    def counts(self, *, num_rows: int | None = None) -> dict[str, int]:
+        """Count the tokens made by each rule, those with one of `num_rows` if given."""
+        counts = np.bincount(self.rules[:num_rows], minlength=len(RULES))
+        return dict(zip(RULES, counts.tolist(), strict=True))
 
 
 def find_origins(
@@ -116,8 +117,8 @@ def find_origins(
     ):
         if ids.max(initial=-1) >= count:
             raise ValueError(
-                f"{side} token {ids.max()} exceeds the {side} vocabulary's {count}: the "
-                "text was aligned with other tokenizers"
+                f"{side} token {ids.max()} exceeds the {side} vocabulary's {count} rows: the text "
+                "must be aligned with the tokenizer that the model was trained with"
             )
     rules = np.full(new.vocab_size, MEAN, np.uint8)
     found: dict[int, Sequence[int]] = {}

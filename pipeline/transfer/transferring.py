@@ -1,5 +1,6 @@
 """`vocag transfer`, step by step."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import batched
 from pathlib import Path
@@ -20,12 +21,14 @@ from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.options import TransferOptions
 from pipeline.transfer.origins import Origins, count_pairs, find_origins
-from pipeline.transfer.vocabulary_layers import keep_layers, transfer_vocabulary
+from pipeline.transfer.vocabulary_layers import keep_layers, require_layers, transfer_vocabulary
 
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
 _DOCUMENTS_AT_ONCE = 1000
 _MAX_PROVEN = 200
+
+logger = logging.getLogger(__name__)
 
 
 def transfer_model(options: TransferOptions) -> Iterator[str]:
@@ -44,21 +47,24 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is
     model: Any = load_weights(folder, dtype="auto")
+    if options.layers:
+        require_layers(model, options.layers)
     num_rows = _count_rows(options, new)
-    defaults, left = in_vocabulary(read_generation_defaults(str(folder)), old, new)
+    defaults = read_generation_defaults(str(folder))
+    defaults, left = in_vocabulary(defaults, old, new, num_rows=num_rows)
     # Before the costly steps: without a tokenizer for transformers the model is useless.
     yield "trying the tokenizer in transformers"
     record, known = describe_tokenizer(new, "tokenizer"), _known(new, seen)
-    config = model.config.to_dict()
+    config = model.config.to_dict() | {"vocab_size": num_rows}
     tokenizer = convert_tokenizer(new, record, known, config=config, defaults=defaults)
-    yield f"measuring the model on {format_plural(len(held_out), 'text')}"
-    before = bits_per_byte(model, old, held_out)
     num_bytes = sum(len(document.text) for document in seen)
     yield f"aligning {format_plural(len(seen), 'document')} ({format_bytes(num_bytes)})"
     pairs = count_pairs(_align(seen, new, old))
-    yield f"making {format_plural(num_rows, 'row')} for {format_plural(new.vocab_size, 'token')}"
     own_rows = model.get_input_embeddings().weight.shape[0]
     origins = find_origins(new, old, pairs, num_rows=own_rows)
+    yield f"measuring the model on {format_plural(len(held_out), 'text')}"
+    before = bits_per_byte(model, old, held_out)
+    yield f"making {format_plural(num_rows, 'row')} for {format_plural(new.vocab_size, 'token')}"
     if options.layers:
         model = keep_layers(model, options.layers)
     transfer_vocabulary(model, origins, num_rows=num_rows)
@@ -83,13 +89,13 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
 
 
 def _describe(output: str, size: int, num_rows: int, origins: Origins) -> Iterator[str]:
-    num_tokens = len(origins.rules)
     yield (
-        f"{output}: {format_count(size)} parameters, {format_count(num_tokens)} tokens, "
+        f"{output}: {format_count(size)} parameters, {format_count(len(origins.rules))} tokens, "
         f"{format_count(num_rows)} rows"
     )
-    for rule, count in origins.counts().items():
-        yield f"  {rule:<10} {format_count(count):>9}  {100 * count / num_tokens:5.1f} %"
+    counts = origins.counts(num_rows=num_rows)
+    for rule, count in counts.items():
+        yield f"  {rule:<10} {format_count(count):>9}  {100 * count / sum(counts.values()):5.1f} %"
 
 
 def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
@@ -130,8 +136,21 @@ def _align(
     documents: Sequence[SourceDocument], new: Tokenizer, old: Tokenizer
 ) -> Iterator[AlignedBatch]:
     parts = list(batched(documents, _DOCUMENTS_AT_ONCE))
+    failures: list[tuple[SourceDocument, str]] = []
     for part in watched(parts, "aligning", "documents", each=_DOCUMENTS_AT_ONCE):
-        yield align_batch(list(part), new, old)
+        batch = align_batch(list(part), new, old)
+        failures += batch.failures
+        yield batch
+    if failures:
+        document, reason = failures[0]
+        logger.warning(
+            "%d of %d documents can't be aligned and are left out, first %s (%s; the student's "
+            "tokenizer is the new one)",
+            len(failures),
+            len(documents),
+            document.document_id,
+            reason,
+        )
 
 
 def _known(new: Tokenizer, documents: Sequence[SourceDocument]) -> Iterator[KnownText]:

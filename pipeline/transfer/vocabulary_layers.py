@@ -71,6 +71,20 @@ def transfer_vocabulary(
         output.bias.data.copy_(of_bias)
 
 
+def require_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Raise UntransferableError unless a model has these layers, under Llama's names."""
+    count = cast(Any, model.config).num_hidden_layers
+    if not layers or not all(0 <= layer < count for layer in layers):
+        raise UntransferableError(
+            f"--layers {' '.join(map(str, layers))} must be some of 0 … {count - 1}, the model's"
+        )
+    if len(getattr(getattr(model, "model", None), "layers", ())) != count:
+        raise UntransferableError(
+            f"{type(model).__name__} has no {count} layers under {_LAYERS!r}: its weights aren't "
+            "named like Llama's; leave --layers out"
+        )
+
+
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """Return a copy of a model with some of its layers, by number, in order.
 
@@ -78,16 +92,7 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
         UntransferableError: missing layers, unknown names, or an unknown dependence on layers'
             numbers.
     """
-    count = cast(Any, model.config).num_hidden_layers
-    if not layers or not all(0 <= layer < count for layer in layers):
-        raise UntransferableError(
-            f"layers {list(layers)} must be some of 0 … {count - 1}, the model's"
-        )
-    if len(getattr(getattr(model, "model", None), "layers", ())) != count:
-        raise UntransferableError(
-            f"{type(model).__name__} has no {count} layers under {_LAYERS!r}: its weights aren't "
-            "named like Llama's; leave --layers out"
-        )
+    require_layers(model, layers)
     try:
         pruned, ordered = _with_layers(model, layers), sorted({*layers})
         same = pruned if [*layers] == ordered else _with_layers(model, ordered)

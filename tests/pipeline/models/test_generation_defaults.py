@@ -16,6 +16,7 @@ from pipeline.models.generation_defaults import (
     read_generation_defaults,
 )
 from pipeline.models.hf_models import load_language_model
+from pipeline.tokenization import Tokenizer
 from tests.support.datasets import byte_level, with_control_tokens
 from tests.support.hf_folders import make_instruct, write_gguf, write_model
 
@@ -95,14 +96,20 @@ def test_a_model_that_is_gone_leaves_its_ways_behind(caplog: pytest.LogCaptureFi
     assert read_generation_defaults("") == GenerationDefaults()
 
 
+def _moved(
+    own: GenerationDefaults, new: Tokenizer, *, without: int = 0
+) -> tuple[GenerationDefaults, list[str]]:
+    return in_vocabulary(own, CHAT, new, num_rows=new.vocab_size - without)
+
+
 def test_another_vocabulary_gets_what_it_has_tokens_for(tmp_path: Path) -> None:
     own = make_instruct(write_model(tmp_path / "own", CHAT), CHAT)
     defaults = read_generation_defaults(str(own))
     fitting = with_control_tokens(byte_level(350), "<|x|>", "<|im_end|>", "<|im_start|>")
-    mapped, left = in_vocabulary(defaults, CHAT, fitting)
+    mapped, left = _moved(defaults, fitting)
     assert (left, mapped.templates, mapped.settings) == ([], defaults.templates, defaults.settings)
     assert mapped.end_ids == (fitting.eos_token_id, fitting.find_token("<|im_end|>"))
-    mapped, left = in_vocabulary(defaults, CHAT, byte_level(350))
+    mapped, left = _moved(defaults, byte_level(350))
     assert left == [
         "the default chat template (no token <|im_start|>, <|im_end|>)",
         "the end <|im_end|>",
@@ -111,5 +118,8 @@ def test_another_vocabulary_gets_what_it_has_tokens_for(tmp_path: Path) -> None:
     ids = GenerationDefaults(
         settings={"suppress_tokens": [7], "top_k": 5, "forced_bos_token_id": 3}
     )
-    mapped, left = in_vocabulary(ids, CHAT, fitting)
+    mapped, left = _moved(ids, fitting)
     assert (mapped.settings, left) == ({"top_k": 5}, ["suppress_tokens", "forced_bos_token_id"])
+    mapped, left = _moved(defaults, fitting, without=1)  # <|im_start|> has no row
+    assert left == ["the default chat template (no token <|im_start|>)"]
+    assert mapped.end_ids == (fitting.eos_token_id, fitting.find_token("<|im_end|>"))

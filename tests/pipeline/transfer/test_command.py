@@ -1,12 +1,16 @@
 """Both commands on tiny models: a draft for a target whose rows are padded, and what is said."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.drawing import progress
 from pipeline.models.exported_tokenizer import ExportedTokenizer
+from pipeline.tokenization import Tokenizer
+from pipeline.transfer import transferring
 from pipeline.transfer.acceptance_command import main as measure
 from pipeline.transfer.command import main as transfer
 from pipeline.transfer.options import TransferOptions
@@ -73,6 +77,64 @@ def test_what_a_vocabulary_lacks_is_left_out_with_a_word(
     assert AutoTokenizer.from_pretrained(tmp_path / "new").chat_template is None
 
 
+def test_control_tokens_beyond_a_target_s_rows_are_as_missing_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = write_texts(tmp_path)
+    chat = with_control_tokens(byte_level(400), "<|im_start|>", "<|im_end|>", "<|pad|>")
+    old = make_instruct(write_model(tmp_path / "old", chat), chat)
+    target = write_model(tmp_path / "target", chat, num_rows=400)
+    given = [str(old), "--tokenizer", str(target), "--rows-of", str(target), "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 0
+    told = capsys.readouterr().out
+    assert "403 tokens, 400 rows\n  special            2    0.5 %\n" in told
+    assert "the default chat template (no token <|im_start|>, <|im_end|>), the end" in told
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    end = chat.eos_token_id
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (end, end)
+
+
+def test_a_model_with_fewer_rows_than_its_texts_have_tokens_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, few = write_texts(tmp_path), write_model(tmp_path / "few", byte_level(400), num_rows=270)
+    given = [str(few), "--tokenizer", "bytes", "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 2
+    told = capsys.readouterr()
+    assert "exceeds the old vocabulary's 270 rows: the text must be aligned with" in told.err
+    assert "measuring" not in told.out
+
+
+def test_missing_layers_are_named_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts), "--layers", "0", "7"]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 2
+    told = capsys.readouterr()
+    assert "--layers 0 7 must be some of 0 … 1, the model's\n" in told.err
+    assert told.out.count("\n") == 1
+
+
+def test_texts_that_cannot_be_aligned_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
+    odd = tmp_path / "odd.txt"
+    odd.write_text("odd")
+    own = transferring.align_batch
+
+    def fail(documents: list[SourceDocument], *tokenizers: Tokenizer) -> AlignedBatch:
+        good = [each for each in documents if each.text != b"odd"]
+        failures = [(each, "student: why") for each in documents if each not in good]
+        return replace(own(good, *tokenizers), failures=failures)
+
+    monkeypatch.setattr(transferring, "align_batch", fail)
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts), str(odd), str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 0
+    assert f"1 of 2 documents can't be aligned and are left out, first {odd} (st" in caplog.text
+
+
 def test_a_transfer_that_was_ended_leaves_nothing_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +160,7 @@ def test_a_transfer_that_was_ended_leaves_nothing_in_the_way(
     AutoModelForCausalLM.from_pretrained(output)
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"reading {old} and the tokenizer bytes"
-    steps = ["reading", "trying", "measuring", "aligning 1 document (", "making 258", "measuring"]
+    steps = ["reading", "trying", "aligning 1 document (", "measuring", "making 258", "measuring"]
     assert [line[: len(step)] for line, step in zip(told, steps, strict=False)] == steps
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.models.hf_models import load_language_model
 from pipeline.transfer.measure import bits_per_byte, code_lengths, context_of
@@ -47,3 +48,16 @@ def test_texts_that_say_nothing_are_refused(tmp_path: Path) -> None:
         bits_per_byte(model, tokenizer, [b""])
     with pytest.raises(ValueError, match=r"text 1 can't be tokenized"):
         code_lengths(model, tokenizer, [b"good", b"\xff"], context=CONTEXT)
+    with pytest.raises(ValueError, match=r"token 400 of .* exceeds the model's 400 rows: give it"):
+        code_lengths(model, tokenizer, [b"good"], context=400)
+
+
+def test_a_text_longer_than_the_model_s_positions_is_read_in_parts() -> None:
+    """GPT-2 learns an embedding for each position: there is none for a later one."""
+    tokenizer = byte_level(400)
+    config = GPT2Config(vocab_size=400, n_embd=8, n_layer=1, n_head=1, n_positions=16)
+    model = GPT2LMHeadModel(config).eval()
+    found = bits_per_byte(model, tokenizer, TEXTS)
+    read = {"context": context_of(tokenizer), "seq_length": 15}
+    nats = sum(code_lengths(model, tokenizer, TEXTS, **read))
+    assert found == pytest.approx(nats / math.log(2) / sum(map(len, TEXTS)))

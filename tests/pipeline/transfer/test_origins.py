@@ -202,6 +202,14 @@ def test_what_is_not_known_is_refused() -> None:
         transfer_vocabulary(model, origins)
 
 
+def test_padding_has_the_row_of_padding() -> None:
+    """GPT-NeoX's `<|padding|>`, whose role its tokenizer's file doesn't name."""
+    new, old = with_control_tokens(NEW, "<|padding|>"), with_control_tokens(OLD, "<pad>")
+    origins = find_origins(new, old, TokenPairs())
+    token = new.find_token("<|padding|>")
+    assert origins.old_ids[origins.new_ids == token].tolist() == [old.find_token("<pad>")]
+
+
 def test_a_model_may_have_fewer_rows_than_tokens() -> None:
     """As Gemma 3 1B: one more named token, which has no row on either side."""
     more = with_control_tokens(OLD, "<image>")
