@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.models.teacher_files import find_folder
+from pipeline.models.teacher_files import find_folder, read_object
 from pipeline.tokenization import Tokenizer
 
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
@@ -151,4 +151,4 @@ def _read_gguf(path: Path) -> GenerationDefaults:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}

@@ -40,9 +40,8 @@ def load_language_model(
         packed: prepare it for `hidden_states` of packed rows; else for whole documents only.
 
     Raises:
-        ValueError: no such source, weights that don't fit, losses that differ from the model's own,
-            or documents of a packed row that see each other.
-        OSError: no model in the folder.
+        ValueError: no such source, broken files, weights that don't fit, losses that differ from
+            the model's own, or documents of a packed row that see each other.
 
     Example:
         >>> load_language_model("models/teacher").config.vocab_size  # doctest: +SKIP

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Any
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
@@ -15,6 +16,10 @@ from pipeline.remote.hub import HubError, download_folder
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+
+class BrokenFileError(ValueError):
+    """A file of a model is missing, cut or malformed."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,17 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
     told = f'{role} "{source}": no such folder or .gguf file, and {why}'
     hints = failure is None or nearest(source)  # else the hub's own hint is the last line
     raise (_missing(told, source) if hints else ValueError(told)) from failure
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file's JSON object; BrokenFileError for anything else."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BrokenFileError(f"{path} isn't JSON ({error}): download it again") from error
+    if not isinstance(found, dict):
+        raise BrokenFileError(f"{path} holds no JSON object: download it again")
+    return found
 
 
 def _missing(message: str, path: str) -> ValueError:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.models.broken_files import require_configuration, require_whole
 from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tensors_read
 
 _NUM_NAMED = 3
@@ -37,9 +38,9 @@ def load_weights(
 ) -> PreTrainedModel:
     """Load a folder's causal model on the CPU, in evaluation mode.
 
-    A `dtype` of "auto" is the stored one. UnfittingWeightsError for missing, unexpected or
-    misshapen weights; UnreadGgufError for unknown properties; ForeignCodeError if transformers
-    fails, or needs the folder's code; OSError without a model.
+    A `dtype` of "auto" is the stored one. BrokenFileError for a missing, cut or malformed file;
+    UnfittingWeightsError for missing, unexpected or misshapen weights; UnreadGgufError for unknown
+    properties; ForeignCodeError if transformers fails, or needs the folder's code.
     """
     where = str(folder / gguf_file)
     if (folder / _ADAPTER_FILE).is_file():
@@ -51,15 +52,20 @@ def load_weights(
     with foreign_code(where):
         if file is not None:
             more |= {"gguf_file": gguf_file, "config": read_gguf_config(file)}
-        model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
-            folder,
-            dtype=dtype,
-            trust_remote_code=False,
-            # Else transformers reports only the first mismatch.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **more,
-        )
+        try:
+            model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
+                folder,
+                dtype=dtype,
+                trust_remote_code=False,
+                # Else transformers reports only the first mismatch.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **more,
+            )
+        except Exception:
+            if file is None:
+                require_whole(folder)
+            raise
     require_fit(
         where,
         missing=found["missing_keys"],
@@ -74,7 +80,11 @@ def load_weights(
 def read_config(folder: str | Path) -> Any:
     """Read a folder's configuration; errors are those of `load_weights`."""
     with foreign_code(str(folder)):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        try:
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except Exception:
+            require_configuration(Path(folder))
+            raise
 
 
 def make_model(config: Any, **more: Any) -> PreTrainedModel:

@@ -1,0 +1,77 @@
+"""Name a model folder's missing, cut or malformed file: `transformers` has other words for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from pipeline.models.teacher_files import BrokenFileError, read_object
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def require_configuration(folder: Path) -> dict[str, Any]:
+    """Return a folder's configuration; BrokenFileError unless transformers has a class for it."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise BrokenFileError(f"{path} doesn't exist: download all of the model's files")
+    config = read_object(path)
+    kind = config.get("model_type")
+    if kind is None:
+        raise BrokenFileError(f'{path} has no "model_type": download it again')
+    if kind not in CONFIG_MAPPING and "auto_map" not in config:
+        raise BrokenFileError(
+            f"{path}: transformers {transformers.__version__} doesn't know the model_type "
+            f"{json.dumps(kind)}: pip install --upgrade transformers, or name another model"
+        )
+    return config
+
+
+def require_whole(folder: Path) -> None:
+    """Raise BrokenFileError unless a folder has all files of a causal language model, whole."""
+    kind = require_configuration(folder)["model_type"]
+    if kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise BrokenFileError(
+            f"{folder}/config.json: the model_type {json.dumps(kind)} isn't that of a causal "
+            "language model: name another model"
+        )
+    if (folder / "generation_config.json").is_file():
+        read_object(folder / "generation_config.json")
+    for index in (folder / name for name in _INDEXES if (folder / name).is_file()):
+        _require_shards(index)
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
+    if not any((folder / name).is_file() for name in (*_WEIGHTS, *_INDEXES)):
+        lacking = _INDEXES[0] if any("-of-" in file.name for file in files) else _WEIGHTS[0]
+        raise BrokenFileError(
+            f"{folder / lacking} doesn't exist: download all of the model's files"
+        )
+    for file in files:
+        if damage := _damage(file):
+            raise BrokenFileError(f"{file} is cut or damaged ({damage}): download it again")
+
+
+def _require_shards(index: Path) -> None:
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise BrokenFileError(f'{index} has no "weight_map": download it again')
+    for shard in sorted({index.parent / str(name) for name in places.values()}):
+        if not shard.is_file():
+            raise BrokenFileError(f"{shard} doesn't exist, {index.name} names it: download it")
+
+
+def _damage(file: Path) -> str:
+    if file.suffix == ".safetensors":
+        try:
+            safe_open(file, "pt")
+        except SafetensorError as error:
+            return str(error)
+        return ""
+    with file.open("rb") as opened:
+        start = opened.read(2)
+    whole = is_zipfile(file) if start == b"PK" else bool(start)  # before torch 1.6 no zip
+    return "" if whole else f"{file.stat().st_size} bytes"
