@@ -110,7 +110,8 @@ def _documents(
 def _learned(batch: AlignedBatch, context: int) -> Iterator[tuple[int, list[int], list[int], int]]:
     """Yield each chat's place, tokens, learned positions and number of learned bytes.
 
-    `context` comes before a chat whose first token is learned, as before a text.
+    `context` comes before a chat whose first token is learned, as before a text; in rows of a
+    held-out set, which have no room for it, that token has no loss.
     """
     assert batch.chats is not None
     # The student is on both sides, and a teacher's learned tokens are those that cover a text.

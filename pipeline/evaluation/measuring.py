@@ -52,7 +52,7 @@ def open_results(student: Student, folder: Path, engine: StudentEngine) -> Resul
 def plan(asked: Asked) -> list[tuple[str, Measure]]:
     """Return the chosen measures that each set allows; ValueError without any, or without data."""
     allowed = list[tuple[str, Measure]]()
-    for name in asked.tasks:
+    for name in dict.fromkeys(asked.tasks):
         items = [item for _, item in spread(read_items(name, asked.data), asked.limit)]
         allowed += [(name, made) for made in measures_of(name, items)]
     steps = [(name, made) for name, made in allowed if made in asked.measures]

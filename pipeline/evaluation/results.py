@@ -73,11 +73,14 @@ def student_folders(output: Path) -> list[Path]:
 
 
 def read_samples(folder: Path, name: str, measure: str) -> list[dict[str, Any]]:
-    """Return a student's samples of a set, if measured."""
+    """Return a student's samples of a set, if measured; ValueError for a damaged file."""
     path = folder / "samples" / f"{name}.{measure}.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    try:
+        return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): evaluate that student again") from error
 
 
 def read_results(folder: Path) -> Results:

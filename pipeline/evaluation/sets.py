@@ -79,7 +79,9 @@ def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[I
     items = []
     for number, row in enumerate(rows, 1):
         try:
-            items.append(SETS[name].make(row))
+            item = SETS[name].make(row)
+            f"{item.question}{item.answer}{item.solution}".encode()  # models take Unicode alone
+            items.append(item)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             form = 'of the form {"messages": …}' if name == CHATS else _HARNESS_FORM
             raise ValueError(
@@ -196,6 +198,8 @@ def _open(problem: str, answer: str, *, solution: str = "", hint: str = "") -> I
 
 def _choice(problem: str, options: Sequence[str], label: int) -> Item:
     problem, options = problem.strip(), tuple(option.strip() for option in options)
+    if not all(options) or not 0 <= label < len(options) <= len(_LETTERS):
+        raise ValueError(f"answer {label} of options {options}")
     pairs = zip(_LETTERS, options, strict=False)
     listed = ", ".join(f"({letter}) {text}" for letter, text in pairs)
     question = f"{problem}\n{_CHOOSE}\n{listed}"

@@ -62,7 +62,8 @@ def _split_name(source: str) -> tuple[str, str]:
 
 def name_of(source: str) -> str:
     """Return a source's last part that isn't generic, as `model` is."""
-    *above, last = [part for part in source.partition("@")[0].split("/") if part not in ("", ".")]
+    parts = [part for part in source.partition("@")[0].split("/") if part not in ("", ".")]
+    *above, last = parts or ["student"]
     if above and (last in _PLAIN_NAMES or last.startswith("iter_")):
         return name_of("/".join(above)) if above[-1] != ".." else last
     return re.sub(r"[^\w.-]", "_", last.removesuffix(".gguf"))

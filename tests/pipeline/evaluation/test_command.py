@@ -44,6 +44,7 @@ MODEL = "a model that is there"
         ([MODEL, "--device", "gpu"], "--device gpu: "),
         ([MODEL, "--device", "gpu"], "hint: --device cpu"),
         (["nobody", "--data", TINY], 'student "nobody": no such folder'),
+        (["", "--data", TINY], 'student "": '),
         (
             [MODEL, "--data", TINY, "--tasks", "svamp", "--measures", "options"],
             "none of these sets allows any of these measures, but --measures accuracy text answer",

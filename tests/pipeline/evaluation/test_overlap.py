@@ -158,6 +158,9 @@ def test_every_message_of_a_chat_is_searched() -> None:
         ("gsm8k", '{"question": "a", "answer": "#### 1"}\n\n{"question', "line 3 isn't JSON"),
         ("gsm8k", '{"question": "a", "answer": "1"}', "item 1 isn't in math-evaluation-harness's"),
         ("math", '{"problem', "math.jsonl: line 1 isn't JSON"),
+        ("mmlu_stem", '{"question": "a", "choices": ["1", ""], "answer": 0}', "item 1 isn't in"),
+        ("mmlu_stem", '{"question": "a", "choices": ["1", "2"], "answer": -1}', "answer -1 of opt"),
+        ("mawps", '{"input": "\\ud800", "target": 1}', "item 1 isn't in .*surrogates not allowed"),
         ("chats", '["Why?"]', 'item 1 isn\'t of the form {"messages": …}'),
     ],
 )

@@ -2,10 +2,11 @@
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.results import bits_per_byte, share
+from pipeline.evaluation.results import bits_per_byte, read_samples, share
 from pipeline.evaluation.results_table import format_range, format_value
 
 
@@ -40,3 +41,10 @@ def test_one_item_has_no_interval() -> None:
     made = bits_per_byte([(-20 * math.log(2), 10)])
     assert format_value(made, "bits_per_byte") == "2.000 ± –"
     assert format_range(made, "bits_per_byte", sign="+", to=" to ") == "+2.000 (–)"
+
+
+def test_damaged_samples_are_named(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "gsm8k.text.jsonl").write_text("garbled")
+    with pytest.raises(ValueError, match=r"gsm8k\.text\.jsonl is damaged .*: evaluate that"):
+        read_samples(tmp_path, "gsm8k", "text")
