@@ -25,7 +25,7 @@ from pipeline.models.fit import tokenize_alike
 from pipeline.tokenization import Tokenizer
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import token_names
-from pipeline.transfer.measure import context_of
+from pipeline.transfer.measure import context_of, num_positions, require_rows
 
 # llama.cpp's check
 _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
@@ -90,7 +90,7 @@ class TokenizedModel:
             eos_token_id=end,
             pad_token_id=0 if end is None else end,
         )
-        given = torch.tensor([list(ids)], device=self.model.device)
+        given = self._batch(ids, num_tokens - 1)
         whole = cast(Any, self.model).generate(
             given, attention_mask=torch.ones_like(given), generation_config=how
         )
@@ -100,10 +100,20 @@ class TokenizedModel:
     @torch.inference_mode()
     def predict(self, ids: Sequence[int], num_tokens: int) -> Tensor:
         """Return log-probabilities at the last places, float32 [num_tokens, V]."""
-        given = torch.tensor([list(ids)], device=self.model.device)
+        given = self._batch(ids)
         logits = cast(Any, self.model)(input_ids=given, use_cache=False).logits[0]
         predicted: Tensor = logits[-num_tokens - 1 : -1].float().log_softmax(-1)
         return predicted
+
+    def _batch(self, ids: Sequence[int], num_more: int = 0) -> Tensor:
+        require_rows(self.model, self.tokenizer, max(ids))
+        needed, room = len(ids) + num_more, num_positions(self.model)
+        if needed > room:
+            raise ValueError(
+                f"a prompt and what follows it are {needed} tokens, the model of "
+                f"{self.tokenizer.source} was made for {room}: lower --prompt-bytes or --tokens"
+            )
+        return torch.tensor([list(ids)], device=self.model.device)
 
 
 def measure_acceptance(
@@ -121,7 +131,8 @@ def measure_acceptance(
     temperature 1 if `sampled`, else greedily.
 
     Raises:
-        ValueError: a prompt that the target's tokenizer can't read.
+        ValueError: a prompt that the target's tokenizer can't read, or that exceeds a model's rows
+            or positions.
     """
     shared = tokenize_alike(target.tokenizer, draft.tokenizer)
     for number, prompt in enumerate(prompts):

@@ -47,14 +47,8 @@ def text_logits(
     if batch.failures:
         place, reason = next(iter(batch.failures.items()))
         raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
-    rows = cast(Any, model).get_input_embeddings().weight.shape[0]
-    largest = max(context, int(batch.input_ids.max(initial=0)))
-    if largest >= rows:
-        raise ValueError(
-            f"token {largest} of {tokenizer.source} exceeds the model's {rows} rows: give it the "
-            "tokenizer that it was trained with"
-        )
-    width = seq_length or _num_positions(model) - 1
+    require_rows(model, tokenizer, max(context, int(batch.input_ids.max(initial=0))))
+    width = seq_length or num_positions(model) - 1
     for place in range(len(texts)):
         own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
         for start in range(0, len(own), width):
@@ -64,7 +58,18 @@ def text_logits(
             yield place, ids[0, 1:], logits
 
 
-def _num_positions(model: PreTrainedModel) -> int:
+def require_rows(model: PreTrainedModel, tokenizer: Tokenizer, largest: int) -> None:
+    """Raise ValueError if a model has no row for a text's largest token."""
+    rows = cast(Any, model).get_input_embeddings().weight.shape[0]
+    if largest >= rows:
+        raise ValueError(
+            f"token {largest} of {tokenizer.source} exceeds the model's {rows} rows: give it the "
+            "tokenizer that it was trained with"
+        )
+
+
+def num_positions(model: PreTrainedModel) -> int:
+    """Return how many tokens a model was made for."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "max_position_embeddings", None) or sys.maxsize  # None: any number
 

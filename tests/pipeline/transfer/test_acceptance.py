@@ -157,3 +157,14 @@ def test_a_transplanted_model_drafts_for_its_original(
          "--tokens", "8", "--prompt-bytes", "60"]
     ) == 0  # fmt: skip
     assert "two vocabularies" in capsys.readouterr().out
+
+
+def test_what_a_model_has_no_row_or_position_for_is_refused() -> None:
+    model = make_llama(400, max_position_embeddings=48)
+    target, few = TokenizedModel(model, VOCABULARY), TokenizedModel(make_llama(300), VOCABULARY)
+    with pytest.raises(ValueError, match="was made for 48: lower --prompt-bytes or --tokens"):
+        list(measure_acceptance(target, target, PROMPTS, sampled=False, num_tokens=48))
+    with pytest.raises(
+        ValueError, match=r"token 3\d\d of .* exceeds the model's 300 rows: give it"
+    ):
+        list(measure_acceptance(target, few, PROMPTS, sampled=False, num_tokens=2))
