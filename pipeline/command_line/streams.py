@@ -41,7 +41,9 @@ class _Tolerant(FileIO):
         try:
             return super().write(data)
         except OSError as error:
+            # What is still buffered would fail again as Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if error.errno not in _NOBODY_READS:
+                error.filename = "standard output" if self.fileno() == 1 else "standard error"
                 raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
         return super().write(data)

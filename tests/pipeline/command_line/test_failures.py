@@ -396,6 +396,20 @@ def test_no_error_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_a_full_standard_output_is_said_once() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "vocag", "doctor", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "standard output can't be written, for its disk is full: free some space"
+    assert (done.returncode, done.stderr) == (2, f"vocag doctor: {said}\n")
+
+
+@pytest.mark.slow
 def test_a_command_outlives_its_readers() -> None:
     """What it says later, logs included, is for nobody, and its status is its own."""
     script = (
