@@ -13,7 +13,7 @@ from pipeline.tokenization import Tokenizer
 
 GENERATION_FILE, TOKENIZER_FILE = "generation_config.json", "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-_SOURCES, _FILES = (GENERATION_FILE, TOKENIZER_FILE), ("*.json", "*.jinja")
+_FILES = ("*.json", "*.jinja")
 # A .gguf file's tokenizer keys, and transformers' names for them.
 _GGUF = {
     "chat_template": "",
@@ -76,12 +76,15 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
     except ValueError as error:
         logger.warning("chat template, further ends and sampling are left out: %s", error)
         source = ""
-    generation, own = (_read(folder / name) if source else {} for name in _SOURCES)
-    has_template = bool(source) and (folder / TEMPLATE_FILE).is_file()
+    if not source:
+        return GenerationDefaults()
+    beside = tokenizer_folder(folder)
+    generation, own = _read(folder / GENERATION_FILE), _read(beside / TOKENIZER_FILE)
+    has_template = (beside / TEMPLATE_FILE).is_file()
     if not (generation or own or has_template):
         return GenerationDefaults()
     ends = generation.get("eos_token_id", _read(folder / "config.json").get("eos_token_id"))
-    special = _read(folder / "special_tokens_map.json") | own
+    special = _read(beside / "special_tokens_map.json") | own
     tokens = {
         role: token["content"] if isinstance(token, dict) else token
         for role, token in special.items()
@@ -92,16 +95,22 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
         templates = {entry["name"]: entry["template"] for entry in templates}
     elif templates:
         templates = {"default": templates}
-    for path in folder.glob("additional_chat_templates/*.jinja"):
+    for path in beside.glob("additional_chat_templates/*.jinja"):
         templates[path.stem] = path.read_text("utf-8")
     if has_template:
-        templates["default"] = (folder / TEMPLATE_FILE).read_text("utf-8")
+        templates["default"] = (beside / TEMPLATE_FILE).read_text("utf-8")
     return GenerationDefaults(
         templates,
         tokens,
         tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
         {name: value for name, value in generation.items() if name not in _NOT_CARRIED},
     )
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """Return where a model's tokenizer is: an exported model may have a folder for it."""
+    own = folder / "tokenizer"
+    return own if own.is_dir() and not (folder / TOKENIZER_FILE).is_file() else folder
 
 
 def in_vocabulary(

@@ -17,6 +17,7 @@ from pipeline.models.generation_defaults import (
 )
 from pipeline.models.hf_models import load_language_model
 from pipeline.tokenization import Tokenizer
+from pipeline.transfer.command import main as transfer
 from tests.support.datasets import byte_level, with_control_tokens
 from tests.support.hf_folders import make_instruct, write_gguf, write_model
 
@@ -65,6 +66,22 @@ def test_an_exported_model_chats_as_its_own_and_its_files_agree(
         {f"{role}_token": getattr(after, f"{role}_token") for role in ("bos", "eos", "pad")}
     )
     assert text == json.loads((trained / "tokenizer_config.json").read_text())["chat_template"]
+
+
+@pytest.mark.parametrize("layout", ["config", "jinja"])
+def test_a_tokenizer_in_a_folder_of_its_own_keeps_its_template(layout: str, tmp_path: Path) -> None:
+    """As where transformers would change it next to the model's config.json."""
+    model = make_instruct(write_model(tmp_path / "own", CHAT), CHAT, layout=layout)
+    expected = read_generation_defaults(str(model))
+    assert expected.templates
+    (model / "tokenizer").mkdir()
+    for file in [*model.glob("tokenizer*.json"), *model.glob("*.jinja")]:
+        file.rename(model / "tokenizer" / file.name)
+    assert read_generation_defaults(str(model)) == expected
+    texts = tmp_path / "texts.txt"
+    texts.write_text("Two and two is four.")
+    given = [str(model), "--tokenizer", "bytes", "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 0
 
 
 def test_a_gguf_files_model_is_saved_with_its_own_template(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.drawing import progress
 from pipeline.models.exported_tokenizer import ExportedTokenizer
@@ -122,12 +123,11 @@ def test_texts_that_cannot_be_aligned_are_counted(
     texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
     odd = tmp_path / "odd.txt"
     odd.write_text("odd")
-    own = transferring.align_batch
 
     def fail(documents: list[SourceDocument], *tokenizers: Tokenizer) -> AlignedBatch:
         good = [each for each in documents if each.text != b"odd"]
         failures = [(each, "student: why") for each in documents if each not in good]
-        return replace(own(good, *tokenizers), failures=failures)
+        return replace(align_batch(good, *tokenizers), failures=failures)
 
     monkeypatch.setattr(transferring, "align_batch", fail)
     given = [str(old), "--tokenizer", "bytes", "--text", str(texts), str(odd), str(texts)]
