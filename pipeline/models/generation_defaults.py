@@ -78,7 +78,7 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
         source = ""
     if not source:
         return GenerationDefaults()
-    beside = tokenizer_folder(folder)
+    beside = _tokenizer_folder(folder)
     generation, own = _read(folder / GENERATION_FILE), _read(beside / TOKENIZER_FILE)
     has_template = (beside / TEMPLATE_FILE).is_file()
     if not (generation or own or has_template):
@@ -107,7 +107,7 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
     )
 
 
-def tokenizer_folder(folder: Path) -> Path:
+def _tokenizer_folder(folder: Path) -> Path:
     """Return where a model's tokenizer is: an exported model may have a folder for it."""
     own = folder / "tokenizer"
     return own if own.is_dir() and not (folder / TOKENIZER_FILE).is_file() else folder

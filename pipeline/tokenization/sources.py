@@ -103,6 +103,8 @@ def _file_in_folder(folder: Path) -> Path:
     models = [name for name in names if _MODEL_FILE.search(name)]
     if len(models) == 1:
         return folder / models[0]
+    if (own := folder / "tokenizer").is_dir():  # as some exported models have it
+        return _file_in_folder(own)
     if not models and (why := _why_not_converted(folder, names)):
         raise TokenizerError(f'tokenizer folder "{folder}" has no tokenizer.json: {why}')
     error = TokenizerError(

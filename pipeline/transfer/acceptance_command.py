@@ -67,7 +67,6 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
 
     from pipeline.dataset.texts import read_texts
     from pipeline.models.fit import tokenize_alike
-    from pipeline.models.generation_defaults import tokenizer_folder
     from pipeline.models.teacher_files import find_folder
     from pipeline.models.weights import load_weights
     from pipeline.tokenization import load_tokenizer
@@ -81,7 +80,7 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
 
     def load(source: str) -> TokenizedModel:
         folder = find_folder(source, role="model")
-        tokenizer = load_tokenizer(str(tokenizer_folder(folder)))
+        tokenizer = load_tokenizer(str(folder))
         return TokenizedModel(load_weights(folder, dtype="auto"), tokenizer)
 
     texts = read_texts(options.text, text_field=options.text_field)

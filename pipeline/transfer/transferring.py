@@ -16,7 +16,6 @@ from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
 from pipeline.models.generation_defaults import (
     in_vocabulary,
     read_generation_defaults,
-    tokenizer_folder,
 )
 from pipeline.models.teacher_files import find_folder
 from pipeline.models.weights import load_weights, read_config
@@ -45,7 +44,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     """
     yield f"reading {options.model} and the tokenizer {options.tokenizer}"
     folder = find_folder(options.model, role="model")
-    old, new = load_tokenizer(str(tokenizer_folder(folder))), load_tokenizer(options.tokenizer)
+    old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
     documents = _read(options)
     held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]

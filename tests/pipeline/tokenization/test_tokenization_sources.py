@@ -38,6 +38,9 @@ def test_a_folder(tmp_path: Path) -> None:
     shutil.copy(MISTRAL_DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
     write_definition(definition("qwen_like"), tmp_path)
     assert find_tokenizer(f"{tmp_path}/").data == source("qwen_like").read_bytes()
+    (own := tmp_path / "model" / "tokenizer").mkdir(parents=True)
+    write_definition(definition("qwen_like"), own)
+    assert find_tokenizer(str(own.parent)).data == source("qwen_like").read_bytes()
 
 
 def test_folders_without_one_tokenizer(tmp_path: Path) -> None:
