@@ -43,9 +43,16 @@ class TeachersRule:
             return max(found, key=lambda shape: shape.exact, default=None)
         return EntryShape(sum(each.exact for each in found), sum(each.drawn for each in found))
 
-    def without_where(self) -> "TeachersRule":
-        """Drop the conditions on which documents were scored."""
-        return replace(self, rules=tuple(replace(own, where="") for own in self.rules))
+    def as_read(self, *, with_distributions: bool) -> "TeachersRule":
+        """Drop what may differ between datasets: which documents were scored, and what isn't read.
+
+        A teacher's losses are the same with and without distributions next to them.
+        """
+        rules = tuple(
+            replace(own, where="", distributions=own.distributions if with_distributions else None)
+            for own in self.rules
+        )
+        return replace(self, rules=rules)
 
 
 class StoredTeachers:

@@ -6,9 +6,11 @@ reading the rows. Here workers fill a ring of slots.
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import parent_process
 
 import numpy as np
 import torch
@@ -125,10 +127,14 @@ class RowLoader:
 def _leave_trainer(_worker: int) -> None:
     """Protect a worker from signals to the trainer's process group; close the trainer's sockets.
 
+    It ends with its trainer: DataLoader's own look comes seconds later, and until then the lock of
+    a killed run's output, which is the worker's too, would refuse the next start.
+
     torchrun signals whole groups, but a trainer that saves still needs its readers, and ends them
     itself. Copies of its connections would outlive a killed trainer.
     """
     os.setpgid(0, 0)
+    threading.Thread(target=_end_with_trainer, daemon=True).start()
     with open(os.devnull) as nothing, suppress(FileNotFoundError):  # a system without /dev/fd
         for descriptor in map(int, os.listdir("/dev/fd")):
             with suppress(OSError):  # of the listed folder itself, which is closed by now
@@ -136,6 +142,12 @@ def _leave_trainer(_worker: int) -> None:
                 if descriptor > 2 and stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     # If closed, its number could go to a new file, which the old owner might close.
                     os.dup2(nothing.fileno(), descriptor, inheritable=False)
+
+
+def _end_with_trainer() -> None:
+    if (trainer := parent_process()) is not None:
+        trainer.join()
+        os._exit(1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,7 +80,7 @@ class AlignedRows(TorchDataset[Rows]):
             for each in self.opened.datasets
         )
         self.opened.require_no_overlap([rows.plan.segments["document"] for rows in self.datasets])
-        _require_one_teacher(mixture, self.datasets)
+        _require_one_teacher(mixture, self.datasets, config)
         self.plan = _plan(mixture, self.datasets)
         entries = self.teachers_rule.shape if config.with_distributions else None
         self.layout = RowLayout(
@@ -219,11 +219,15 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows]) -> MixturePlan:
     return plan_mixture(sources, mixture.stages)
 
 
-def _require_one_teacher(mixture: Mixture, datasets: Sequence[DatasetRows]) -> None:
-    first, *others = (rows.teachers_rule for rows in datasets)
+def _require_one_teacher(
+    mixture: Mixture, datasets: Sequence[DatasetRows], config: StreamConfig
+) -> None:
+    first, *others = (
+        rows.teachers_rule.as_read(with_distributions=config.with_distributions)
+        for rows in datasets
+    )
     for entry, rule in zip(mixture.datasets[1:], others, strict=True):
-        # The scored documents differ between datasets.
-        if rule.without_where() != first.without_where():
+        if rule != first:
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
                 f'"{mixture.datasets[0].name}" come from two teachers or conventions '

@@ -16,10 +16,12 @@ WAITS_SECONDS = 600
 # A trainer that says when its reader has read, and then waits for its own end.
 TRAINER = """
 import sys
+from torch.utils.data._utils import worker
 from pipeline.streaming import load_batches
 from tests.support.streaming_data import small_rows
 
-batches = iter(load_batches(small_rows(sys.argv[1]), micro_batch_size=12, num_workers=1))
+worker.MP_STATUS_CHECK_INTERVAL = 1e6  # seconds until DataLoader's reader looks for its trainer
+batches = iter(load_batches(small_rows(sys.argv[1]), micro_batch_size=12, num_workers=2))
 next(batches)
 print("reads", flush=True)
 sys.stdin.read()

@@ -3,13 +3,17 @@
 import json
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 import torch
 
+from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamMismatchError, StreamState
+from schemas.distribution_rule import DistributionRule
 from schemas.errors import DamagedSampleError, DatasetError, ForeignTokenizerError
 from schemas.manifest import ConventionRecord, encode_manifest
 from tests.support.mixtures import write_mixture
+from tests.support.stored_scores import write_scores
 from tests.support.streaming_data import (
     GLOBAL_BATCH_SIZE,
     make_documents,
@@ -169,6 +173,17 @@ def test_datasets_that_do_not_belong_together_are_refused(folder, tmp_path):
         mixed_with_web(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"none.toml"):
         open_mixture(tmp_path, "none.toml")
+
+
+def test_losses_of_one_teacher_with_and_without_distributions_are_one_teachers(tmp_path):
+    rules = {"web": None, "math": DistributionRule(2, 1.0, 400, "uint8")}
+    for name, rule in rules.items():
+        folder, documents = tmp_path / name, make_documents([50] * 70)
+        write_dataset(folder, documents, shard_sizes=[70] if rule else [30, 40])
+        write_scores(folder, "7B", lambda _, count: np.full(count, 0.5), distributions=rule)
+    file = write_mixture(tmp_path / "both.toml", **{name: {"path": name} for name in rules})
+    rows = small_rows(file, teaching=Teaching(stored_losses="7B"))
+    assert {rows[number]["source"].item() for number in range(len(rows))} == {0, 1}
 
 
 def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
