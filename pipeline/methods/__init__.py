@@ -25,8 +25,8 @@ def kind_of(method: Method) -> MethodKind:
     """Return the kind of a method.
 
     Raises:
-        ValueError: an unknown name, or an option that the method doesn't read.
-        ImportError: a user's module can't be imported.
+        ValueError: an unknown name or module, or an option that the method doesn't read.
+        ImportError: a user's module can't import what it needs.
     """
     if "." not in method.name:
         require_known("method=", [method.name], METHODS, or_else="or name your own package.module")
@@ -52,7 +52,16 @@ def _with_options(kind: MethodKind) -> str:
 
 
 def _foreign(name: str) -> MethodKind:
-    kinds: tuple[object, ...] = getattr(import_module(name), "KINDS", ())
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # one that the module imports
+        raise ValueError(
+            f"method={name}: Python finds no module {error.name}; a file of your own is found in "
+            "the folders that PYTHONPATH names"
+        ) from error
+    kinds: tuple[object, ...] = getattr(module, "KINDS", ())
     if len(kinds) != 1 or not isinstance(kinds[0], MethodKind):
         raise ValueError(f"method={name}: that module's KINDS must hold one MethodKind")
     return kinds[0]

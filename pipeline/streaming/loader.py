@@ -48,7 +48,7 @@ def load_batches(
         pin_memory: whether batches lie in page-locked memory.
 
     Raises:
-        ValueError: sizes don't divide each other.
+        ValueError: sizes don't divide each other, or the run has fewer rows.
 
     Example:
         >>> for batch in load_batches(rows, micro_batch_size=4):
@@ -56,8 +56,14 @@ def load_batches(
     """
     if num_workers < 0:
         raise ValueError(f"num_workers {num_workers} is below 0")
+    num_samples = len(rows) if num_samples is None else num_samples
+    if num_samples > len(rows):
+        raise ValueError(
+            f"num_samples {num_samples} is more than the {len(rows)} rows of the run: raise "
+            "num_epochs or, of a mixture, max_epochs in its file"
+        )
     batches = ReplicaBatches(
-        num_samples=len(rows) if num_samples is None else num_samples,
+        num_samples=num_samples,
         consumed_samples=consumed_samples,
         micro_batch_size=micro_batch_size,
         global_batch_size=rows.config.global_batch_size,

@@ -5,6 +5,7 @@ any number of replicas and workers. docs/concepts/rows.md shows a row, place by 
 """
 
 from collections.abc import Sequence
+from operator import index
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
@@ -93,7 +94,8 @@ class AlignedRows(TorchDataset[Rows]):
             of_chats=any(rows.opened.dataset.manifest.chats for rows in self.datasets),
         )
         num_rows = _NO_END if self.plan.num_rows is None else self.plan.num_rows
-        self._num_rows = whole_batches(num_rows, config.global_batch_size)
+        # Python's own lengths end at 2**63.
+        self._num_rows = whole_batches(min(num_rows, _NO_END), config.global_batch_size)
 
     def __len__(self) -> int:
         """Rows of the run, whole global batches; about 2**62 if it is endless."""
@@ -197,7 +199,7 @@ class AlignedRows(TorchDataset[Rows]):
 
     def locate(self, run_position: int) -> tuple[int, int, int]:
         """Return a row's dataset, its epoch, and its place there; IndexError past the run's end."""
-        if not 0 <= run_position < self._num_rows:
+        if not 0 <= (run_position := index(run_position)) < self._num_rows:
             raise IndexError(
                 f"row {run_position} is not in 0 … {self._num_rows - 1}: raise num_epochs or, of a "
                 f"mixture, raise max_epochs in {self.opened.mixture.path}"

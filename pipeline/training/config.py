@@ -121,6 +121,8 @@ class TrainConfig:
             value = getattr(self, name)
             if not value >= 0 or (value == math.inf and name != "clip_norm"):
                 raise ValueError(f"{name}={value} isn't a number from 0 on")
+        if self.min_lr_fraction > 1:
+            raise ValueError(f"min_lr_fraction={self.min_lr_fraction} is above 1: 10 % is 0.1")
         if self.clip_norm == 0:
             refusal = ValueError("clip_norm=0.0 would clip every gradient to nothing")
             raise hinted(refusal, "clip_norm=inf  # clips none")

@@ -15,7 +15,7 @@ from pipeline.command_line.installed import installed_version
 from pipeline.command_line.option_parsing import written_options
 from pipeline.drawing.formatting import format_duration
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
-from pipeline.training.disk import is_full
+from pipeline.training.disk import is_full, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,7 @@ class RunLog:
         self.step: int = kept[-1]["step"] if kept else 0
         text = "".join(json.dumps(each) + "\n" for each in kept)
         if not self._path.exists() or self._path.read_text("utf-8") != text:
-            whole = self._path.with_name(f".{LOG_FILE}.tmp")
-            whole.write_text(text, "utf-8")
-            os.replace(whole, self._path)
+            _replace(self._path, text)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one step; non-finite values, such as a mean of nothing, become null.
@@ -110,7 +108,13 @@ def write_run_file(config: TrainConfig) -> None:
     head = _RUN_FILE_HEAD.format(version=installed_version(), path=quote(str(path)))
     # These end one start of the run; they don't describe it.
     options = written_options(config, groups=OPTION_GROUPS, without=("exit_after", "dry_run"))
-    path.write_text(head + options, "utf-8")
+    _replace(path, head + options)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole, so that a full disk leaves what it held; DiskFullError."""
+    with replacing(path, len(text.encode())) as whole:
+        whole.write_text(text, "utf-8")
 
 
 def _start_tracker(config: TrainConfig, step: int) -> Any:
@@ -134,4 +138,7 @@ def _start_tracker(config: TrainConfig, step: int) -> Any:
         tracker.start()
     except ModuleNotFoundError as error:
         raise ValueError(f"tracker={name} needs a package: pip install {name}") from error
+    except Exception as error:  # of each tracker's own types, such as wandb's for a missing key
+        told = str(error).partition("\n")[0]
+        raise ValueError(f"tracker={name} doesn't start: {told}") from error
     return tracker

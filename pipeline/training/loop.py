@@ -6,6 +6,7 @@ so these change only memory and time.
 
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -79,7 +80,8 @@ def train(
         2.41
     """
     ranks = ranks or Ranks(torch.device(config.device or "cpu"))
-    lock = hold_folder(str(config.output / OUTPUT_LOCK), str(config.output))
+    # Joined as text, for a Path would drop the folder of "./.train-lock".
+    lock = hold_folder(os.path.join(config.output, OUTPUT_LOCK), str(config.output))
     kept = (config.output / CHECKPOINT).exists()
     with lock if ranks.is_first else nullcontext(), naming_memory(config, has_checkpoint=kept):
         with ranks.first_alone():

@@ -97,8 +97,12 @@ def test_a_method_of_ones_own_is_named_as_a_module() -> None:
         ValueError, match=r"method=json\.decoder: that module's KINDS must hold one"
     ):
         kind_of(Method("json.decoder"))
-    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+    with pytest.raises(
+        ValueError, match=r"method=nowhere\.at_all: Python finds no module nowhere;"
+    ):
         kind_of(Method("nowhere.at_all"))
+    with pytest.raises(ValueError, match=r"finds no module json\.nowhere;"):
+        kind_of(Method("json.nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,16 @@ def test_samples_past_the_end_are_refused(dataset):
         rows[len(rows)]
     with pytest.raises(IndexError, match=r"row -1 is not in"):
         rows[-1]
+    with pytest.raises(ValueError, match=rf"num_samples {len(rows) + 12} is more than the"):
+        load_batches(rows, micro_batch_size=1, num_samples=len(rows) + 12)
+
+
+def test_numbers_that_are_too_large_or_none_are_taken_as_said(dataset):
+    rows = open_rows(dataset, num_epochs=10**30)
+    assert len(rows) > 2**61
+    assert torch.equal(rows[torch.tensor(3)].buffer, rows[3].buffer)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        rows[3.0]
 
 
 def test_a_dataset_smaller_than_a_batch_is_refused(dataset):

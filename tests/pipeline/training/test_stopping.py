@@ -17,8 +17,10 @@ import torch
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.methods.method import Method
 from pipeline.training import disk, loop
+from pipeline.training.checkpoint import CHECKPOINT
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
+from pipeline.training.log import RUN_FILE, write_run_file
 from pipeline.training.loop import OUTPUT_LOCK, train
 from pipeline.training.stopping import RunStoppedError
 from schemas.errors import DatasetError
@@ -177,7 +179,8 @@ def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
 
     def remove_and_fill(path: Path) -> None:
         remove(path)
-        if next(number) == 1:  # of the second checkpoint, before it is written
+        # Of the second checkpoint, before it is written.
+        if path.name == f".{CHECKPOINT}.tmp" and next(number) == 1:
             path.symlink_to("/dev/full")
 
     monkeypatch.setattr(disk, "_remove", remove_and_fill)
@@ -187,6 +190,26 @@ def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
     assert "make room; the run goes on, and what it kept before stays" in said
     assert sorted(path.name for path in run.output.iterdir()) == KEPT
     require_equal_weights(run.output, whole)
+
+
+def test_a_full_disk_leaves_the_options_of_a_run(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run_file(config)
+    kept = (config.output / RUN_FILE).read_text()
+    monkeypatch.setattr(disk, "_remove", lambda path: path.exists() or path.symlink_to("/dev/full"))
+    with pytest.raises(disk.DiskFullError, match=r"run\.toml needs .* and the disk is full"):
+        write_run_file(config)
+    assert (config.output / RUN_FILE).read_text() == kept
+
+
+def test_a_run_may_write_to_the_folder_it_is_started_in(
+    config: TrainConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.output.mkdir()
+    monkeypatch.chdir(config.output)
+    train(replace(config, output=Path()))
+    require_equal_weights(config.output, whole)
 
 
 def test_what_goes_wrong_while_measuring_costs_no_step(

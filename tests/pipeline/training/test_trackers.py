@@ -104,3 +104,16 @@ def test_a_missing_package_is_named(
     with pytest.raises(ValueError, match=message):
         train(replace(config, tracker=tracker))
     assert not (config.output / "checkpoint.pt").exists()
+
+
+def test_what_keeps_a_tracker_from_starting_is_said(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object) -> None:
+        raise RuntimeError("no API key configured\n…")
+
+    monkeypatch.setattr("accelerate.tracking.TensorBoardTracker.start", start)
+    with pytest.raises(
+        ValueError, match=r"tracker=tensorboard doesn't start: no API key configured$"
+    ):
+        train(replace(config, tracker="tensorboard"))

@@ -247,6 +247,7 @@ def test_a_run_does_not_overwrite_the_student_that_it_begins_with(
     ("name", "value", "told"),
     [
         ("exit_after", 0, "exit_after=0 is below 1"),
+        ("min_lr_fraction", 10.0, r"min_lr_fraction=10\.0 is above 1: 10 % is 0\.1"),
         ("exit_after", -1, "exit_after=-1 is below 1"),
         ("workers", -1, "workers=-1 is below 0"),
         ("export_every", -2, "export_every=-2 is below 0"),
