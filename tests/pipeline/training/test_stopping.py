@@ -260,9 +260,9 @@ def test_a_disk_that_is_full_at_the_end_is_an_error(
     config: TrainConfig, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Even if it was the model, after the last checkpoint, that had no room."""
-    for refused, room in {"checkpoint.pt": [1], "model": [1 << 60, 1]}.items():
+    for refused, num_before in {"checkpoint.pt": 2, "model": 3}.items():  # run.toml and the log
         with pytest.MonkeyPatch.context() as patch:
-            free = iter(room)
+            free = iter([1 << 60] * num_before + [1])
             place = "pipeline.training.disk.shutil.disk_usage"
             patch.setattr(place, lambda _, free=free: Usage(next(free)))
             assert main(arguments(config)) == 2
