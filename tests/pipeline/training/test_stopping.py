@@ -197,7 +197,12 @@ def test_a_full_disk_leaves_the_options_of_a_run(
 ) -> None:
     write_run_file(config)
     kept = (config.output / RUN_FILE).read_text()
-    monkeypatch.setattr(disk, "_remove", lambda path: path.exists() or path.symlink_to("/dev/full"))
+
+    def fill(path: Path) -> None:
+        if not path.is_symlink():
+            path.symlink_to("/dev/full")
+
+    monkeypatch.setattr(disk, "_remove", fill)
     with pytest.raises(disk.DiskFullError, match=r"run\.toml needs .* and the disk is full"):
         write_run_file(config)
     assert (config.output / RUN_FILE).read_text() == kept
