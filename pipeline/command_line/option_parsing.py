@@ -323,7 +323,14 @@ def _arguments(entry: _Entry) -> dict[str, Any]:
     elif option.once:
         several = {"action": _Once, "const": option.once}
     metavar = option.metavar or _METAVARS.get(hint)
-    return {"type": option.read or hint, "metavar": metavar, **several}
+    read = option.read or (_path if hint is Path else hint)
+    return {"type": read, "metavar": metavar, **several}
+
+
+def _path(value: str) -> Path:
+    if not value:  # the current folder, for pathlib
+        raise argparse.ArgumentTypeError("it is empty; name a path")
+    return Path(value)
 
 
 def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBODY) -> T:

@@ -126,6 +126,7 @@ def test_repeated_options() -> None:
         ([], "required: WOOD"),
         (["oak", "--teeth=many"], "argument --teeth: invalid int value: 'many'"),
         (["oak", "--blade=spoon"], "argument --blade: invalid choice: 'spoon'"),
+        (["oak", "--log="], "argument --log: it is empty; name a path"),
     ],
 )
 def test_argparse_says_what_is_wrong_and_ends_with_2(
