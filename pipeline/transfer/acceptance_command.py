@@ -80,8 +80,7 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
 
     def load(source: str) -> TokenizedModel:
         folder = find_folder(source, role="model")
-        tokenizer = load_tokenizer(str(folder))
-        return TokenizedModel(load_weights(folder, dtype="auto"), tokenizer)
+        return TokenizedModel(load_weights(folder, dtype="auto"), load_tokenizer(str(folder)))
 
     texts = read_texts(options.text, text_field=options.text_field)
     prompts = [

@@ -13,10 +13,7 @@ from pipeline.dataset.texts import read_texts
 from pipeline.drawing.formatting import format_bytes, format_count, format_plural
 from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
-from pipeline.models.generation_defaults import (
-    in_vocabulary,
-    read_generation_defaults,
-)
+from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
 from pipeline.models.weights import load_weights, read_config
 from pipeline.tokenization import Tokenizer, load_tokenizer
