@@ -27,7 +27,7 @@ def require_configuration(folder: Path) -> dict[str, Any]:
     if kind not in CONFIG_MAPPING and "auto_map" not in config:
         raise BrokenFileError(
             f"{path}: transformers {transformers.__version__} doesn't know the model_type "
-            f"{json.dumps(kind)}: pip install --upgrade transformers, or name another model"
+            f"{json.dumps(kind)}: pip install -U transformers, or name another model"
         )
     return config
 

@@ -5,7 +5,7 @@ any number of replicas and workers. docs/concepts/rows.md shows a row, place by 
 """
 
 from collections.abc import Sequence
-from operator import index
+from operator import index, methodcaller
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
@@ -224,12 +224,10 @@ def _plan(mixture: Mixture, datasets: Sequence[DatasetRows]) -> MixturePlan:
 def _require_one_teacher(
     mixture: Mixture, datasets: Sequence[DatasetRows], config: StreamConfig
 ) -> None:
-    first, *others = (
-        rows.teachers_rule.as_read(with_distributions=config.with_distributions)
-        for rows in datasets
-    )
+    first, *others = (rows.teachers_rule for rows in datasets)
+    as_read = methodcaller("as_read", with_distributions=config.with_distributions)
     for entry, rule in zip(mixture.datasets[1:], others, strict=True):
-        if rule != first:
+        if as_read(rule) != as_read(first):
             raise ForeignLossesError(
                 f'{mixture.path}: the stored losses of "{entry.name}" and of '
                 f'"{mixture.datasets[0].name}" come from two teachers or conventions '

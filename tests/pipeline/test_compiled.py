@@ -2,6 +2,7 @@
 
 import errno
 import signal
+from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,19 @@ def test_no_folder_to_write_to_ends_nothing(path: Path, monkeypatch: pytest.Monk
     assert load_double(path)(2) == 4
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Hear Ctrl-C, which shells let commands behind an & ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_inside_the_compiler_is_not_lost(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    double, before = load_double(path), signal.getsignal(signal.SIGINT)
+    double = load_double(path)
     engine, calls = double.targetctx.codegen()._engine._ee, []
     own = engine._object_cache_notify
 
@@ -103,7 +113,7 @@ def test_ctrl_c_inside_the_compiler_is_not_lost(
     with pytest.raises(KeyboardInterrupt):
         double(2)
     assert len(calls) == 1
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert double(2) == 4
 
 

@@ -310,7 +310,7 @@ def test_a_table_of_another_version_is_made_anew(
     assert read() == before
     report = validate_dataset(str(folder))
     assert [*report.findings] == [*findings]
-    assert any("are missing or of another version: they follow" in note for note in report.notes)
+    assert any(": missing or of another version, and made from" in note for note in report.notes)
 
 
 def test_another_column_s_version_changes_no_run(
