@@ -173,7 +173,8 @@ class _Tail:
         bounds = pairwise([0, *counts.cumsum(0).tolist()])
         pieces = list(zip(found.tolist(), bounds, strict=True))
         inside = torch.arange(BLOCK, device=blocks.device)
-        for some in row_chunks(len(order), _NOISE_AT_ONCE // BLOCK):
+        # At most one block's logits for each place.
+        for some in row_chunks(len(order), min(_NOISE_AT_ONCE // BLOCK, max(1, len(self._states)))):
             own, ids = order[some], blocks[some].unsqueeze(-1) * BLOCK + inside
             states = self._states[places[own]]
             products = states.new_zeros(

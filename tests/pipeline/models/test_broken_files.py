@@ -50,7 +50,7 @@ CONFIGURATIONS: dict[str, tuple[Change, str]] = {
     "no type": (holding(CONFIG, "{}"), f'{CONFIG} has no "model_type": download it again'),
     "unknown type": (
         holding(CONFIG, '{"model_type": "llamaa"}'),
-        f'{CONFIG}: transformers 5.* doesn\'t know the model_type "llamaa": pip install --upgrade',
+        f'{CONFIG}: transformers 5.* doesn\'t know the model_type "llamaa": pip install -U',
     ),
 }
 WHOLE: dict[str, tuple[Change, str]] = {
