@@ -33,7 +33,7 @@ BLOCK = 256
 """Tokens whose mass is added up. Another size draws other tokens."""
 
 _WORD = 0xFFFFFFFF
-_NOISE_AT_ONCE = 1 << 20
+_ELEMENTS_AT_ONCE = 1 << 20
 # For a token that the model excludes; -inf is for one that may not be drawn.
 _LEAST_LOGIT = -1e30
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -127,7 +127,7 @@ class TailDraws:
         numbers = torch.arange(num_draws, device=excluded_nk.device)
         chosen = torch.empty_like(self.ids)
         every = torch.arange(log_masses_nb.shape[1], device=excluded_nk.device)
-        for some in row_chunks(len(hidden_nh), max(1, _NOISE_AT_ONCE // len(every))):
+        for some in row_chunks(len(hidden_nh), max(1, _ELEMENTS_AT_ONCE // len(every))):
             for number in range(num_draws):
                 noise = _gumbel(self._keys[some], 2 * numbers[number : number + 1], every)
                 chosen[some, number] = (log_masses_nb[some] + noise).argmax(-1)
@@ -162,11 +162,10 @@ class _Tail:
         self._own = range(share.first, min(share.first + share.num_own, num_ids))
 
     def of_blocks(self, blocks: Tensor, places: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield some of the pairs of a block and a place, their tokens, and these tokens' logits.
+        """Yield some pairs' numbers [m], their blocks' tokens and logits, both [m, BLOCK].
 
-        The logits of this rank are there, and those of other ranks -inf; shapes [m], [m, BLOCK]
-        and [m, BLOCK]. Only products go block by block: a GPU takes as long to start a small
-        kernel as to run it.
+        A pair is a block and a place; excluded tokens and those of other ranks have -inf. Only
+        products go block by block: a GPU takes longer to start a small kernel than to run it.
         """
         blocks, order = blocks.sort(stable=True)
         found, counts = blocks.unique_consecutive(return_counts=True)
@@ -174,7 +173,9 @@ class _Tail:
         pieces = list(zip(found.tolist(), bounds, strict=True))
         inside = torch.arange(BLOCK, device=blocks.device)
         # At most one block's logits for each place.
-        for some in row_chunks(len(order), min(_NOISE_AT_ONCE // BLOCK, max(1, len(self._states)))):
+        for some in row_chunks(
+            len(order), min(_ELEMENTS_AT_ONCE // BLOCK, max(1, len(self._states)))
+        ):
             own, ids = order[some], blocks[some].unsqueeze(-1) * BLOCK + inside
             states = self._states[places[own]]
             products = states.new_zeros(

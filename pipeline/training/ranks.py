@@ -79,13 +79,13 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=place if on_gpu else None
     )
-    parts = True
+    leaves = True
     try:
         yield Ranks(place, dist.get_rank(), count)
     except Exception:
-        # NCCL would wait for the others, which wait for this process; its end is theirs.
-        parts = not on_gpu
+        # NCCL would wait for the others, which wait for this process: its exit ends them all.
+        leaves = not on_gpu
         raise
     finally:
-        if parts:
+        if leaves:
             dist.destroy_process_group()
