@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.condition_process import LimitedQuery
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS
-from pipeline.dataset.files import Dataset
+from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.named_scores import NamedScores, name_scores
 from schemas.index import METADATA_TYPES, ShardIndex
 from schemas.manifest import Manifest
@@ -162,6 +162,15 @@ def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
             f"no document of {location} matches {where}; {_told(selection.dataset.manifest)}"
         )
     raise WhereError(f"no document of {location} is left: all are removed")
+
+
+def open_remaining(path: str) -> Dataset:
+    """Open a dataset; WhereError if all its documents are removed."""
+    dataset = open_dataset(path)
+    gone = dataset.removed
+    num_left = dataset.manifest.totals["num_documents"] - (0 if gone is None else len(gone))
+    require_documents(num_left, ChosenDocuments(dataset))
+    return dataset
 
 
 @contextmanager

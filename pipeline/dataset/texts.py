@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipeline.batches import SourceDocument
-from pipeline.dataset.chosen_documents import select_documents
-from pipeline.dataset.files import open_dataset
+from pipeline.dataset.chosen_documents import open_remaining, select_documents
 from pipeline.dataset.tokenizers import text_in
 from schemas.document import decode_document
 
@@ -77,7 +76,7 @@ def _require_utf8(text: bytes, place: str, *, start: int = 0) -> None:
 
 
 def _of_dataset(source: str) -> Iterator[SourceDocument]:
-    documents = select_documents(open_dataset(source))
+    documents = select_documents(open_remaining(source))
     num_found = num_lost = 0
     for number in range(len(documents.dataset.manifest.shards)):
         index, kept = documents.read(number, with_names=True)

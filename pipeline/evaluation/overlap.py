@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 from tqdm import tqdm
 
 from pipeline.chats.messages import CONTENT, ChatError
-from pipeline.dataset.files import Dataset, open_dataset
+from pipeline.dataset.chosen_documents import open_remaining
+from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_read
 from pipeline.dataset.tokenizers import text_in
 from pipeline.drawing.formatting import format_count, format_share, format_table
@@ -84,7 +86,7 @@ def check_overlap(
     dataset_path: str, sets: Sequence[str], *, data: str = "", output: Path
 ) -> Iterator[str]:
     """List the sets' questions in a dataset, and yield a table; ValueError for unreadable data."""
-    dataset = open_dataset(dataset_path)
+    dataset = open_remaining(dataset_path)
     items = dict(_read_all(name, data) for name in sets)
     questions = Questions(
         (name, place, parts_of(item))
@@ -118,7 +120,7 @@ def check_overlap(
     held = f"{format_count(len(documents))} of {format_count(total)}"
     yield f"{held} documents hold one; wrote {path}"
     if documents:
-        yield f"to leave them out: vocag remove … --ids {path}"
+        yield f"to leave them out: vocag remove {quote(dataset_path)} --ids {quote(str(path))}"
 
 
 def parts_of(item: Item) -> dict[str, str]:

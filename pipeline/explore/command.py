@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pipeline.command_line.option_parsing import (
     DatasetSource,
@@ -15,9 +15,6 @@ from pipeline.command_line.option_parsing import (
 )
 from pipeline.drawing.printing import prints
 from pipeline.packing.reading import Reading
-
-if TYPE_CHECKING:
-    from pipeline.dataset.files import Dataset
 
 # Commands' modules are imported in `lines`: help needs no numpy.
 
@@ -59,11 +56,12 @@ class InfoOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""
+        from pipeline.dataset.chosen_documents import open_remaining
         from pipeline.dataset.files import open_dataset
         from pipeline.explore.info import describe_dataset, describe_groups
 
         if self.by:
-            return describe_groups(_open_read(self.dataset), self.by)
+            return describe_groups(open_remaining(self.dataset), self.by)
         return describe_dataset(open_dataset(self.dataset))
 
 
@@ -93,10 +91,11 @@ class PreviewOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""
+        from pipeline.dataset.chosen_documents import open_remaining
         from pipeline.drawing.terminal_blocks import LEGEND, draw_document
         from pipeline.explore.preview import load_previews, render_page
 
-        dataset = _open_read(self.dataset)
+        dataset = open_remaining(self.dataset)
         documents = load_previews(
             dataset,
             num_documents=self.documents,
@@ -132,10 +131,11 @@ class CellsOptions:
     def lines(self) -> Iterator[str]:
         """Yield the output."""
         from pipeline.command_line.failures import printable
+        from pipeline.dataset.chosen_documents import open_remaining
         from pipeline.distributions.pair import look_at_pair
         from pipeline.drawing.formatting import format_count
 
-        found = look_at_pair(_open_read(self.dataset), num_cells=self.largest)
+        found = look_at_pair(open_remaining(self.dataset), num_cells=self.largest)
         yield f"labels counted                        {format_count(found.num_labels)}"
         yield f"start inside a teacher token          {found.inside:.1%}"
         yield f"others than the teacher's beginning   {found.differing:.1%} of those at a boundary"
@@ -179,12 +179,13 @@ class ScoresOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""
+        from pipeline.dataset.chosen_documents import open_remaining
         from pipeline.dataset.document_scores import SCORE_COLUMNS
         from pipeline.explore.scores import QUANTILES, describe_scores, named_scores, read_table
         from pipeline.explore.scores_page import render_scores
 
         require_known("--column ", [self.column], SCORE_COLUMNS)
-        dataset, quantiles = _open_read(self.dataset), self.at or QUANTILES
+        dataset, quantiles = open_remaining(self.dataset), self.at or QUANTILES
         scores = named_scores(dataset, self.teacher or ())
         columns = {name: (own, self.column) for name, own in scores.items()}
         table = read_table(dataset, columns, by=self.by)
@@ -253,18 +254,6 @@ class PlanOptions:
             )
         plan = plan_dataset(opened.datasets[0], rules)
         yield from describe_plan(plan, global_batch_size=self.global_batch_size)
-
-
-def _open_read(path: str) -> "Dataset":
-    """Open a dataset; WhereError if all its documents are removed."""
-    from pipeline.dataset.chosen_documents import ChosenDocuments, require_documents
-    from pipeline.dataset.files import open_dataset
-
-    dataset = open_dataset(path)
-    gone = dataset.removed
-    num_left = dataset.manifest.totals["num_documents"] - (0 if gone is None else len(gone))
-    require_documents(num_left, ChosenDocuments(dataset))
-    return dataset
 
 
 _Commands = InfoOptions | PreviewOptions | CellsOptions | ScoresOptions | PlanOptions

@@ -22,7 +22,7 @@ from pipeline.dataset.tokenizers import load_dataset_tokenizer
 from pipeline.packing.saved_plans import check_plans
 from pipeline.validate.findings import Finding, Findings
 from pipeline.validate.sample_checks import SIDES
-from pipeline.validate.score_checks import check_scores
+from pipeline.validate.score_checks import check_scores, find_scoring_teacher
 from pipeline.validate.shard import Advance, ShardResult, check_digest, check_shard, describe
 from pipeline.validate.tar import digest_file
 from schemas.errors import RESTORE, DatasetError, SchemaVersionError
@@ -69,7 +69,7 @@ def validate_dataset(
     again. `advance` gets the bytes of tars read since its last call.
 
     Raises:
-        DatasetError: the manifest is missing, or of another version.
+        DatasetError: the manifest is missing, or of another version; the teacher scored nothing.
         TokenizerError: a tokenizer's copy isn't one.
         OSError: the manifest or a tokenizer can't be read.
     """
@@ -77,6 +77,8 @@ def validate_dataset(
     findings = Findings()
     path, data = read_manifest_bytes(dataset)
     folder = path.rpartition("/")[0]
+    # Before the shards, which may take hours.
+    scoring_teacher = None if teacher is None else find_scoring_teacher(teacher, folder)
     manifest = _decode(data, path, findings)
     if manifest is not None:
         opened = Dataset(folder, manifest)
@@ -89,7 +91,7 @@ def validate_dataset(
             findings.take_over(result.findings)
         findings.found += _find_duplicate_keys(manifest, results)
         _check_statistics(manifest.statistics, [result.statistics for result in results], findings)
-        findings.take_over(check_scores(opened, teacher=teacher))
+        findings.take_over(check_scores(opened, teacher=scoring_teacher))
         altered, stale = check_plans(opened) if opened.is_local else ([], [])
         findings.found += [Finding("plans", "", "", message) for message in altered]
         findings.notes += stale

@@ -24,7 +24,7 @@ from pipeline.dataset.score_files import (
     scores_of,
 )
 from pipeline.drawing.formatting import format_plural
-from pipeline.models.teacher_files import find_teacher
+from pipeline.models.teacher_files import TeacherFiles, find_teacher
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.sidecars import ShardToScore
 from pipeline.validate.entry_checks import (
@@ -50,13 +50,32 @@ TOLERANCES = {"float32": 2e-3, "bfloat16": 0.25, "float16": 0.05}
 _FP16_STEP = 2.0**-10
 
 
-def check_scores(dataset: Dataset, *, teacher: str | None) -> Findings:
+def find_scoring_teacher(teacher: str, location: str) -> TeacherFiles:
+    """Return a teacher that scored a dataset; DatasetError or ValueError for another.
+
+    Of unreadable scores, which `check_scores` finds, any teacher may be one.
+    """
+    weights = find_teacher(teacher)
+    try:
+        found = list_scores(location)
+    except DatasetError:
+        return weights
+    if not found:
+        raise DatasetError(
+            f"nothing has scored {location}: run vocag score first, or leave out --teacher"
+        )
+    if not _scores_by(weights, found):
+        raise DatasetError(
+            f'none of the {len(found)} scores in {location} are by teacher "{teacher}": '
+            "its weights or configuration differ; name the model that scored them"
+        )
+    return weights
+
+
+def check_scores(dataset: Dataset, *, teacher: TeacherFiles | None) -> Findings:
     """Check the score manifests and sidecars next to a dataset.
 
-    `teacher`, a folder, repository or .gguf file, scores a random sample again.
-
-    Raises:
-        DatasetError: it has no scores here.
+    `teacher`, from `find_scoring_teacher`, scores a random sample again.
     """
     findings = Findings()
     try:
@@ -190,23 +209,20 @@ def _expected(losses: ShardLosses, pieces: Pieces, rule: ContextRule) -> NDArray
     return expected
 
 
+def _scores_by(teacher: TeacherFiles, found: list[ScoreFiles]) -> list[ScoreFiles]:
+    return [each for each in found if each.manifest.rule.weights_sha256 == teacher.sha256]
+
+
 def _score_again(
-    teacher: str, dataset: Dataset, found: list[ScoreFiles], findings: Findings
+    teacher: TeacherFiles, dataset: Dataset, found: list[ScoreFiles], findings: Findings
 ) -> None:
     from pipeline.models.devices import find_device
     from pipeline.scoring.engines.transformers import load_scorer
 
-    weights = find_teacher(teacher)
-    own = [s for s in found if s.manifest.rule.weights_sha256 == weights.sha256]
-    if not own:
-        raise DatasetError(
-            f'none of the {len(found)} scores in {dataset.location} are by teacher "{teacher}": '
-            "its weights or configuration differ; name the model that scored them"
-        )
     if findings.found:
         findings.note("nothing was scored again: with other findings it can't agree")
         return
-    for scores in own:
+    for scores in _scores_by(teacher, found):
         if scores.manifest.rule.engine is not None:
             findings.note(
                 f"{scores.path} was not scored again: {scores.manifest.rule.engine.name} gave it, "
@@ -215,7 +231,7 @@ def _score_again(
             continue
         rule, device = scores.manifest.rule, str(find_device())
         scorer = load_scorer(
-            str(weights.path),
+            str(teacher.path),
             ContextRule.from_json(rule.context),
             dtype=rule.dtype,
             distributions=rule.distributions,

@@ -12,6 +12,7 @@ from beam_jobs.score.compare_command import main as compare
 from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import ScoreFiles, find_scores, list_scores
+from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows
 from pipeline.validate.score_checks import check_scores
 from schemas.errors import ForeignLossesError
@@ -98,7 +99,7 @@ def test_a_document_without_losses_is_named_where_it_is_read(world: Path) -> Non
 
 def test_a_missing_loss_is_a_finding(world: Path) -> None:
     dataset = open_dataset(world / "data")
-    findings = check_scores(dataset, teacher=str(world / "teacher"))
+    findings = check_scores(dataset, teacher=find_teacher(str(world / "teacher")))
     assert findings.found == []
     assert any("scored" in note and "again" in note for note in findings.notes)
     path = world / "data" / part_scores(world).manifest.sidecars[0].file

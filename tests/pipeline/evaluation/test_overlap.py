@@ -1,6 +1,7 @@
 """Contamination: a question in the training text is found, and nothing else is."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_jobs.remove.command import main as remove
+from pipeline.dataset.texts import read_texts
 from pipeline.evaluation.overlap import (
     NUM_WORDS,
     Questions,
@@ -74,11 +77,24 @@ def test_a_dataset_with_test_questions_is_found_out(
     assert len(found["words"].split()) == NUM_WORDS
     text = capsys.readouterr().out
     assert "1 of 13 documents hold one" in text
-    assert "vocag remove … --ids" in text
-    remove_documents(tmp_path / "aligned", "forum/7")
+    (hint,) = [line for line in text.splitlines() if "vocag remove" in line]
+    assert remove(shlex.split(hint.partition("vocag remove ")[2])) == 0
     assert main([*command, "--output", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "overlap.jsonl").read_text("utf-8") == ""
     assert "0 of 12 documents hold one" in capsys.readouterr().out
+
+
+def test_a_dataset_without_documents_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = make_texts(6)
+    build_dataset(tmp_path / "aligned", texts)
+    remove_documents(tmp_path / "aligned", *(name for name, _ in texts))
+    command = [str(tmp_path / "aligned"), "--data", TINY, "--output", str(tmp_path / "overlap")]
+    assert main(command) == 2
+    assert "all are removed" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="all are removed"):
+        next(read_texts([str(tmp_path / "aligned")]))
 
 
 def test_documents_without_a_text_are_counted(

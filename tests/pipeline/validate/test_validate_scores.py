@@ -116,6 +116,20 @@ def test_another_teacher_can_t_score_again(
     assert "none of the 1 scores" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("teacher", "scored", "told"),
+    [("nowhere", True, "no such folder"), ("teacher", False, "nothing has scored")],
+)
+def test_a_teacher_of_no_use_is_told_before_any_shard_is_read(
+    copied: Path, teacher: str, scored: bool, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (copied / "data").glob("*.tar" if scored else "*teacher-*"):
+        path.unlink()  # a missing tar would be a finding
+    arguments = [str(copied / "data"), "--teacher", str(copied / teacher)]
+    assert validate.main(arguments) == validate.CANNOT_RUN
+    assert told in capsys.readouterr().err
+
+
 def test_sidecars_that_no_score_manifest_lists_are_named(copied: Path) -> None:
     manifest = min((copied / "data").glob("teacher-*.json"))
     num_sidecars = len(list((copied / "data").glob("*.teacher-*.safetensors")))
