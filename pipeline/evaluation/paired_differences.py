@@ -11,7 +11,7 @@ from pipeline.drawing.formatting import format_count, format_table
 from pipeline.evaluation.results import (
     Results,
     Value,
-    bits_per_byte,
+    bits_difference,
     read_results,
     read_samples,
     share_difference,
@@ -53,7 +53,7 @@ def difference(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> Value:
     """Return a metric's difference over pairs of samples of one item."""
     values = [(one[metric], other[metric]) for one, other in pairs]
     if metric == "bits_per_byte":
-        return bits_per_byte([(one[0] - other[0], one[1]) for one, other in values])
+        return bits_difference(values)
     return share_difference(values)
 
 

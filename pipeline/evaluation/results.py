@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from scipy.special import stdtrit
 
 RESULTS_FILE = "results.json"
-_Z = 1.959964  # of the normal distribution: 95 %
+_Z = 1.959964  # of the normal distribution: 95 %, for shares
 
 
 @dataclass(frozen=True)
@@ -118,17 +119,38 @@ def share_difference(pairs: Sequence[tuple[float, float]]) -> Value:
 def bits_per_byte(pairs: Sequence[tuple[float, int]]) -> Value:
     """Return all texts' bits per byte, from (log-likelihood in nats, length in bytes).
 
-    The interval is a linearised ratio's.
+    The interval is a linearised ratio's, by Student's t. That of one item is unbounded; it is left
+    at the value, and tables show "–".
     """
+    return _around(*_ratio(pairs))
+
+
+def bits_difference(
+    pairs: Sequence[tuple[tuple[float, int], tuple[float, int]]],
+) -> Value:
+    """Return one student's bits per byte less another's, of the same items.
+
+    Of conversations the two may count different bytes: each student has its own template.
+    """
+    ones, others = (_ratio(side) for side in zip(*pairs, strict=True))
+    moves = [one - other for one, other in zip(ones[1], others[1], strict=True)]
+    return _around(ones[0] - others[0], moves)
+
+
+def _ratio(pairs: Sequence[tuple[float, int]]) -> tuple[float, list[float]]:
+    """Return bits per byte, and how far each item moves them."""
+    total = sum(length for _, length in pairs)
     bits = [-nats / math.log(2) for nats, _ in pairs]
-    lengths = [length for _, length in pairs]
-    total = sum(lengths)
     ratio = math.fsum(bits) / total
-    spread = math.fsum((b - ratio * n) ** 2 for b, n in zip(bits, lengths, strict=True))
-    # The interval of one item is unbounded; it is left at the value, and tables show "–".
-    factor = len(pairs) / (len(pairs) - 1) if len(pairs) > 1 else 0.0
-    half = _Z * math.sqrt(factor * spread) / total
-    return Value(ratio, ratio - half, ratio + half)
+    return ratio, [(b - ratio * n) / total for b, (_, n) in zip(bits, pairs, strict=True)]
+
+
+def _around(value: float, moves: Sequence[float]) -> Value:
+    num, half = len(moves), 0.0
+    if num > 1:
+        spread = math.fsum(move**2 for move in moves)
+        half = float(stdtrit(num - 1, 0.975)) * math.sqrt(num / (num - 1) * spread)
+    return Value(value, value - half, value + half)
 
 
 def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:

@@ -125,15 +125,18 @@ def teacher_entropies(known: LabelDistributions) -> Tensor:
 
     Unknown tokens are no likelier than the last of the K likeliest, nor than p_0, all of them
     together: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). The text's own
-    token, known anyway, isn't that last one.
+    token, known anyway, isn't that last one. Of several teachers, whose entries of one token add
+    up, and where a likely token of the teacher stands for none of the student, it is an estimate.
     """
     exact = known.shape.exact
     ids, probs = known.ids[..., :exact], known.probs[..., :exact].float()
     is_other = (ids >= 0) & (ids != known.own_ids.unsqueeze(-1))
     own = probs.masked_fill(is_other, 0.0).sum(-1)
     rest = (1.0 - probs.sum(-1)).clamp_min(0.0)
-    least = torch.where(is_other, probs, 1.0).amin(-1).clamp_min(torch.finfo(probs.dtype).tiny)
-    others = probs.where(is_other, 0.0)
+    flat = probs.flatten(0, -2)
+    _, others = merge_cells(ids.masked_fill(~is_other, -1).flatten(0, -2), flat, flat)
+    others = others.view_as(probs)
+    least = torch.where(others > 0, others, 1.0).amin(-1)
     found: Tensor = torch.special.entr(others).sum(-1) + torch.special.entr(own)
     return found - torch.xlogy(rest, torch.minimum(least, rest))
 

@@ -129,7 +129,8 @@ def find_origins(
         found.update(free)
         rules[list(free)] = rule
 
-    take(SPECIAL, _special_tokens(new, old))
+    take(SPECIAL, _same_names(new, old))
+    take(SPECIAL, _same_roles(new, old))
     by_bytes = _tokens_by_bytes(old)
     take(COPIED, _same_bytes(new, by_bytes))
     seen = np.zeros(new.vocab_size, np.bool_)
@@ -153,18 +154,21 @@ def find_origins(
     )
 
 
-def _special_tokens(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
+def _same_names(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
+    named = old.named_tokens
+    return {
+        token: [named[name]]
+        for name, token in new.named_tokens.items()
+        if not new.token_bytes(token) and name in named
+    }
+
+
+def _same_roles(new: Tokenizer, old: Tokenizer) -> dict[int, Sequence[int]]:
     roles = _roles(old)
     for role, other in _INSTEAD.items():
         if role not in roles and other in roles:
             roles[role] = roles[other]
-    sources: dict[int, Sequence[int]] = {
-        token: [roles[role]] for role, token in _roles(new).items() if role in roles
-    }
-    for name, token in new.named_tokens.items():
-        if not new.token_bytes(token) and name in old.named_tokens and token not in sources:
-            sources[token] = [old.named_tokens[name]]
-    return sources
+    return {token: [roles[role]] for role, token in _roles(new).items() if role in roles}
 
 
 def _roles(tokenizer: Tokenizer) -> dict[str, int]:

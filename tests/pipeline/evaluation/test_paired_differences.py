@@ -43,6 +43,27 @@ def test_students_whose_bars_overlap_may_differ_clearly() -> None:
     assert made.low > -0.12
 
 
+def test_students_may_count_different_bytes() -> None:
+    """As templates of conversations do: one writes thoughts, the other drops them."""
+    chance = random.Random(1)
+    long = [(-chance.uniform(80, 120), chance.randint(150, 250)) for _ in range(30)]
+    short = [(nats / 20, length // 20) for nats, length in long]
+    samples = [
+        [{"place": place, "bits_per_byte": pair} for place, pair in enumerate(pairs)]
+        for pairs in (long, short)
+    ]
+    made = difference(list(zip(*samples, strict=True)), "bits_per_byte")
+    other = difference(list(zip(*reversed(samples), strict=True)), "bits_per_byte")
+    assert made.value == pytest.approx(bits_per_byte(long).value - bits_per_byte(short).value)
+    assert (other.value, other.low) == pytest.approx((-made.value, -made.high))
+    draws = sorted(
+        bits_per_byte([a for a, _ in drawn]).value - bits_per_byte([b for _, b in drawn]).value
+        for drawn in (chance.choices(list(zip(long, short, strict=True)), k=30) for _ in range(2000))
+    )
+    near = (made.high - made.low) / 8
+    assert (made.low, made.high) == pytest.approx((draws[50], draws[-51]), abs=near)
+
+
 @pytest.mark.parametrize(
     ("gained", "lost", "num", "low", "high"),
     [(0, 0, 20, -0.0891, 0.0891), (4, 0, 20, -0.0023, 0.3660), (30, 10, 100, 0.0791, 0.3131)],

@@ -3,6 +3,7 @@
 import math
 import random
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_bits_per_byte_vary_as_resampled_items_do() -> None:
     draws = sorted(bits_per_byte(chance.choices(pairs, k=len(pairs))).value for _ in range(2000))
     near = (made.high - made.low) / 20
     assert (made.low, made.high) == pytest.approx((draws[50], draws[-51]), abs=near)
+
+
+@pytest.mark.parametrize(("num", "quantile"), [(2, 12.706), (3, 4.303), (5, 2.776), (61, 2.000)])
+def test_few_items_have_wide_intervals(num: int, quantile: float) -> None:
+    """Texts of one length: the interval of a mean, by a table of Student's t."""
+    chance = random.Random(num)
+    bits = [chance.uniform(0.5, 2.0) for _ in range(num)]
+    made = bits_per_byte([(-10 * each * math.log(2), 10) for each in bits])
+    half = quantile * stdev(bits) / math.sqrt(num)
+    assert (made.low, made.high) == pytest.approx((fmean(bits) - half, fmean(bits) + half), rel=1e-3)
 
 
 def test_one_item_has_no_interval() -> None:

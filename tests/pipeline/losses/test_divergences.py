@@ -292,6 +292,20 @@ def test_a_known_part_bounds_the_entropy_from_below(weights, top_k, label, label
         assert found == pytest.approx(whole, abs=1e-4)
 
 
+def test_a_token_of_several_teachers_counts_once():
+    """Two that agree have the entropy of one, and others that of their mean."""
+    own = torch.tensor([[3]])
+    for rows, masses in (
+        ([(7, 0.9), (3, 0.1), (-1, 0.0)], [0.9, 0.1]),
+        ([(7, 0.45), (3, 0.05), (-1, 0.0), (7, 0.45), (3, 0.05), (-1, 0.0)], [0.9, 0.1]),
+        ([(7, 0.3), (8, 0.15), (3, 0.05), (8, 0.4), (3, 0.1), (-1, 0.0)], [0.3, 0.55, 0.15]),
+    ):
+        ids, probs = zip(*rows, strict=True)
+        known = torch.tensor([[ids]]), torch.tensor([[probs]]), own, EntryShape(len(ids))
+        expected = -sum(p * math.log(p) for p in masses)
+        assert teacher_entropies(LabelDistributions(*known)).item() == pytest.approx(expected)
+
+
 def test_no_distribution_has_no_entropy():
     own = torch.tensor([[0]])
     ids, probs = torch.tensor([[[-1, -1]]]), torch.zeros(1, 1, 2)

@@ -30,6 +30,7 @@ from pipeline.transfer.vocabulary_layers import (
     transfer_rows,
     transfer_vocabulary,
 )
+from tests.support import tokenizer_zoo
 from tests.support.datasets import byte_level, make_texts, with_control_tokens
 from tests.support.hf_folders import make_llama, write_model
 from tests.support.tokenizer_zoo import SHARED
@@ -200,6 +201,16 @@ def test_what_is_not_known_is_refused() -> None:
     origins = find_origins(NEW, OLD, TokenPairs())
     with pytest.raises(UntransferableError, match="per_token"):
         transfer_vocabulary(model, origins)
+
+
+def test_a_control_token_has_the_row_of_its_name_before_that_of_its_role() -> None:
+    """The new vocabulary's end is `<|endoftext|>`; the old one has that, and ends with `</s>`."""
+    new, old = tokenizer_zoo.load("qwen_like"), with_control_tokens(OLD, "<|endoftext|>")
+    assert old.eos_token_id == old.find_token("</s>")
+    for known, name in ((old, "<|endoftext|>"), (OLD, "</s>")):
+        origins = find_origins(new, known, TokenPairs())
+        made_of = origins.old_ids[origins.new_ids == new.eos_token_id]
+        assert made_of.tolist() == [known.find_token(name)]
 
 
 def test_padding_has_the_row_of_padding() -> None:
