@@ -25,7 +25,8 @@ def kind_of(method: Method) -> MethodKind:
     """Return the kind of a method.
 
     Raises:
-        ValueError: an unknown name or module, or an option that the method doesn't read.
+        ValueError: an unknown name or module, too large a weight, or an option that the method
+            doesn't read.
         ImportError: a user's module can't import what it needs.
     """
     if "." not in method.name:
@@ -38,12 +39,23 @@ def kind_of(method: Method) -> MethodKind:
                 f"{option}={getattr(method, option)} is for methods that choose tokens, and "
                 f"method={kind.name} learns all{_with_options(kind)}: leave it out"
             )
+        if option in kind.unread_by(method):
+            by = f" by distill_by={method.distill_by}" if method.distill_by else ""
+            raise ValueError(
+                f"{option}={getattr(method, option)} changes nothing with method={kind.name}{by}: "
+                "leave it out"
+            )
         readers = [other.name for other in METHODS.values() if option in other.options]
         if readers and option not in kind.options:
             raise ValueError(
                 f"{option}={getattr(method, option)} is for method={' and '.join(readers)}: leave "
                 f"it out with {kind.name}"
             )
+    if kind.weight_of(method) > kind.largest_weight:
+        raise ValueError(
+            f"weight={method.weight} must be at most {kind.largest_weight:g} with "
+            f"method={kind.name}: the rest is cross entropy's"
+        )
     return kind
 
 

@@ -37,6 +37,7 @@ KINDS = (
         every_token=True,
         all_learn=True,
         keep_fraction=0.0,  # no cross entropy but that of tokens without guidance
+        unread=("expectation",),  # divided by all labels
         options=("weight",),
     ),
 )

@@ -38,6 +38,7 @@ KINDS = (
         _loss,
         selector="teacher",
         needs="losses",
+        unread=("unmapped", "aggregation"),
         options=("num_chunks",),
     ),
     MethodKind(
@@ -45,6 +46,7 @@ KINDS = (
         "equal chunks, by chance",
         _loss,
         selector="random",
+        unread=("unmapped", "aggregation"),
         options=("num_chunks",),
     ),
 )

@@ -62,7 +62,9 @@ KINDS = (
         _loss,
         selector="teacher",
         needs="distributions",
+        unread=("expectation",),  # divided by all labels
         weight=0.8,
+        largest_weight=1.0,
         all_learn=True,
         options=(
             *("weight", "distill_map", "distill_tokens", "distill_by"),

@@ -45,7 +45,9 @@ class MethodKind:
         all_learn: whether nearly every label gets a gradient.
         keep_fraction: default share to keep.
         chooses: whether some tokens (or chunks) are chosen, by the rule.
+        unread: options of choosing that its choice doesn't read.
         weight: default λ of the divergence.
+        largest_weight: where the rest of λ is cross entropy's, 1.
         options: fields of `Method` read only by the kinds that name them.
         known: this project's findings that a user should hear before a run.
     """
@@ -60,7 +62,9 @@ class MethodKind:
     all_learn: bool = False
     keep_fraction: float = PAPER_RULE.keep_fraction
     chooses: bool = True
+    unread: tuple[str, ...] = ()
     weight: float = 1.0
+    largest_weight: float = float("inf")
     options: tuple[str, ...] = ()
     known: str = ""
 
@@ -77,6 +81,11 @@ class MethodKind:
         return self.chooses and (
             "distill_tokens" not in self.options or method.distill_tokens != "all"
         )
+
+    def unread_by(self, method: Method) -> tuple[str, ...]:
+        """Return the options of choosing that it doesn't read with these options."""
+        by_teacher = method.distill_by in (None, "teacher")
+        return self.unread if by_teacher else (*self.unread, "unmapped", "aggregation")
 
     def uses_cells(self, method: Method) -> bool:
         """Whether it needs cells of both vocabularies, counted on data."""

@@ -46,6 +46,7 @@ KINDS = (
         _loss,
         needs="model",
         one_vocabulary=True,
+        unread=("unmapped", "aggregation"),
         keep_fraction=0.6,  # of its 1B model's tokens
     ),
     MethodKind(
@@ -54,6 +55,7 @@ KINDS = (
         _self_reference_loss,
         needs="model",
         one_vocabulary=True,
+        unread=("unmapped", "aggregation"),
         keep_fraction=0.7,  # by each
     ),
 )

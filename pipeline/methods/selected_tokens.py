@@ -32,13 +32,26 @@ KINDS = (
         all_learn=True,
         chooses=False,
     ),
-    MethodKind("random", "chance: what a teacher must beat", _loss, selector="random"),
-    MethodKind("student_loss", "the student's own judgement", _loss, selector="student_loss"),
+    MethodKind(
+        "random",
+        "chance: what a teacher must beat",
+        _loss,
+        selector="random",
+        unread=("aggregation",),
+    ),
+    MethodKind(
+        "student_loss",
+        "the student's own judgement",
+        _loss,
+        selector="student_loss",
+        unread=("aggregation",),
+    ),
     MethodKind(
         "student_entropy",
         "the student's own judgement, by its entropy",
         _loss,
         selector="student_entropy",
+        unread=("aggregation",),
     ),
     MethodKind(
         "teacher_loss",

@@ -58,7 +58,9 @@ def test_students_may_count_different_bytes() -> None:
     assert (other.value, other.low) == pytest.approx((-made.value, -made.high))
     draws = sorted(
         bits_per_byte([a for a, _ in drawn]).value - bits_per_byte([b for _, b in drawn]).value
-        for drawn in (chance.choices(list(zip(long, short, strict=True)), k=30) for _ in range(2000))
+        for drawn in (
+            chance.choices(list(zip(long, short, strict=True)), k=30) for _ in range(2000)
+        )
     )
     near = (made.high - made.low) / 8
     assert (made.low, made.high) == pytest.approx((draws[50], draws[-51]), abs=near)

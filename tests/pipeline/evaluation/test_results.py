@@ -45,7 +45,9 @@ def test_few_items_have_wide_intervals(num: int, quantile: float) -> None:
     bits = [chance.uniform(0.5, 2.0) for _ in range(num)]
     made = bits_per_byte([(-10 * each * math.log(2), 10) for each in bits])
     half = quantile * stdev(bits) / math.sqrt(num)
-    assert (made.low, made.high) == pytest.approx((fmean(bits) - half, fmean(bits) + half), rel=1e-3)
+    assert (made.low, made.high) == pytest.approx(
+        (fmean(bits) - half, fmean(bits) + half), rel=1e-3
+    )
 
 
 def test_one_item_has_no_interval() -> None:

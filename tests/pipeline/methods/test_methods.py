@@ -67,6 +67,9 @@ def test_options_of_a_method_are_checked() -> None:
         Method("distill", temperature=0)
     with pytest.raises(ValueError, match=r"weight=-1 must be 0 or more and finite"):
         Method("distill", weight=-1)
+    with pytest.raises(ValueError, match=r"weight=1\.5 must be at most 1 with method=distill"):
+        kind_of(Method("distill", weight=1.5))
+    kind_of(Method("alm", weight=1.5))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,41 @@ def test_options_that_choose_tokens_are_read_where_some_are_chosen() -> None:
     for name in METHODS.keys() - {"full", "kld", "uld", "distill"}:
         kind_of(Method(name, keep_fraction=0.3, scope="row"))
     kind_of(Method("distill", keep_fraction=0.3, distill_tokens="kept"))
+
+
+_CHOICES = {"unmapped": "exclude", "aggregation": "sum", "expectation": "all"}
+
+
+@pytest.mark.parametrize(
+    ("given", "unread"),
+    [
+        ({"name": "teacher"}, ()),
+        ({"name": "teacher_loss"}, ()),
+        ({"name": "random"}, ("aggregation",)),
+        ({"name": "student_loss"}, ("aggregation",)),
+        ({"name": "student_entropy"}, ("aggregation",)),
+        ({"name": "rho1"}, ("unmapped", "aggregation")),
+        ({"name": "rho1_self"}, ("unmapped", "aggregation")),
+        ({"name": "chunks"}, ("unmapped", "aggregation")),
+        ({"name": "chunks_random"}, ("unmapped", "aggregation")),
+        ({"name": "alm"}, ("expectation",)),
+        ({"name": "distill", "distill_tokens": "kept"}, ("expectation",)),
+        (
+            {"name": "distill", "distill_tokens": "kept", "distill_by": "random"},
+            ("unmapped", "aggregation", "expectation"),
+        ),
+    ],
+)
+def test_an_option_that_the_choice_doesnt_read_is_refused(
+    given: dict[str, Any], unread: tuple[str, ...]
+) -> None:
+    for option, value in _CHOICES.items():
+        method = Method(**given, **{option: value})
+        if option in unread:
+            with pytest.raises(ValueError, match=f"{option}={value} changes nothing with method="):
+                kind_of(method)
+        else:
+            kind_of(method)
 
 
 def test_a_method_of_ones_own_is_named_as_a_module() -> None:
