@@ -38,10 +38,9 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     )
     opened = vocag.open_training(config, options.student, vocag.Method("teacher", scope="row"))
     # Not `prepare`d: each process reads its own rows already, in the order that resumes exactly.
-    loader = vocag.load_batches(
-        opened.rows, micro_batch_size=micro, replica=accelerator.process_index, num_replicas=ranks
-    )
-    batches = iter(loader)
+    split = {"replica": accelerator.process_index, "num_replicas": ranks}
+    split |= {"num_samples": options.num_steps * size}  # more than there are is refused
+    batches = iter(vocag.load_batches(opened.rows, micro_batch_size=micro, **split))
     guided: Any = opened.guided.train()
     adam: Any = torch.optim.AdamW(
         guided.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0

@@ -29,25 +29,28 @@ def main() -> None:
     options = parser.parse_args()
     dist.init_process_group()
     rank, ranks, size = dist.get_rank(), dist.get_world_size(), options.global_batch_size
-    teaching, length = vocag.Teaching(stored_losses=options.stored_losses), options.seq_length
-    config = vocag.StreamConfig(
-        options.data, seq_length=length, global_batch_size=size, teaching=teaching
-    )
-    opened = vocag.open_training(config, options.student, vocag.Method("teacher", scope="row"))
+    sizes: dict[str, Any] = {"seq_length": options.seq_length, "global_batch_size": size}
+    teaching = vocag.Teaching(stored_losses=options.stored_losses)
+    config = vocag.StreamConfig(options.data, teaching=teaching, **sizes)
+    saved, method = None, vocag.Method("teacher", scope="row")
+    for last in sorted(options.output.glob("step-*/.metadata"))[-1:]:  # the file written last
+        kept: dict[str, Any] = {"rows": dict.fromkeys(vocag.StreamState.__dataclass_fields__)}
+        dcp.load(kept, checkpoint_id=last.parent)
+        saved = vocag.StreamState(**kept["rows"])
+    opened = vocag.open_training(config, options.student, method, saved=saved)
     rows, guided, student = opened.rows, opened.guided.train(), cast(Any, opened.student)
     for module in (*student.model.layers, guided):  # it last: the loss needs the whole output
         fully_shard(module)
     weights = list(guided.parameters())
     adam = torch.optim.AdamW(weights, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    used = 0
-    for last in sorted(options.output.glob("step-*/.metadata"))[-1:]:  # the file written last
+    used = rows.restore(saved) if saved else 0  # refuses other rows
+    if saved:
         model, moments = states.get_state_dict(student, adam)  # which counts as one step of adam
-        saved: dict[str, Any] = {"model": model, "moments": moments, "rows": asdict(rows.state(0))}
-        dcp.load(saved, checkpoint_id=last.parent)
+        dcp.load({"model": model, "moments": moments}, checkpoint_id=last.parent)
         states.set_state_dict(student, adam, model_state_dict=model, optim_state_dict=moments)
-        used = rows.restore(vocag.StreamState(**saved["rows"]))  # refuses other rows
     split: dict[str, Any] = {"replica": rank, "num_replicas": ranks, "consumed_samples": used}
-    loader = iter(vocag.load_batches(rows, micro_batch_size=options.micro_batch_size, **split))
+    split |= {"num_samples": options.num_steps * size, "micro_batch_size": options.micro_batch_size}
+    loader = iter(vocag.load_batches(rows, **split))  # which refuses more steps than there are
     for step in range(used // size + 1, options.num_steps + 1):
         sums = torch.zeros(2, device=weights[0].device)  # nats, tokens
         for _ in range(size // options.micro_batch_size // ranks):
@@ -64,8 +67,8 @@ def main() -> None:
             print(f"step {step}: loss {sums[0] / sums[1].clamp_min(1):.6f}", flush=True)
         if step % options.checkpoint_every == 0:
             model, moments = states.get_state_dict(student, adam)
-            saved = {"model": model, "moments": moments, "rows": asdict(rows.state(step * size))}
-            dcp.save(saved, checkpoint_id=options.output / f"step-{step:08d}")
+            kept = {"model": model, "moments": moments, "rows": asdict(rows.state(step * size))}
+            dcp.save(kept, checkpoint_id=options.output / f"step-{step:08d}")
     whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
     trained = states.get_model_state_dict(student, options=whole)
     if rank == 0:

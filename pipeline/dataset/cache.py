@@ -11,9 +11,11 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import BinaryIO
 
 import fsspec
@@ -36,6 +38,9 @@ class ListedFile:
     sha256: str
 
 
+_Begun = tuple[Future[None], ListedFile]
+
+
 class ShardCache:
     """A folder of limited size with copies of remote files."""
 
@@ -44,7 +49,7 @@ class ShardCache:
         self.folder = Path(folder)
         self.max_bytes = max_bytes
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._pool: tuple[int, SimpleQueue[_Begun]] | None = None
 
     def open(self, file: ListedFile) -> BinaryIO:
         """Open a file, fetching it first if it isn't cached.
@@ -65,13 +70,27 @@ class ShardCache:
     def prefetch(self, files: Iterable[ListedFile]) -> list[Future[None]]:
         """Fetch files in the background; failures are logged, and repeat on opening."""
         missing = [file for file in files if not (self.folder / file.sha256).exists()]
-        return [self._executor().submit(self._fetch_quietly, file) for file in missing]
+        waiting, begun = self._waiting(), [(Future[None](), file) for file in missing]
+        for each in begun:
+            waiting.put(each)
+        return [future for future, _ in begun]
 
-    def _executor(self) -> ThreadPoolExecutor:
-        # Threads don't survive a fork, so each process makes its own.
+    def _waiting(self) -> "SimpleQueue[_Begun]":
+        # Threads don't survive a fork, so each process makes its own. An ending process doesn't
+        # wait for daemons; the next removes what they leave.
         if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = (os.getpid(), ThreadPoolExecutor(2, "shard-prefetch"))
+            self._pool = (os.getpid(), SimpleQueue())
+            for _ in range(2):
+                work = Thread(target=self._work, args=self._pool[1:], name="shard-prefetch")
+                work.daemon = True
+                work.start()
         return self._pool[1]
+
+    def _work(self, waiting: "SimpleQueue[_Begun]") -> None:
+        while True:
+            future, file = waiting.get()
+            self._fetch_quietly(file)
+            future.set_result(None)
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_pool": None}
@@ -111,10 +130,10 @@ class ShardCache:
                         num_bytes += sink.write(chunk)
                     sink.truncate(num_bytes)
             except OSError as error:
-                if error.errno == errno.ENOSPC:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     error.add_note(
-                        f"the disk of the shard cache {self.folder} is full below its limit of "
-                        f"{self.max_bytes} bytes: lower the limit or free the disk"
+                        f"the disk or quota of the shard cache {self.folder} is full below its "
+                        f"limit of {self.max_bytes} bytes: lower the limit or free the disk"
                     )
                 raise
             if num_bytes == file.num_bytes and digest.hexdigest() == file.sha256:

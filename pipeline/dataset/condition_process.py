@@ -25,6 +25,8 @@ LIMIT_BYTES = 4 << 30
 """Address space that the process may add after its start."""
 
 _START = (
+    # Ctrl-C ends it without a traceback: the parent says what there is to say.
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from pipeline.dataset.condition_process import serve; serve(int(sys.argv[2]))"
 )
@@ -98,22 +100,34 @@ def serve(limit_bytes: int) -> None:
 def _exchange(question: bytes) -> bytes:
     """Return the answer, empty if a limit killed the process."""
     child = _children.get(os.getpid())
-    if child is None:
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(LIMIT_BYTES)]
+    if child is None or child.poll() is not None:  # ended by a signal to the terminal's processes
+        command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(LIMIT_BYTES)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         _children[os.getpid()] = child
-        if not child.stdout or not child.stdout.readline():
+        if _interruptible(child, b"") != b"ready\n":
             raise OSError(f"{sys.executable} could not be started to decide conditions")
-    assert child.stdin is not None
-    assert child.stdout is not None
     timer = Timer(LIMIT_SECONDS, child.kill)
     timer.start()
-    with suppress(BrokenPipeError):
-        child.stdin.write(question + b"\n")
-        child.stdin.flush()
-    answer = child.stdout.readline()
-    timer.cancel()
+    try:
+        answer = _interruptible(child, question + b"\n")
+    finally:
+        timer.cancel()
     if not answer:
         del _children[os.getpid()]
         child.wait()
     return answer
+
+
+def _interruptible(child: "subprocess.Popen[bytes]", question: bytes) -> bytes:
+    """Write a question, return the answer; Ctrl-C ends the process, whose answer is to no other."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        with suppress(BrokenPipeError):
+            child.stdin.write(question)
+            child.stdin.flush()
+        return child.stdout.readline()
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise

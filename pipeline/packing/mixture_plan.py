@@ -139,6 +139,11 @@ def plan_mixture(sources: Sequence[Source], stages: Sequence[Stage]) -> MixtureP
             f"datasets of stage {stage + 1} are used up after {tokens}: raise their max_epochs, "
             f"or begin stage {stage + 2} earlier"
         )
+    if stage and stretches[-1].stage < stage:
+        raise ValueError(
+            f"the datasets of stage {stage + 1} are used up before it begins: raise their "
+            f"max_epochs, or leave stage {stage + 1} out"
+        )
     return MixturePlan(tuple(sources), tuple(stretches))
 
 

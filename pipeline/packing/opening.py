@@ -89,8 +89,10 @@ class OpenedRun:
         if self.reading.generation != LATEST:
             raise StreamMismatchError(
                 f"the checkpoint was made with generation {_named(saved.generations)} of "
-                f"{path}, and generation {now} is open: pass the saved state to AlignedRows, which "
-                f'opens its own, or give generation="{LATEST}" to move the run on'
+                f"{path}, and generation {now} is open: pass the saved state to AlignedRows or "
+                "open_training, which open its own (GuidedTrainer finds it by "
+                "TrainingArguments.resume_from_checkpoint), or give "
+                f'generation="{LATEST}" to move the run on'
             )
         logger.warning(
             "the run moves on to generation %s of %s: from here on its rows are different, so "

@@ -202,6 +202,6 @@ class TrainConfig:
 
 def _split_name(source: str) -> tuple[str, str]:
     name, equals, path = source.partition("=")
-    if equals and name and not Path(source).exists():
+    if equals and name and "://" not in name and not Path(source).exists():
         return name, path
     return Path(source.removesuffix("manifest.json")).name, source

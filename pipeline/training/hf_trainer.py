@@ -73,7 +73,9 @@ class GuidedTrainer(Trainer):
 
         Args:
             model: the student as `AutoModelForCausalLM` loads it, or one of peft around it.
-            args: of the Trainer; they decide the rows of a step and the epochs.
+            args: of the Trainer; they decide the rows of a step and the epochs. With
+                `resume_from_checkpoint` data that have grown since, or of which documents were
+                removed, are opened as they were.
             data: `StreamConfig("aligned", seq_length=2048,
                 teaching=Teaching(stored_losses="teacher"))`; or a dataset's path.
             method: such as `Method("distill")`.
@@ -88,6 +90,7 @@ class GuidedTrainer(Trainer):
         """
         _require_settings(args)
         one = heldout is None or isinstance(heldout, str)
+        resumed = _checkpoint(args, args.resume_from_checkpoint)
         opened = open_training(
             _stream_config(args, data),
             model,
@@ -99,6 +102,7 @@ class GuidedTrainer(Trainer):
             group=dist.group.WORLD if args.world_size > 1 else None,
             device=args.device,
             with_tokenizer=args.should_save and options.get("processing_class") is None,
+            saved=_saved_rows(resumed) if resumed else None,
         )
         if (kind := kind_of(method)).known and args.process_index == 0:
             logger.warning("method %s: %s", kind.name, kind.known)
@@ -132,11 +136,8 @@ class GuidedTrainer(Trainer):
             StreamMismatchError: the checkpoint's run read other rows.
             ValueError: another trainer's checkpoint, or none to resume from.
         """
-        found: str | bool | None = resume_from_checkpoint
-        if found is True:
-            found = get_last_checkpoint(self.args.output_dir)
-        if found:
-            self.rows.restore(_saved_rows(Path(str(found))))
+        if found := _checkpoint(self.args, resume_from_checkpoint):
+            self.rows.restore(_saved_rows(found))
         self._step_sums.zero_()  # of a step that an error has ended
         return super().train(resume_from_checkpoint, *args, **options)
 
@@ -258,7 +259,7 @@ class _Positions(Sampler[int]):
 
     def __len__(self) -> int:
         rows = self._trainer.rows  # a mixture's epoch need not be whole steps
-        return rows.samples_per_epoch // (size := rows.config.global_batch_size) * size
+        return _steps_per_epoch(rows) * rows.config.global_batch_size
 
     def __iter__(self) -> Iterator[int]:
         consumed = self._trainer.state.global_step * self._trainer.rows.config.global_batch_size
@@ -275,10 +276,16 @@ class _KeepRows(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if state.is_world_process_zero:
+        if args.should_save:  # with save_on_each_node, on each
             stood = self._rows.state(state.global_step * self._rows.config.global_batch_size)
             folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
             (folder / _ROWS_FILE).write_text(json.dumps(asdict(stood)) + "\n", "utf-8")
+
+
+def _checkpoint(args: TrainingArguments, asked: str | bool | None) -> Path | None:
+    """Return the folder of the checkpoint to resume from, the last one if `asked` is True."""
+    found = get_last_checkpoint(str(args.output_dir)) if asked is True else asked
+    return Path(str(found)) if found else None
 
 
 def _saved_rows(folder: Path) -> StreamState:
@@ -322,10 +329,15 @@ def _stream_config(
     return replace(config, global_batch_size=size, num_epochs=None)
 
 
+def _steps_per_epoch(rows: AlignedRows) -> int:
+    """Return an epoch's whole steps; a small mixture may have fewer rows than a step."""
+    return max(1, rows.samples_per_epoch // rows.config.global_batch_size)
+
+
 def _require_steps(args: TrainingArguments, rows: AlignedRows) -> None:
     steps, size = args.max_steps, rows.config.global_batch_size
     if steps <= 0:
-        steps = math.ceil(args.num_train_epochs * (rows.samples_per_epoch // size))
+        steps = math.ceil(args.num_train_epochs * _steps_per_epoch(rows))
     if steps * size > len(rows):
         raise ValueError(
             f"{steps} steps of {size} rows need {steps * size} rows, {rows.config.reading.path} "

@@ -23,7 +23,7 @@ from pipeline.models.running_teacher import (
     open_running_teacher,
     require_model_room,
 )
-from pipeline.streaming import AlignedRows, StreamConfig
+from pipeline.streaming import AlignedRows, StreamConfig, StreamState
 from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
 from pipeline.training.held_out import open_heldout
@@ -67,6 +67,7 @@ def open_training(
     group: dist.ProcessGroup | None = None,
     device: torch.device | str = "cpu",
     with_tokenizer: bool = True,
+    saved: StreamState | None = None,
 ) -> OpenedTraining:
     """Open data and models, as `vocag train` does; refuse those that don't fit together.
 
@@ -83,6 +84,8 @@ def open_training(
         group: the processes that choose tokens together if the method's scope is "group".
         device: of models loaded here, and of a given teacher.
         with_tokenizer: make the student's tokenizer; else it is empty.
+        saved: of a checkpoint that will be restored: data that have grown, or of which documents
+            were removed, are opened as they were.
 
     Raises:
         ForeignTokenizerError: a model's or held-out set's tokenizer differs from the data's.
@@ -103,7 +106,7 @@ def open_training(
         served = kind.serve(method, teaching, config.reading, config.seq_length)
     if teaching.teacher and served.by == "nothing":
         logger.warning("method=%s asks no teacher: %s isn't read", kind.name, teaching.teacher)
-    rows = _open_rows(data, config, kind.row_needs(method, served))
+    rows = _open_rows(data, config, kind.row_needs(method, served), saved)
     kind.require_rows(method, rows)
     _warn_of_padding(rows)
     sets = open_heldout(heldout or {}, rows)
@@ -149,9 +152,11 @@ def _hinting_at_config(config: StreamConfig) -> Iterator[None]:
         raise
 
 
-def _open_rows(data: object, config: StreamConfig, needs: Mapping[str, Any]) -> AlignedRows:
+def _open_rows(
+    data: object, config: StreamConfig, needs: Mapping[str, Any], saved: StreamState | None
+) -> AlignedRows:
     if not isinstance(data, AlignedRows):
-        return AlignedRows(replace(config, **needs))
+        return AlignedRows(replace(config, **needs), saved)
     for name, needed in needs.items():
         if needed and not getattr(config, name):
             raise ValueError(

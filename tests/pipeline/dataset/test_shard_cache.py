@@ -5,7 +5,10 @@ import http.server
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
+import time
 from functools import partial
 from hashlib import sha256
 
@@ -107,13 +110,14 @@ def test_a_file_larger_than_the_cache_is_refused_with_the_remedy(remote, tmp_pat
         ShardCache(tmp_path, SIZE - 1).open(remote("a", content(1)))
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(remote, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_and_leaves_nothing(remote, tmp_path, monkeypatch, number):
     def full(file):
         yield content(1)[:10]
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("pipeline.dataset.cache._chunks", full)
-    with pytest.raises(OSError, match="No space left") as caught:
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
         ShardCache(tmp_path, 10 * SIZE).open(remote("a", content(1)))
     assert "lower the limit or free the disk" in caught.value.__notes__[0]
     assert not list(tmp_path.glob("*.part"))
@@ -211,10 +215,31 @@ def test_groups_are_fetched_ahead_of_their_use(server, tmp_path):
     place, group, _ = order.locate(0, 0)
     following = order.group_at(0, place + 1)
     wanted = {*order.group_shards[group], *order.group_shards[following]}
-    pool = rows.datasets[0]._reader._cache._pool[1]
-    pool.shutdown(wait=True)
     names = {rows.manifest.shards[shard].sha256 for shard in wanted}
-    assert names <= cached(tmp_path / "cache" / "shards")
+    end = time.monotonic() + 60
+    while not names <= cached(tmp_path / "cache" / "shards"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+_LEAVES_A_QUEUE = """
+import sys, time
+from pipeline.dataset import cache
+def slow(file):
+    time.sleep(30)
+    yield b""
+cache._chunks = slow
+files = [cache.ListedFile(f"memory://{name}", 1, name) for name in "abcdefgh"]
+cache.ShardCache(sys.argv[1], 100).prefetch(files)
+print("ends", flush=True)
+"""
+
+
+def test_a_process_doesnt_wait_for_what_it_fetches_ahead(tmp_path):
+    """It stayed until all that was queued had come: half a minute each."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", _LEAVES_A_QUEUE, str(tmp_path)], check=True, timeout=120)
+    assert time.monotonic() - start < 30
 
 
 def test_a_cache_smaller_than_two_groups_is_refused(server, tmp_path):

@@ -145,6 +145,13 @@ def test_a_stage_that_is_never_reached_is_refused():
         plan_mixture(sources, stages)
 
 
+def test_a_last_stage_whose_datasets_are_used_up_is_refused():
+    stages = [Stage({"web": 0.5, "math": 0.5}), Stage({"math": 1.0}, 50_000)]
+    sources = [Source("web", 90, 9000, None), Source("math", 10, 1000)]
+    with pytest.raises(ValueError, match=r"of stage 2 are used up before it begins: raise their"):
+        plan_mixture(sources, stages)
+
+
 def test_a_weight_that_gives_no_row_is_refused():
     sources = [Source("a", 10, 1000), Source("b", 10, 1000)]
     with pytest.raises(ValueError, match=r'weight 1e-09 of "b" is less than one row in 1048576'):

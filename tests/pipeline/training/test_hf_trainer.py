@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
@@ -21,10 +28,11 @@ from pipeline.models.probe import UntrainedTeacherError
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.guided import GuidedStudent
-from pipeline.training.hf_trainer import GuidedTrainer
+from pipeline.training.hf_trainer import GuidedTrainer, _KeepRows
 from pipeline.training.loop import train
 from pipeline.training.run_opening import open_training
 from schemas.document import decode_document
+from tests.support.datasets import remove_documents, seen_ids
 from tests.support.killing import run_ranks
 from tests.support.mixtures import write_mixture
 from tests.support.runs import read_log
@@ -183,6 +191,49 @@ def test_a_run_goes_on_with_the_rows_that_follow(world: Path, tmp_path: Path) ->
     (tmp_path / "foreign").mkdir()
     with pytest.raises(ValueError, match=r"vocag_rows\.json"):
         other.train(resume_from_checkpoint=str(tmp_path / "foreign"))
+
+
+def test_a_run_goes_on_with_its_data_as_they_were(world: Path, tmp_path: Path) -> None:
+    """Of a mixture, whose generations can't be named; a document was removed meanwhile."""
+    folder = tmp_path / "data"
+    shutil.copytree(world / "data", folder)
+    file = write_mixture(tmp_path / "mixture.toml", a={"path": str(folder), "max_epochs": 2})
+    given = {"method": Method("full"), "settings": {"max_steps": 4, "save_on_each_node": True}}
+    given |= {"data": StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH)}
+    whole = trainer_of(world, tmp_path / "run", **given)
+    seen = seen_rows(whole)
+    whole.train()
+    remove_documents(folder, min(seen_ids(folder)))
+    checkpoint = str(tmp_path / "run/checkpoint-2")
+    with pytest.raises(StreamMismatchError, match=r"TrainingArguments\.resume_from_checkpoint"):
+        trainer_of(world, tmp_path / "run", **given).train(resume_from_checkpoint=checkpoint)
+    given["settings"] |= {"resume_from_checkpoint": checkpoint}
+    again = trainer_of(world, tmp_path / "run", **given)
+    rest = seen_rows(again)
+    again.train(resume_from_checkpoint=checkpoint)
+    assert len(rest) == 2
+    assert all(map(torch.equal, rest, seen[2:]))
+
+
+def test_every_node_that_saves_keeps_its_rows(world: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(world, tmp_path, settings={"save_on_each_node": True})
+    (tmp_path / "checkpoint-2").mkdir()
+    state = TrainerState(global_step=2, is_world_process_zero=False)
+    _KeepRows(trainer.rows).on_save(trainer.args, state, TrainerControl())
+    assert (tmp_path / "checkpoint-2/vocag_rows.json").is_file()
+
+
+def test_a_step_may_be_longer_than_a_mixtures_epoch(world: Path, tmp_path: Path) -> None:
+    data = str(world / "data")
+    file = write_mixture(tmp_path / "mixture.toml", a={"path": data, "max_epochs": 4})
+    mixture = StreamConfig(Reading(str(file)), seq_length=SEQ_LENGTH)
+    num_rows = AlignedRows(mixture).samples_per_epoch
+    settings = {"max_steps": 2, "per_device_train_batch_size": num_rows + 1}
+    trainer = trainer_of(world, tmp_path, settings=settings, method=Method("full"), data=mixture)
+    seen = seen_rows(trainer)
+    trainer.train()
+    expected = trainer.rows.__getitems__(range(2 * (num_rows + 1))).buffer
+    assert torch.equal(torch.cat(seen), expected)
 
 
 @pytest.mark.parametrize(

@@ -523,6 +523,9 @@ def test_held_out_sets_are_measured_by_name(
     assert measured(f"first={world / 'heldout'}") == {"heldout_bits_per_byte": own}
     with pytest.raises(ValueError, match="have one name: write NAME=DATASET"):
         measured(str(world / "pair"), "x/pair")
+    url = "s3://bucket/lang=en/heldout"
+    named = _config(world, tmp_path, Method("full"), heldout=(url, f"own={url}")).heldout_sets
+    assert named == {"heldout": url, "own": url}
 
 
 def test_a_set_without_the_students_tokens_is_refused(world: Path, tmp_path: Path) -> None:
