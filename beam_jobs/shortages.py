@@ -72,11 +72,14 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
         return f"{full} are free{needs}; free some space"
     if _TOO_LARGE.search(text):
         return f"a file in {folder} would exceed the size that ulimit -f allows; raise it"
+    if "CUDA out of memory" in text:
+        return "the GPU's memory ran out; use a smaller --batch-tokens"
     if _NO_MEMORY.search(text):
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         allowed = f" (ulimit -v allows {format_bytes(limit)} a process)"
         limited = "" if limit == resource.RLIM_INFINITY else allowed
-        return f"memory ran out{limited}; use fewer --workers or a smaller --shard-bytes"
+        smaller = "fewer --workers, or smaller shards (vocag align --shard-bytes)"
+        return f"memory ran out{limited}; use {smaller}"
     return None
 
 

@@ -4,7 +4,7 @@ The check around each shard uses one text, which a cache may answer right.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,12 +52,18 @@ def find_far_shards(records: Sequence[SidecarRecord]) -> list[FarShard]:
 
 
 def refuse_far_shards(
-    records: Sequence[SidecarRecord], *, dataset: str, run_folder: str, started: float
+    records: Sequence[SidecarRecord],
+    *,
+    accepted: Collection[str],
+    dataset: str,
+    run_folder: str,
+    started: float,
 ) -> None:
     """Remove outlying shards' sidecars, and raise EngineError.
 
-    Shards that come out the same in a later run are accepted. The run's folder notes them with
-    `started`: a step that Beam repeats isn't a later run.
+    Shards that come out the same in a later run are accepted, as are those whose SHA-256 is in
+    `accepted`. The run's folder notes them with `started`: a step that Beam repeats isn't a later
+    run.
     """
     path = storage.join(run_folder, FAR_SHARDS_FILE)
     noted: dict[str, dict[str, float]] = {}
@@ -68,7 +74,11 @@ def refuse_far_shards(
         then = noted.get(shard.record.shard, {"started": started})
         return then["started"] != started and abs(shard.mean - then["mean"]) <= _SAME
 
-    far = [shard for shard in find_far_shards(records) if not came_out_the_same(shard)]
+    far = [
+        shard
+        for shard in find_far_shards(records)
+        if shard.record.sha256 not in accepted and not came_out_the_same(shard)
+    ]
     if not far:
         return
     # Removed before it is noted: so every noted shard is scored again, even after a kill.

@@ -30,7 +30,7 @@ from beam_jobs.score.steps import (
     complete_document_scores,
     write_scores,
 )
-from beam_jobs.score.summary import describe_trial, estimate_disk, summarise
+from beam_jobs.score.summary import describe_trial, estimate_disk, learned_share, summarise
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from pipeline.command_line.option_parsing import option_names
@@ -162,7 +162,8 @@ def _score_dataset(
         run.say(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
         _complete(run, job, documents, finished)
         return finished
-    require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule))
+    learned = learned_share(documents) if job.rule.learned_only else 1.0
+    require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule, learned=learned))
     with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
         start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
         reusable = find_reusable(reuse, job.rule, run)

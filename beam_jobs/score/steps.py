@@ -32,11 +32,13 @@ from pipeline.scoring.engines.interface import Engine, Work, require_trained_eng
 from pipeline.scoring.reusable_losses import ReusableDocuments, ReusableLosses
 from pipeline.scoring.sidecars import ShardToScore
 from schemas.document_score_table import document_scores_name
+from schemas.errors import DamagedShardError
 from schemas.records import read_record, write_record
 from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,
     TeacherRule,
+    decode_score_manifest,
     decode_sidecar,
     encode_score_manifest,
     score_manifest_name,
@@ -200,12 +202,25 @@ def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
     records = tuple(shards[number].record for number in sorted(shards))
     if isinstance(job.settings, ServedSettings):
         refuse_far_shards(
-            records, dataset=job.dataset, run_folder=job.run_folder, started=job.started
+            records,
+            accepted=_finished_sidecars(job),
+            dataset=job.dataset,
+            run_folder=job.run_folder,
+            started=job.started,
         )
     manifest = ScoreManifest(job.fingerprint, job.rule, job.source, records)
     done = sum((one.done for one in shards.values()), WorkDone())
     _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
     return _write_manifest(job, manifest)
+
+
+def _finished_sidecars(job: ScoreJob) -> set[str]:
+    """Return the SHA-256 of an earlier generation's scores: runs read them."""
+    path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
+    if storage.num_bytes_of(path) is None:
+        return set()
+    scores = decode_score_manifest(storage.read_bytes(path), at=path)
+    return {record.sha256 for record in scores.sidecars}
 
 
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:
@@ -280,7 +295,13 @@ def complete_document_scores(
     for place, record in enumerate(records):
         if document_scores_name(record.file) not in there:
             shard = ShardToScore.open(documents, place, context)
-            data = storage.read_bytes(storage.join(job.dataset, record.file))
+            path = storage.join(job.dataset, record.file)
+            data = storage.read_bytes(path)
+            if sha256(data).hexdigest() != record.sha256:
+                raise DamagedShardError(
+                    f"{path} was altered, its SHA-256 isn't that in the score manifest: delete it "
+                    "and run vocag score again"
+                )
             records[place] = write_document_scores(job, shard, data, record)
             number += 1
     _write_manifest(job, replace(scores, sidecars=tuple(records)))

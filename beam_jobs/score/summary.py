@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from beam_jobs import storage
 from beam_jobs.score.steps import ReadyTeacher, WorkDone
 from beam_jobs.shortages import describe_room
+from pipeline.dataset.chosen_documents import ChosenDocuments
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -37,14 +39,17 @@ def estimate_disk(
     shards: Sequence[ShardRecord],
     rule: TeacherRule,
     bytes_per_position: float | None = None,
+    *,
+    learned: float = 1.0,
 ) -> int:
-    """Estimate the bytes a job adds to a dataset's disk, to a percent, without existing sidecars.
+    """Estimate the bytes a job adds to a dataset's disk, without existing sidecars.
 
-    `shards` have the scored numbers of documents and tokens. `bytes_per_position` None means the
-    most that the rule allows.
+    To a percent, of chats to some. `shards` have the scored numbers of documents and tokens.
+    `bytes_per_position` None means the most that the rule allows; `learned` is the share of tokens
+    whose losses are stored.
     """
     there = storage.list_folder(dataset)
-    of_token, of_document, of_shard = _sizes(rule.distributions, bytes_per_position)
+    of_token, of_document, of_shard = _sizes(rule.distributions, bytes_per_position, learned)
     left = [s for s in shards if not there.get(sidecar_name(s.file, rule.fingerprint))]
     return round(
         of_token * sum(shard.num_teacher_tokens for shard in left)
@@ -55,12 +60,14 @@ def estimate_disk(
 
 def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     """Score the first documents without writing; estimate the job from them."""
-    work, losses, counts, num_documents = _try(teacher)
+    tried = _try(teacher)
+    losses, counts = tried.losses, tried.counts
     rule, folder = teacher.job.rule, teacher.job.dataset
     there = storage.list_folder(folder)
     done = sum(sidecar_name(shard.file, rule.fingerprint) in there for shard in shards)
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
-    rate = len(losses) / max(work.seconds, 1e-9)
+    rate = tried.num_tokens / max(tried.work.seconds, 1e-9)
+    learned = learned_share(teacher.documents) if rule.learned_only else 1.0
     mean = float(losses.mean()) if len(losses) else math.nan
     each, distributions = None, []
     if rule.distributions is not None and len(counts):
@@ -69,9 +76,10 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
         where = f" at {share:.1%} of them" if stored.entropy_above else ""
         distributions = [
             f"  distributions   {stored.describe()}: {counts.mean() / max(share, 1e-9):.2f} a "
-            f"position{where}, {3 + each:.1f} bytes a teacher token with its loss"
+            f"position{where}, {1 + learned * _LOSS_BYTES + each:.1f} bytes a teacher token with "
+            "its loss"
         ]
-    num_bytes = estimate_disk(folder, shards, rule, each)
+    num_bytes = estimate_disk(folder, shards, rule, each, learned=learned)
     return "\n".join(
         [
             "dry run: nothing was written",
@@ -84,19 +92,40 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
             f"  context         {describe_context(rule)}",
             *distributions,
             f"  disk            {format_bytes(num_bytes)}{describe_room(folder, num_bytes)}",
-            f"  tried           {format_plural(num_documents, 'document')}, "
-            f"{format_count(len(losses))} teacher tokens, in {format_duration(work.seconds)}: "
-            f"{format_short(rate)} tokens/s, mean loss {mean:.3f} nats",
+            f"  tried           {format_plural(tried.num_documents, 'document')}, "
+            f"{format_count(tried.num_tokens)} teacher tokens, in "
+            f"{format_duration(tried.work.seconds)}: {format_short(rate)} tokens/s, mean loss "
+            f"{mean:.3f} nats",
             f"  time            about {format_duration(num_tokens / max(rate, 1e-9))} in one "
             "process",
         ]
     )
 
 
-def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
-    """The first documents' work, losses, entries per position, and number."""
+def learned_share(documents: ChosenDocuments) -> float:
+    """Return the share of the scored teacher tokens that chats learn."""
+    num_learned = num_tokens = 0
+    for number in range(len(documents.dataset.manifest.shards)):
+        index, kept = documents.read(number, with_removed=True)
+        own = slice(None) if kept is None else kept
+        num_learned += int(index.chats["num_learned_teacher_tokens"][own].sum())
+        num_tokens += int(index.num_teacher_tokens[own].sum())
+    return num_learned / max(1, num_tokens)
+
+
+class _Tried(NamedTuple):
+    """What the first documents took: their losses to store, and entries at each position."""
+
+    work: Work
+    num_tokens: int
+    losses: np.ndarray
+    counts: np.ndarray
+    num_documents: int
+
+
+def _try(teacher: ReadyTeacher) -> _Tried:
     work, parts, num_documents = Work(), [np.empty(0, np.float32)], 0
-    counts = [np.empty(0, np.int64)]
+    counts, num_tokens = [np.empty(0, np.int64)], 0
     for number in range(len(teacher.documents.dataset.manifest.shards)):
         shard = teacher.shard(number)
         wanted = np.ones(len(shard.index), np.bool_) if shard.kept is None else shard.kept
@@ -105,7 +134,13 @@ def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
         pieces = shard.pieces.of_documents(first)
         tokens, names = shard.read_tokens(first), shard.index.document_id
         scored = teacher.engine.score(tokens, pieces, names=names)
-        parts.append(scored.losses[~np.isnan(scored.losses)])
+        is_scored = ~np.isnan(scored.losses)
+        num_tokens += int(is_scored.sum())
+        if teacher.job.rule.learned_only and tokens.learned is not None:
+            is_scored &= tokens.learned
+            if scored.top is not None:
+                scored.top.ids[tokens.unlearned_positions()] = -1
+        parts.append(scored.losses[is_scored])
         if scored.top is not None:
             counts.append((scored.top.ids >= 0).sum(axis=1))
         work += scored.work
@@ -113,22 +148,23 @@ def _try(teacher: ReadyTeacher) -> tuple[Work, np.ndarray, np.ndarray, int]:
         if num_documents == TRIED_DOCUMENTS:
             break
     losses = np.concatenate(parts).astype(np.float64)
-    return work, losses, np.concatenate(counts), num_documents
+    return _Tried(work, num_tokens, losses, np.concatenate(counts), num_documents)
 
 
 def _sizes(
-    rule: DistributionRule | None, bytes_per_position: float | None
+    rule: DistributionRule | None, bytes_per_position: float | None, learned: float
 ) -> tuple[float, float, int]:
     """Bytes per token, per document and per shard."""
     of_document = float(_START_BYTES + _ROW_BYTES)
     of_shard = _HEADER_BYTES + _RECORD_BYTES + _TABLE_BYTES
     if rule is None:
-        return _LOSS_BYTES, of_document, of_shard
+        return learned * _LOSS_BYTES, of_document, of_shard
     if bytes_per_position is None:
-        bytes_per_position = rule.top_k * rule.entry_bytes + rule.draws_bytes
+        bytes_per_position = learned * (rule.top_k * rule.entry_bytes + rule.draws_bytes)
     of_position = 1 + bytes_per_position
-    of_document += _ENTRY_START_BYTES + of_position
-    return _LOSS_BYTES + of_position, of_document, of_shard + _ENTRY_HEADER_BYTES
+    # The position after a text is no learned one.
+    of_document += _ENTRY_START_BYTES + (of_position if learned == 1 else 1)
+    return learned * _LOSS_BYTES + of_position, of_document, of_shard + _ENTRY_HEADER_BYTES
 
 
 def summarise(

@@ -57,7 +57,9 @@ def find_spots(losses: NDArray[np.floating], byte_offsets: NDArray[np.integer]) 
     starts, stops = byte_offsets[:, 0], np.maximum.accumulate(byte_offsets[:, 1])
     num_bytes = np.maximum(1, stops[SPOT_TOKENS - 1 :] - starts[: 1 - SPOT_TOKENS])
     windows = (bits[SPOT_TOKENS:] - bits[:-SPOT_TOKENS]) / num_bytes
-    mean = bits[-1] / max(1, stops[-1] - starts[0])
+    # Of a chat only learned tokens may have a loss.
+    scored_bytes = np.diff(stops, prepend=starts[0])[~np.isnan(losses)].sum()
+    mean = bits[-1] / max(1, scored_bytes)
     is_costly = np.zeros(len(losses), np.bool_)
     for first in np.flatnonzero(windows > SPOT_FACTOR * mean):
         is_costly[first : first + SPOT_TOKENS] = True

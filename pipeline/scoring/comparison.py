@@ -109,7 +109,10 @@ def _count_kept(
     if not parts:
         return 0, 0
     spans = np.concatenate(parts)
-    kept = [kept_tokens(_largest(one.losses.astype(np.float64), spans)) for one in (a, b)]
+    # One may hold the learned tokens of chats alone: both rank what both know.
+    is_known = ~(np.isnan(a.losses) | np.isnan(b.losses))
+    losses = (np.where(is_known, one.losses.astype(np.float64), np.nan) for one in (a, b))
+    kept = [kept_tokens(_largest(each, spans)) for each in losses]
     return int(kept[0].sum()), int(np.count_nonzero(kept[0] & ~kept[1]))
 
 

@@ -6,6 +6,7 @@ chat are learned.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -25,6 +26,7 @@ from schemas.sidecar import ShardLosses, SidecarRecord
 from schemas.stored_distributions import TopTokens
 
 _DIGEST_BYTES = 16
+_MOST_OPEN = 64  # each keeps a file descriptor
 _DIGEST = np.dtype(f"S{_DIGEST_BYTES}")
 
 
@@ -88,12 +90,12 @@ class ScoredShard:
 
 @dataclass(frozen=True, eq=False)
 class ReusableLosses:
-    """Finds losses by what a teacher sees; keeps the sidecars mapped."""
+    """Finds losses by what a teacher sees; keeps some sidecars mapped."""
 
     documents: ReusableDocuments
     sidecars: Sequence[ListedFile]
     cache: ShardCache | None = None
-    _open: dict[int, ShardLosses] = field(default_factory=dict, init=False)
+    _open: OrderedDict[int, ShardLosses] = field(default_factory=OrderedDict, init=False)
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
         """Return documents' numbers for `read`, [N], -1 for unknown ones."""
@@ -134,6 +136,9 @@ class ReusableLosses:
     def _open_sidecar(self, number: int) -> ShardLosses:
         if number not in self._open:
             self._open[number] = open_sidecar(self.sidecars[number], self.cache)
+            if len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
         return self._open[number]
 
 

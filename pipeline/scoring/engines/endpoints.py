@@ -41,7 +41,7 @@ PROOF_INTERVAL = 256
 _REMEDY = "Scored shards stay: check the servers and run the same command again"
 
 # Asking again can't help: the request itself is refused.
-_FINAL_STATUSES = (400, 401, 403, 413, 422)
+_FINAL_STATUSES = (301, 308, 400, 401, 403, 413, 422)
 _SHOWN = 200
 _CONNECT_SECONDS = 30.0
 _MOST_BYTES = 1 << 20  # of an answer that isn't about a prompt
@@ -74,13 +74,15 @@ class Endpoints:
     """
 
     def __init__(self, settings: ServedSettings, *, api_key: str = "") -> None:
-        """Open no connection yet; EngineError for an invalid URL."""
+        """Open no connection yet; EngineError for an invalid URL or key."""
         self.settings = settings
         self.servers = [Endpoint(base_url(url)) for url in settings.endpoint or ()]
         self.prove: Callable[[Endpoint], None] | None = None
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         wait = settings.answer_seconds
+        if not api_key.isascii():
+            raise EngineError("VOCAG_API_KEY has a letter beyond ASCII, which no server accepts")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx2.Client(
             timeout=httpx2.Timeout(wait, connect=min(wait, _CONNECT_SECONDS)),
@@ -196,10 +198,14 @@ class Endpoints:
                 return None
             raise NonsenseError(f"{server.url}{path} is not there ({status}{_explain(answer)})")
         if status in _FINAL_STATUSES:
-            key = "; set VOCAG_API_KEY to a key that it accepts" if status in (401, 403) else ""
+            remedy = ""
+            if status in (401, 403):
+                remedy = "; set VOCAG_API_KEY to a key that it accepts"
+            elif status in (301, 308):
+                remedy = "; name the address that it redirects to"
             raise EngineError(
                 f"{server.url}{path} refuses the request with status {status}"
-                f"{_explain(answer)}{key}"
+                f"{_explain(answer)}{remedy}"
             )
         if status != 200:
             raise PassingError(f"status {status}{_explain(answer)}")
@@ -236,7 +242,12 @@ def _read(response: httpx2.Response, most_bytes: int) -> bytes:
 
 def base_url(url: str) -> str:
     """Return a server's URL without `/v1`; EngineError if it is invalid."""
-    parts = urlsplit(url)
+    try:
+        parts, _ = urlsplit(url), httpx2.URL(url)
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise EngineError(
+            f"endpoint={printable(url)} isn't a URL such as http://localhost:8000 ({error})"
+        ) from error
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise EngineError(f"endpoint={url} isn't a URL such as http://localhost:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")

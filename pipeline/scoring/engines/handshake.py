@@ -40,23 +40,25 @@ def shake_hands(
 ) -> Handshake:
     """Return a server's program, version and losses of the plain text `probe`; one attempt.
 
-    EngineError if it serves other models, takes fewer than `length` tokens, or alters the
-    distribution after a prompt; else as in `ask`.
+    DisprovedError if it serves other models, takes fewer than `length` tokens, or alters the
+    distribution after a prompt: another server may not. Else as in `ask`.
     """
     model = endpoints.settings.model
     listed = endpoints.send(server, "/v1/models")
     models = listed.get("data") if isinstance(listed, Mapping) else None
     if not isinstance(models, list):
-        raise EngineError(f"{server.url} lists no models: it isn't a server of the completions API")
+        raise DisprovedError(
+            f"{server.url} lists no models: it isn't a server of the completions API"
+        )
     named = {str(entry.get("id")): entry for entry in models if isinstance(entry, Mapping)}
     if model not in named:
-        raise EngineError(
+        raise DisprovedError(
             f'{server.url} serves {_describe(named) or "nothing"}, not "{model}": name one of them '
             "with model="
         )
     most = named[model].get("max_model_len")
     if isinstance(most, int) and most < length + 1:
-        raise EngineError(
+        raise DisprovedError(
             f"{server.url} takes {most} tokens at once, a piece may have {length} and one is "
             "generated after it: serve the model with a longer context (vLLM: --max-model-len), or "
             "lower teacher_seq_length"
@@ -69,7 +71,7 @@ def shake_hands(
     is_vllm = isinstance(version, str) or named[model].get("owned_by") == "vllm"
     version = version if isinstance(version, str) else ""
     if not _VERSION.fullmatch(version):
-        raise EngineError(
+        raise DisprovedError(
             f"{server.url} says that its version is {version[:_SHOWN]!r}, which scores can't be "
             "named after"
         )
@@ -132,7 +134,7 @@ def _require_raw(whole: Answer, cut: Answer, at: str) -> None:
         change = other.get(token, min(*other.values(), first)) - first
         moved, rest = moved + abs(change) / 2, rest + change / 2
     if not moved + abs(rest) <= _SAME_MASS:
-        raise EngineError(
+        raise DisprovedError(
             f"{at} puts {moved + abs(rest):.2f} of the mass elsewhere after a prompt than at "
             "the same place in a text: sampling has changed these log-probabilities. Serve the "
             "model with raw ones (vLLM: --logprobs-mode raw_logprobs), and without logits "

@@ -88,7 +88,8 @@ class ServedEngine:
     ) -> list[tuple[Answer, Endpoint]]:
         """Return each piece's answer and its server, not yet vouched for."""
         settings = self.endpoints.settings
-        pool = ThreadPoolExecutor(settings.concurrency * len(self.endpoints.servers))
+        num_left = sum(not server.disproof for server in self.endpoints.servers)
+        pool = ThreadPoolExecutor(settings.concurrency * max(1, num_left))
         given = []
         try:
             answers = [pool.submit(self._score_line, line, name) for line, name in asked]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,15 @@ def test_a_step_that_runs_twice_accepts_nothing(tmp_path: Path) -> None:
     output, run_folder = tmp_path, tmp_path / "run"
     run_folder.mkdir()
 
-    def refuse(*means: float, started: float) -> None:
+    def refuse(*means: float, started: float, accepted: Collection[str] = ()) -> None:
         for record in records(*means):
             (output / record.file).write_bytes(b"1")
         refuse_far_shards(
-            records(*means), dataset=str(output), run_folder=str(run_folder), started=started
+            records(*means),
+            accepted=accepted,
+            dataset=str(output),
+            run_folder=str(run_folder),
+            started=started,
         )
 
     for _ in range(2):
@@ -70,3 +75,4 @@ def test_a_step_that_runs_twice_accepts_nothing(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"1 of 4 shards.*c-3.tar 0.00"):
         refuse(2.3, 2.2, 5.9, 0.0, started=4.0)
     refuse(2.3, 2.2, 5.9, 2.4, started=5.0)
+    refuse(2.3, 2.2, 5.9, 0.0, started=6.0, accepted=["ab12" * 16])  # of finished scores

@@ -134,6 +134,16 @@ def test_spots_are_windows_far_above_the_document(
         assert spot.bits_per_byte == pytest.approx(bits(a, b))
 
 
+def test_a_chat_s_answers_are_no_spots_where_only_they_have_losses() -> None:
+    losses = np.full(400, np.nan)
+    losses[100:164] = losses[300:364] = 2.0
+    ends = np.arange(1, 401) * 3
+    assert find_spots(losses, np.stack([ends - 3, ends], 1)) == []
+    losses[320:360] = 9.0
+    (spot,) = find_spots(losses, np.stack([ends - 3, ends], 1))
+    assert 300 * 3 <= spot.start < 320 * 3 < spot.stop
+
+
 def test_the_page_shows_texts_side_by_side(
     scored: tuple[Path, list[ScoreManifest]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

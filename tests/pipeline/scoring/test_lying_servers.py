@@ -118,6 +118,12 @@ def test_what_a_server_says_of_a_failure_is_safe_to_print(status: bytes) -> None
     assert len(str(refused.value)) < 400
 
 
+def test_an_address_that_has_moved_is_asked_once() -> None:
+    head = b"HTTP/1.1 308 Permanent Redirect\r\nContent-Length: 0\r\nLocation: https://gpu/\r\n\r\n"
+    with pytest.raises(EngineError, match=r"status 308; name the address that it redirects to"):
+        send(lambda connection: connection.sendall(head))
+
+
 @pytest.mark.parametrize("name", ["abc", " the", "-5", "1.5", "09", "٥", "9" * 5000, "1_0", ""])
 @pytest.mark.parametrize("after", [False, True])
 def test_tokens_are_named_by_id(name: str, after: bool) -> None:

@@ -15,7 +15,7 @@ from pipeline.dataset.files import open_dataset
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.completions import NonsenseError, read_losses
-from pipeline.scoring.engines.endpoints import base_url
+from pipeline.scoring.engines.endpoints import Endpoints, base_url
 from pipeline.scoring.engines.engine_settings import Handshake, ServedSettings
 from pipeline.scoring.engines.interface import EngineError
 from pipeline.scoring.engines.openai import ServedEngine, connect
@@ -262,8 +262,38 @@ def test_servers_that_can_t_be_asked_are_refused(world: Path, server: Completion
     server.max_model_len = 20
     with pytest.raises(EngineError, match=r"takes 20 tokens at once, a piece may have \d+ and one"):
         ask(world, server)
-    with pytest.raises(EngineError, match="endpoint=gpu-7:8000 isn't a URL such as"):
-        base_url("gpu-7:8000")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["gpu-7:8000", "http://localhost:80a0", "http://ü..x:80", "http://a\nb:8", "http://[::1:8"],
+)
+def test_what_is_no_url_is_named(url: str) -> None:
+    with pytest.raises(EngineError, match=r"endpoint=.* isn't a URL such as http://localhost:8000"):
+        base_url(url)
+
+
+@pytest.mark.parametrize("found", ["another name", "no list", "a shorter context"])
+def test_a_server_that_comes_back_as_another_gets_no_more_requests(
+    world: Path,
+    server: CompletionsServer,
+    own: np.ndarray[Any, Any],
+    found: str,
+) -> None:
+    """It ended the job, in the middle of a shard."""
+    models: dict[str, Any] = {
+        "another name": {"data": [{"id": "other"}]},
+        "no list": 404,
+        "a shorter context": {"data": [{"id": MODEL, "max_model_len": 20}]},
+    }
+    with serve(world / "teacher") as second:
+        engine = ask(world, server, second)
+        second.faults = [lambda _: 503]
+        second.get = lambda path: (
+            models[found] if path == "/v1/models" else {"version": second.version}
+        )
+        require_own(score(engine, world), own)
+    assert engine.endpoints.servers[1].disproof
 
 
 def test_a_server_without_prompt_logprobs_is_refused_at_once(
@@ -284,6 +314,8 @@ def test_a_key_opens_a_server(world: Path, server: CompletionsServer) -> None:
     server.key = "secret"
     with pytest.raises(EngineError, match=r"status 401.*set VOCAG_API_KEY"):
         ask(world, server)
+    with pytest.raises(EngineError, match="VOCAG_API_KEY has a letter beyond ASCII"):
+        Endpoints(settings_of(server), api_key="ké€y")
     dataset = open_dataset(world / "data")
     engine = connect(settings_of(server), rule_of(world), dataset=dataset, api_key="secret")
     assert not np.isnan(engine.handshake.losses[1:]).any()

@@ -16,11 +16,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from beam_jobs.score.command import main as score
+from beam_jobs.score.summary import estimate_disk, learned_share
+from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
 from pipeline.losses.distillation import truncated_turns
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.scoring.comparison import compare_scores
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.config import TrainConfig
@@ -29,7 +32,7 @@ from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
 from pipeline.validate.dataset_checks import validate_dataset
-from schemas.sidecar import decode_sidecar
+from schemas.sidecar import decode_score_manifest, decode_sidecar
 from tests.pipeline.training.test_hf_trainer import arguments, logged
 from tests.support.chats import FOLDER, NAMES, align_chats_job, chat_tokenizer, said, user
 from tests.support.completions_server import MODEL, serve
@@ -119,6 +122,39 @@ def test_only_what_is_said_of_learned_tokens_is_stored(world: Path) -> None:
         has_entries = stored.entries.counts[positions] > 0
         np.testing.assert_array_equal(has_entries, np.append(learned, False))
     assert validate_dataset(str(world / "aligned")).findings == ()
+
+
+def test_all_losses_and_those_of_learned_tokens_compare_as_equal(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each kept its share of its own tokens; and the disk was that of all tokens."""
+    root = shutil.copytree(world, tmp_path / "world")
+    capsys.readouterr()
+    _score(root, "--dry-run", "--top-k", "8")
+    told = capsys.readouterr().out
+    before = {path.name for path in (root / "aligned").iterdir()}
+    _score(root, "--top-k", "8")
+    written = [path for path in (root / "aligned").iterdir() if path.name not in before]
+    (scores,) = [path for path in written if path.suffix == ".json"]
+    of_learned = decode_score_manifest(scores.read_bytes(), at="")
+    records = of_learned.sidecars
+    mean = sum(r.loss_sum for r in records) / sum(r.num_losses for r in records)
+    assert f"mean loss {mean:.3f} nats" in told
+    dataset = open_dataset(str(root / "aligned"))
+    learned = learned_share(select_documents(dataset))
+    num_bytes = sum(path.stat().st_size for path in written)
+    (root / "gone").mkdir()
+    shards, rule = dataset.manifest.shards, of_learned.rule
+    room = estimate_disk(str(root / "gone"), shards, rule, learned=learned)
+    assert room == pytest.approx(num_bytes, rel=0.15), "bounds of what is learned aren't counted"
+    assert learned < 0.4
+    _score(root, "--top-k", "8", "--no-learned-only")
+    rules = [each.manifest.rule for each in list_scores(str(root / "aligned"))]
+    (all_of_them,) = (each.fingerprint for each in rules if not each.learned_only)
+    pair = (of_learned.rule.fingerprint, all_of_them)
+    found = [compare_scores(str(root / "aligned"), *names) for names in (pair, pair[::-1])]
+    assert [each.num_changed for each in found] == [0, 0]
+    assert found[0].num_kept == found[1].num_kept > 0
 
 
 def test_scores_of_a_document_are_by_its_learned_bytes(world: Path) -> None:
