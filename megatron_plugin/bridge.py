@@ -161,7 +161,6 @@ class StudentBridge:
                 _Link(store, student=replica, teacher=teacher, end="student")
                 for teacher in self._served_by
             ]
-        self._sends: list[tuple[dist.Work, Tensor]] = []
 
     def _peer(self, what: str) -> AbstractContextManager[None]:
         names = f"teacher replica {', '.join(map(str, self._served_by))}"
@@ -169,22 +168,22 @@ class StudentBridge:
 
     def request(self, rows: TeacherRows) -> Callable[[], TeacherAnswer]:
         """Send a request; return a function that waits for the answer."""
-        self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
-        replies = []
+        sends, replies = [], []
         for part, link in enumerate(self._links):
             share = rows.share(part, len(self._links))
             num_rows, places = share.input_ids.shape
             header = torch.tensor([_SCORE, num_rows, places, share.cu_seqlens.shape[1]])
             payload = torch.cat((share.input_ids, share.cu_seqlens), 1).contiguous()
             with self._peer("asked"):
-                self._sends.append((link.send(header, _HEADER), header))
-                self._sends.append((link.send(payload, _REQUEST), payload))
+                sends.append((link.send(header, _HEADER), header))
+                sends.append((link.send(payload, _REQUEST), payload))
                 reply = torch.empty(num_rows, places, self._num_values)
                 replies.append((link.receive(reply, _REPLY), reply))
 
         def wait() -> TeacherAnswer:
             with self._peer(f"waited {self._timeout.total_seconds() / 60:g} minutes at most for"):
-                for work, _ in replies:
+                # Only `wait` ends a send of gloo's; answered, it has arrived.
+                for work, _ in (*replies, *sends):
                     work.wait(self._timeout)
             return TeacherAnswer(torch.cat([values for _, values in replies]))
 

@@ -48,6 +48,7 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("check_for_spiky_loss", False, "only Megatron's own loss function does it"),
     ("logits_save_dir", None, "only Megatron's own loss function does it"),
     ("logits_load_dir", None, "only Megatron's own loss function does it"),
+    ("non_persistent_ckpt_type", None, "runs continue from what --save-interval saves"),
     ("ckpt_step", None, "latest_checkpointed_iteration.txt names the checkpoint that is continued"),
 )
 # Megatron's data arguments that are read; the others would have no effect.

@@ -38,7 +38,7 @@ def export_student(
     """
     if (output / "config.json").exists():
         error = FileExistsError(f"{output} holds a model already: name another folder or remove it")
-        raise hinted(error, f"--output {quote(f'{output}-2')}")
+        raise hinted(error, f"vocag export {quote(str(checkpoint))} {quote(f'{output}-2')}")
     shape, read = read_student(checkpoint)
     tensors = {name: tensor.to(dtype or tensor.dtype).clone() for name, tensor in read.items()}
     config = shape.config | {

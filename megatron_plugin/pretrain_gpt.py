@@ -73,13 +73,14 @@ def enter() -> StudentRun:
         sys.exit(0)
     # Arguments of a user's own script are unknown here; the student's ranks check them.
     parsed = parse_args(extra_args_provider=add_arguments, ignore_unknown_args=True)
+    parsed.seq_length = parsed.seq_length or parsed.encoder_seq_length  # as Megatron's checks do
     checkpoint = read_checkpoint(parsed)
     with naming_arguments():
         opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
     world = enter_world(options.teacher.world_size)
     if options.teacher.world_size:
         require_split(parsed, options, opened.manifest, num_ranks=world.job_size)
-    derived = installed_arguments(sys.argv[1:])
+    derived = installed_arguments()
     if options.student is not None:
         derived += model_arguments(open_weights(options.student).shape)
     sys.argv[1:1] = derived

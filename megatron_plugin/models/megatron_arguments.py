@@ -1,7 +1,6 @@
 """A model's shape as Megatron's arguments, and these as a Hugging Face config."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,16 +27,14 @@ _UNTRANSLATED = {
 }
 
 
-def installed_arguments(given: Sequence[str] = ()) -> list[str]:
-    """Return arguments for missing packages and packed rows, to precede the user's `given` ones."""
+def installed_arguments() -> list[str]:
+    """Return arguments for missing packages and packed rows, to precede the user's."""
     arguments = ["--attention-dropout", "0", "--hidden-dropout", "0"]
     arguments += ["--dataloader-type", "external"]
-    is_local = "--transformer-impl local" in " ".join(given).replace("=", " ")
     if find_spec("transformer_engine") is None:
         arguments += ["--transformer-impl", "local", "--no-rope-fusion", "--no-persist-layer-norm"]
-        is_local = True
-    # Transformer Engine's layers have their own; Megatron's use Apex's.
-    if is_local and find_spec("fused_weight_gradient_mlp_cuda") is None:
+    # Apex's; Megatron's output layer needs it among Transformer Engine's layers, too.
+    if find_spec("fused_weight_gradient_mlp_cuda") is None:
         arguments += ["--no-gradient-accumulation-fusion"]
     return arguments
 
@@ -51,7 +48,7 @@ def model_arguments(shape: ModelShape) -> list[str]:
         )
     arguments = []
     for name, value in _attributes(shape).items():
-        option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+        option = _option_of(name)
         if value is True:
             arguments.append(option)
         elif value is not False:
@@ -61,6 +58,10 @@ def model_arguments(shape: ModelShape) -> list[str]:
     arguments += ["--max-position-embeddings", str(shape.max_position_embeddings)]
     arguments += ["--rotary-base", str(int(shape.rotary_base))]
     return arguments
+
+
+def _option_of(name: str) -> str:
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
 def require_model(args: Namespace, shape: ModelShape) -> None:
@@ -73,7 +74,7 @@ def require_model(args: Namespace, shape: ModelShape) -> None:
                 f"the arguments say {name} {given}, --vocag-student's config {value}: leave the "
                 "argument out, the config sets it"
             )
-            raise hinted(error, f"leave out --{name.replace('_', '-')}")
+            raise hinted(error, f"leave out {_option_of(name)}")
 
 
 def config_of_arguments(args: Namespace, vocab_size: int) -> dict[str, Any] | None:

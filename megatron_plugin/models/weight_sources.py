@@ -133,7 +133,14 @@ def newest_iteration(folder: Path) -> Path:
             f"{folder} holds no Megatron checkpoint (no {TRACKER_FILE}): name a run's --save folder"
         )
         raise hinted(error, look_near(str(folder)))
-    newest = folder / f"iter_{int(tracker.read_text()):07d}"
+    named = tracker.read_text("utf-8").strip()
+    if not named.isdecimal():
+        error = WeightsError(
+            f"{tracker} says {named!r}, not an iteration: no run of this trainer saved it. Add "
+            "--finetune to start a new run from its weights"
+        )
+        raise hinted(error, "--finetune")
+    newest = folder / f"iter_{int(named):07d}"
     if not (newest / ".metadata").is_file():
         raise WeightsError(
             f"{newest}, which {tracker} names, isn't a whole distributed checkpoint (no "

@@ -136,6 +136,10 @@ class StudentRun:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         # Megatron calls sys.exit on --exit-interval, --exit-duration and SIGTERM.
         if error is None or (isinstance(error, SystemExit) and not error.code):
+            if self._options.teacher.world_size and not self._is_started:
+                # Without a missing --load, or to convert a checkpoint, Megatron ends before it asks
+                # for data: the teacher's world still waits to be connected.
+                self._start_teacher(get_args())
             self._data.drain()
             if self._bridge is not None:
                 self._bridge.close()

@@ -26,7 +26,8 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
     assert world.bridge_store is not None
     if args.exit_signal_handler:
         # The student needs losses until it has saved, then ends this process.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for ignored in {signal.SIGTERM, args.exit_signal}:
+            signal.signal(ignored, signal.SIG_IGN)
     _start_ranks(options.teacher, world, args)
     teacher = load_teacher(options, opened, args)
     # First, so that ranks without a bridge wait in it.

@@ -295,6 +295,7 @@ def test_steps_that_a_teacher_cannot_serve(teacher, changes, message, hint):
         ({"eval_iters": 100}, "--eval-iters 100 needs --vocag-validation-data"),
         ({"ckpt_format": "torch"}, r"--ckpt-format torch isn't supported \(runs are resumed"),
         ({"iterations_to_skip": [3]}, "every row is learned from"),
+        ({"non_persistent_ckpt_type": "global"}, "continue from what --save-interval saves"),
         ({"window_size": (128, 0)}, r"--window-size \(128, 0\) .*as a whole\): leave it out"),
         ({"softmax_type": "learnable"}, r"--softmax-type learnable isn't .*leave it at vanilla"),
         ({"layernorm_zero_centered_gamma": True}, "--apply-layernorm-1p True isn't supported"),
@@ -439,15 +440,21 @@ def test_validation_data_must_have_the_same_tokenizers(tmp_path, side):
         require_same_tokenizers("other", other, manifest)
 
 
-def test_local_layers_have_no_fused_gradients(monkeypatch):
-    monkeypatch.setattr(megatron_arguments, "find_spec", {"transformer_engine": True}.get)
-    fusion = "--no-gradient-accumulation-fusion"
-    assert fusion not in megatron_arguments.installed_arguments()
-    assert "local" not in megatron_arguments.installed_arguments()
-    assert fusion in megatron_arguments.installed_arguments(
-        ["--lr", "1", "--transformer-impl", "local"]
-    )
-    assert fusion in megatron_arguments.installed_arguments(["--transformer-impl=local"])
+@pytest.mark.parametrize("with_apex", [False, True])
+def test_without_apex_no_gradients_are_fused(monkeypatch, with_apex):
+    """Among Transformer Engine's layers, too: the output layer is Megatron's own."""
+    found = {"transformer_engine": True, "fused_weight_gradient_mlp_cuda": with_apex or None}
+    monkeypatch.setattr(megatron_arguments, "find_spec", found.get)
+    arguments = megatron_arguments.installed_arguments()
+    assert "local" not in arguments
+    assert ("--no-gradient-accumulation-fusion" in arguments) is not with_apex
+
+
+def test_a_hint_to_leave_an_argument_out_names_one():
+    shape = shape_of_config(make_model("llama").config.to_dict())
+    parser = add_megatron_arguments(ArgumentParser("all", allow_abbrev=False))
+    for name in megatron_arguments._attributes(shape):
+        assert megatron_arguments._option_of(name) in parser._option_string_actions, name
 
 
 def test_only_a_teacher_may_be_a_mixture_of_experts():

@@ -1,5 +1,6 @@
 """The bridge over real gloo connections, in threads, and the look-ahead on top of it."""
 
+import gc
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 pytest.importorskip("megatron.core")
 
@@ -77,6 +79,28 @@ def test_replies_come_to_their_requests(students, teachers):
     # Each teacher serves `together` students at once, or has a share of one student's four rows.
     together, sharing = max(1, students // teachers), max(1, teachers // students)
     assert sizes == [[[4 // sharing] * together] * 3] * teachers
+
+
+def test_what_is_answered_is_let_go():
+    """gloo never calls a send complete unless it is waited for: all were kept to a run's end."""
+    store, pairing, sent = dist.HashStore(), Pairing(1, 1), []
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(serve, store, pairing, 0)
+        bridge = StudentBridge(store, pairing, replica=0, timeout=timedelta(minutes=5), width=1)
+        (link,) = bridge._links
+        own = link.send
+
+        def send(tensor, tag):
+            sent.append(StorageWeakRef(tensor.untyped_storage()))
+            return own(tensor, tag)
+
+        link.send = send
+        for step in range(5):
+            bridge.request(make_rows(step, 4))()
+        gc.collect()
+        assert [each.expired() for each in sent] == [True] * 10
+        bridge.close()
+        serving.result(timeout=300)
 
 
 def test_a_silent_teacher_is_an_error(monkeypatch):

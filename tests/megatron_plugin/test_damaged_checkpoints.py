@@ -11,6 +11,7 @@ from megatron_plugin.export_hf import export_student
 from megatron_plugin.models import weight_sources
 from megatron_plugin.models.weight_sources import TRACKER_FILE, WeightsError
 from megatron_plugin.student.run_identity import read_checkpoint
+from pipeline.command_line.failures import hints_of
 from pipeline.models.weights import UnfittingWeightsError
 from tests.megatron_plugin.training_job import train
 
@@ -102,6 +103,14 @@ def test_the_only_iteration(saved, tmp_path):
     (tmp_path / "checkpoint" / "iter_0000002" / ".metadata").unlink()
     with pytest.raises(WeightsError, match="there is no other iteration to go back to"):
         resume(tmp_path / "checkpoint")
+
+
+def test_a_converters_checkpoint_is_no_run(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / TRACKER_FILE).write_text("release")
+    with pytest.raises(WeightsError, match="says 'release', not an iteration") as refused:
+        resume(tmp_path / "checkpoint")
+    assert hints_of(refused.value) == ["hint: --finetune"]
 
 
 def test_a_tracker_ahead_of_its_checkpoints(saved, tmp_path):

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from contextlib import suppress
 
 import psutil
@@ -16,8 +18,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("megatron.core")
 
+from megatron_plugin.bridge import START_TIMEOUT
+from megatron_plugin.export_command import ExportOptions
 from megatron_plugin.export_hf import export_student
 from megatron_plugin.models.weight_sources import checkpoint_args, newest_iteration, open_weights
+from megatron_plugin.teacher.world import serve
+from pipeline.command_line.failures import hints_of
+from pipeline.command_line.option_parsing import parse_options
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from schemas.index import decode_index
 from tests.megatron_plugin.forked_ranks import ROOT, job_environment
@@ -124,6 +131,14 @@ def resume(inputs, interrupted, dump, num_ranks, **options):
     assert "iteration        4/       6" in done.stdout
     assert "iteration        3/       6" not in done.stdout
     return merged(dump, "weights", inputs.student)
+
+
+def test_a_hint_for_another_output_can_be_pasted(interrupted, exported):
+    with pytest.raises(FileExistsError) as refused:
+        export_student(interrupted / "checkpoint", exported)
+    (hint,) = hints_of(refused.value)
+    own = shlex.split(hint.removeprefix("hint: vocag export "))
+    assert parse_options(ExportOptions, own, prog="vocag export").output.name == "student-2"
 
 
 def test_export_is_what_megatron_holds(inputs, interrupted, exported):
@@ -262,6 +277,38 @@ def test_a_refusal_ends_both_worlds(inputs, tmp_path):
         done = train(inputs, 2, check=False, **changes, **TWO_WORLDS)
         assert done.returncode
         assert message in done.stderr
+
+
+def test_a_student_that_ends_before_its_data_lets_the_teacher_go(inputs, tmp_path):
+    """Megatron leaves with status 0; the teacher's world waited half an hour to be connected."""
+    (tmp_path / "empty").mkdir()
+    missing = {"load": tmp_path / "empty", "exit_on_missing_checkpoint": ""}
+    # The teacher's ranks read what only Megatron's checks of the student's make of it.
+    length = {"seq_length": None, "encoder_seq_length": SEQ_LENGTH}
+    start = time.monotonic()
+    train(inputs, 2, **missing, **length, **TWO_WORLDS)
+    assert time.monotonic() - start < START_TIMEOUT.total_seconds() / 2
+
+
+def test_a_teacher_outlives_the_signal_that_saves(monkeypatch):
+    """torchrun passes any signal on to all ranks, and --exit-signal names the student's."""
+
+    class StartedError(Exception):
+        pass
+
+    def start(*_):
+        raise StartedError
+
+    monkeypatch.setattr("megatron_plugin.teacher.world._start_ranks", start)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        args = Namespace(exit_signal_handler=True, exit_signal=signal.SIGUSR1)
+        with pytest.raises(StartedError):
+            serve(Namespace(teacher=None), Namespace(bridge_store=0), None, args)
+        assert {signal.getsignal(number) for number in before} == {signal.SIG_IGN}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_killed_world_ends_the_job_and_its_readers(inputs):
