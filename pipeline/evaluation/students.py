@@ -76,6 +76,8 @@ def open_model(student: Student, engine: StudentEngine) -> LM:
         "batch_size": engine.batch_size,
         "device": with_device(engine).device,
         "trust_remote_code": False,
+        # Else a bf16 student's log-probabilities, and their sum, have 8 bits.
+        "softmax_dtype": "float32",
     }
     if student.path.suffix == ".gguf":
         arguments |= {"pretrained": str(student.path.parent), "gguf_file": student.path.name}

@@ -12,13 +12,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from pipeline.dataset.tokenizers import Side
+from pipeline.models.gguf_files import GgufFile, read_gguf_config
 from pipeline.models.output_layer import require_own_losses
 from pipeline.models.packed_attention import packed_arguments
 from pipeline.models.packed_check import keep_documents_apart
 from pipeline.models.teacher_files import find_folder
-from pipeline.models.weights import load_weights
+from pipeline.models.weights import load_weights, read_config
 
 
 def load_language_model(
@@ -63,6 +65,20 @@ def load_language_model(
     if packed:
         keep_documents_apart(model, attention)
     return model
+
+
+def read_shape(source: str, *, side: Side = "student") -> PretrainedConfig:
+    """Return the configuration of a folder, repository or .gguf file, without weights.
+
+    ValueError if there is none, or it is broken.
+    """
+    path = Path(source).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        shape = read_gguf_config(GgufFile(path))
+        shape.name_or_path = str(path)
+        return cast(PretrainedConfig, shape)
+    folder = find_folder(source, role=side, files=("*.json", "*.model", "*.jinja"))
+    return cast(PretrainedConfig, read_config(folder))
 
 
 def recompute_layers(model: PreTrainedModel) -> None:

@@ -56,6 +56,8 @@ def _folder_of(source: str | PreTrainedModel, side: Side) -> Path | None:
     if isinstance(source, str):
         return find_teacher(source, role=side).path
     name = str(source.config.name_or_path)
+    if name.endswith(".gguf"):
+        return find_teacher(name, role=side).path
     return find_folder(name, role=side) if name else None
 
 
@@ -106,13 +108,13 @@ def require_model_room(
     model: PreTrainedModel, opened: OpenedRun, rules: PackingRules, source: str, *, side: Side
 ) -> None:
     """Apply `require_room` to a loaded model."""
-    is_student = side == "student"
+    is_student, shape = side == "student", model.config.get_text_config(decoder=True)
     require_room(
         opened,
         source,
         side=side,
         vocab_size=output_layer(model).vocab_size,
         seq_length=rules.seq_length if is_student else rules.teacher_seq_length,
-        max_length=getattr(model.config, "max_position_embeddings", None),
+        max_length=getattr(shape, "max_position_embeddings", None),
         remedy=f"lower {'' if is_student else 'teacher_'}seq_length",
     )

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import cast
 
 import torch
 from transformers import PretrainedConfig
@@ -18,14 +17,15 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.models.fit import find_fitting
-from pipeline.models.gguf_files import GgufFile, read_gguf_config
-from pipeline.models.weights import read_config
+from pipeline.models.hf_models import read_shape
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
+from pipeline.training.checkpoint import CHECKPOINT
 from pipeline.training.config import TrainConfig
 from pipeline.training.log import LOG_FILE, WARM_STEPS, read_log
 from pipeline.training.prediction import (
     RunMemory,
+    count_active_weights,
     count_memory,
     count_operations,
     count_weights,
@@ -49,7 +49,7 @@ def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterat
         f"{own // config.micro_batch_size} micro-batches of {config.micro_batch_size} in "
         f"{'one process' if ranks.count == 1 else f'each of {ranks.count} processes'}"
     )
-    student = _shape(config.student, rows.opened, "student", only=config.random_init)
+    student = _shape(config.student, rows.opened, "student", weightless=config.random_init)
     runs = config.served.by == "running" and config.teaching.teacher
     teacher = _shape(str(runs), rows.opened, "teacher") if runs else None
     memory = count_memory(config, student, teacher, rows.layout.teacher_seq_length)
@@ -63,7 +63,7 @@ def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterat
     )
     if free < 2 * kept + 4 * weights:  # a checkpoint is written next to the one that it replaces
         yield f"WARNING     two checkpoints and a model need {format_bytes(2 * kept + 4 * weights)}"
-    yield _describe_time(config, ranks, weights, count_weights(teacher) if teacher else 0)
+    yield _describe_time(config, ranks, student, teacher)
 
 
 def _describe_memory(config: TrainConfig, device: torch.device, memory: RunMemory) -> Iterator[str]:
@@ -78,19 +78,23 @@ def _describe_memory(config: TrainConfig, device: torch.device, memory: RunMemor
     there = _device_memory(device)
     # CUDA's own memory, and memory that the allocator can't use.
     fits = 1.05 * memory.total + 1e9 < there
+    advice = smaller(config, has_checkpoint=(config.output / CHECKPOINT).exists())
     yield (
         f"            {device} has {format_bytes(there)}: "
-        f"{'it fits' if fits else f'too little; try {smaller(config)}'}"
+        f"{'it fits' if fits else f'too little; try {advice}'}"
     )
 
 
-def _describe_time(config: TrainConfig, ranks: Ranks, weights: int, teacher: int) -> str:
+def _describe_time(
+    config: TrainConfig, ranks: Ranks, student: PretrainedConfig, teacher: PretrainedConfig | None
+) -> str:
     if (own := _own_seconds(config)) is not None:
         seconds, how = own, f"{own:.3g} s a step in its log so far"
     else:
         half = config.bf16 and ranks.device.type == "cuda"
         rate = measure_matmul(ranks.device, torch.bfloat16 if half else torch.float32)
-        operations = count_operations(config, weights, teacher) / ranks.count
+        teaching = count_active_weights(teacher) if teacher else 0
+        operations = count_operations(config, count_active_weights(student), teaching) / ranks.count
         seconds = step_seconds(operations, rate)
         how = f"35 % of {format_short(rate)}FLOP/s, which large products reach here: a rough guess"
     tokens = config.global_batch_size * config.seq_length / seconds
@@ -104,14 +108,13 @@ def _own_seconds(config: TrainConfig) -> float | None:
     return median(seconds) if seconds else None
 
 
-def _shape(source: str, opened: OpenedRun, side: Side, *, only: bool = False) -> PretrainedConfig:
-    """A configuration; `only` allows a folder without weights."""
-    if only and Path(source, "config.json").is_file():
-        return cast(PretrainedConfig, read_config(Path(source)))
-    path = find_fitting(source, opened.dataset, side=side).path
-    if path.suffix == ".gguf":
-        return cast(PretrainedConfig, read_gguf_config(GgufFile(path)))
-    return cast(PretrainedConfig, read_config(path))
+def _shape(
+    source: str, opened: OpenedRun, side: Side, *, weightless: bool = False
+) -> PretrainedConfig:
+    """Return a model's configuration; `weightless` needs no more of it."""
+    if weightless:
+        return read_shape(source, side=side)
+    return read_shape(str(find_fitting(source, opened.dataset, side=side).path), side=side)
 
 
 def _device_memory(device: torch.device) -> int:

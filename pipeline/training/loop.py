@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.losses.loss_checks import put_off
 from pipeline.losses.loss_result import LossResult, metric_values
-from pipeline.models.hf_models import recompute_layers
-from pipeline.models.weights import make_model, read_config
+from pipeline.models.hf_models import read_shape, recompute_layers
+from pipeline.models.weights import make_model
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import (
     CHECKPOINT,
@@ -200,7 +200,8 @@ def _first_student(config: TrainConfig, device: torch.device) -> str | PreTraine
     if not config.random_init:
         return config.student
     torch.manual_seed(config.seed)
-    student = make_model(read_config(config.student)).float()
+    # In fp32 from the start: rounded buffers would stay so, and an export lacks them.
+    student = make_model(read_shape(config.student), dtype=torch.float32)
     return cast(PreTrainedModel, cast(Any, student).to(device))
 
 
@@ -331,8 +332,15 @@ def _wrapped(run: Run) -> Run:
         return run
     device = run.ranks.device
     devices = [device] if device.type == "cuda" else None
-    # Views of the buckets, so that gradients take 4 bytes a weight and not 8.
-    wrapped = DistributedDataParallel(run.guided, device_ids=devices, gradient_as_bucket_view=True)
+    shape = run.opened.student.config
+    wrapped = DistributedDataParallel(
+        run.guided,
+        device_ids=devices,
+        # Views of the buckets, so that gradients take 4 bytes a weight and not 8.
+        gradient_as_bucket_view=True,
+        # Text doesn't reach a multimodal model's other parts.
+        find_unused_parameters=shape.get_text_config(decoder=True) is not shape,
+    )
     return replace(run, guided=wrapped)
 
 

@@ -44,9 +44,9 @@ class RunMemory:
 
 
 def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
-    """Make a model inside a `FakeTensorMode`."""
-    # Rows of one document cost as much as packed rows, without transformers' mask.
-    return make_model(shape, attn_implementation="sdpa")
+    """Make a model inside a `FakeTensorMode`, in fp32, as a run loads it."""
+    # Rows of one document cost as much as packed rows.
+    return make_model(shape, dtype=torch.float32)
 
 
 def count_memory(
@@ -67,8 +67,20 @@ def count_weights(shape: PretrainedConfig) -> int:
         return sum(weight.numel() for weight in fake_model(shape).parameters())
 
 
+def count_active_weights(shape: PretrainedConfig) -> int:
+    """Count the weights that a token meets: of each layer's experts only those chosen for it."""
+    chosen = getattr(shape.get_text_config(decoder=True), "num_experts_per_tok", None)
+    with FakeTensorMode():
+        return sum(
+            weight.numel() * min(chosen, len(weight)) // len(weight)
+            if chosen and ".experts." in name and weight.dim() > 1
+            else weight.numel()
+            for name, weight in fake_model(shape).named_parameters()
+        )
+
+
 def count_operations(config: TrainConfig, num_weights: int, teacher_weights: int = 0) -> float:
-    """Operations of a step: 6 per weight and token, 8 if layers run twice.
+    """Operations of a step: 6 per active weight and token, 8 if layers run twice.
 
     A teacher's pass adds 2. Attention isn't counted: documents are short.
     """

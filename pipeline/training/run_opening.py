@@ -182,6 +182,12 @@ def _open_student(
         device=device,
     )
     name = source if isinstance(source, str) else name_of(model)
+    has_adapter = isinstance(source, nn.Module) and source is not model
+    if getattr(model, "hf_quantizer", None) is not None and not has_adapter:
+        raise ValueError(
+            f"{name} is quantised, and such weights can't be trained: name the model in bfloat16 "
+            "or float32, or train an adapter"
+        )
     for held_out in sets.values():
         require_model_room(model, held_out.opened, held_out.rules, name, side="student")
     return source if isinstance(source, nn.Module) else model

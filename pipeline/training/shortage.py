@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shlex import quote
 
 import torch
 
@@ -25,15 +26,17 @@ def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None
 def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:
     """Return the option to change first, with a value, such as "micro_batch_size=2".
 
-    A resumed run keeps its micro-batches.
+    A resumed run keeps its micro-batches, or begins again elsewhere.
     """
     rows = config.micro_batch_size
     if rows > 1 and not has_checkpoint:
         return f"micro_batch_size={next(n for n in range(rows // 2, 0, -1) if rows % n == 0)}"
     if not config.gradient_checkpointing:
         return "gradient_checkpointing=True"
+    if has_checkpoint:  # all else would change its weights
+        return f"output={quote(f'{config.output}-2')} {smaller(config)}"
     if config.served.by == "running" and config.kind.needs != "model":
         return "vocag score, and stored_losses= in place of teacher="
-    if not config.bf16 and not has_checkpoint:
+    if not config.bf16:
         return "bf16=True"
     return f"seq_length={max(config.seq_length // 2, 1)}"

@@ -62,7 +62,8 @@ class Scorer:
         """
         self.rule = rule
         self.distributions = distributions
-        self._max_length = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 62)
+        shape = model.config.get_text_config(decoder=True)
+        self._max_length = int(getattr(shape, "max_position_embeddings", 0) or 1 << 62)
         self._model = model.requires_grad_(False).train(False)
         self._layer = output_layer(model)
         self._device = self._layer.weight.device

@@ -18,6 +18,8 @@ from pipeline.evaluation.command import main
 from pipeline.evaluation.likelihood import text_to_score
 from pipeline.evaluation.results import read_results
 from pipeline.evaluation.set_files import read_items
+from pipeline.evaluation.settings import StudentEngine
+from pipeline.evaluation.students import find_student, open_model
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.packing.reading import Reading
@@ -203,3 +205,19 @@ def test_a_template_that_refuses_is_named_with_its_file(
     assert reason in told
     assert f"change chat_template in {student / 'tokenizer_config.json'}\n" in told
     assert "--" not in told
+
+
+def test_a_bf16_student_s_likelihoods_are_not_rounded(tmp_path: Path) -> None:
+    """Their sum of some hundred nats had steps of two."""
+    write_model(tmp_path / "student", byte_level(300), seed=1)
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "student" / "tokenizer_config.json").write_text(json.dumps(ends))
+    own = load_language_model(str(tmp_path / "student"), dtype=torch.bfloat16)
+    model = open_model(find_student(str(tmp_path / "student")), StudentEngine(dtype="bfloat16"))
+    ids = torch.arange(3, 123)
+    with torch.inference_mode():
+        logits = own(ids[None]).logits[0, :-1].float()
+    expected = -torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum")
+    ((found, _),) = model._loglikelihood_tokens([(("", ""), ids[:1].tolist(), ids[1:].tolist())])
+    assert found == pytest.approx(float(expected), abs=0.05)
+    assert found % 1 > 0

@@ -12,11 +12,19 @@ from transformers import AutoConfig, LlamaConfig
 from pipeline.command_line.option_parsing import in_options
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.streaming import StreamConfig
 from pipeline.training import loop
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
-from pipeline.training.prediction import count_memory, count_operations, step_seconds
+from pipeline.training.prediction import (
+    count_active_weights,
+    count_memory,
+    count_operations,
+    count_weights,
+    step_seconds,
+)
+from pipeline.training.run_opening import open_training
 from pipeline.training.shortage import smaller
 from tests.support.runs import require_equal_weights
 from tests.support.scored_data import train_config
@@ -71,6 +79,37 @@ def test_weights_are_counted_without_being_made(world: Path, tmp_path: Path) -> 
     assert found.teacher > 4 * weights
 
 
+def test_what_is_counted_is_in_fp32_as_a_run_is(world: Path, tmp_path: Path) -> None:
+    """Whatever dtype the configuration names: half the activations were told."""
+    for bf16 in (False, True):
+        config = config_of(world, tmp_path, bf16=bf16)
+        shape = AutoConfig.from_pretrained(world / "student")
+        expected = count_memory(config, shape, None, 64)
+        shape.dtype = torch.bfloat16
+        assert count_memory(config, shape, None, 64) == expected
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
+def test_models_without_sdpa_are_counted(world: Path, tmp_path: Path, kind: str) -> None:
+    sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = AutoConfig.for_model(kind, **sizes)
+    found = count_memory(config_of(world, tmp_path), shape, shape, 64)
+    assert found.state == 16 * count_weights(shape)
+    assert found.activations > 0 < found.teacher
+
+
+def test_only_the_experts_that_are_chosen_take_time() -> None:
+    sizes = {"vocab_size": 400, "hidden_size": 32, "moe_intermediate_size": 16, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    one, eight = (
+        AutoConfig.for_model("qwen3_moe", num_experts=n, num_experts_per_tok=2, **sizes)
+        for n in (2, 8)
+    )
+    routers = 2 * 32 * (8 - 2)  # which see every expert
+    assert count_active_weights(eight) == count_weights(one) + routers < count_weights(eight)
+
+
 def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,9 +149,13 @@ def test_out_of_memory_names_what_to_lower(
     config = config_of(world, tmp_path / "run")
     train(replace(config, output=tmp_path / "begun", exit_after=1))
     monkeypatch.setattr(loop, "train_step", fails)
-    hints = {"run": "--micro-batch-size 1", "begun": "--gradient-checkpointing"}
-    for name, hint in hints.items():
-        argv = arguments(replace(config, output=tmp_path / name), "--method", "full")
+    again = f"--output {tmp_path / 'begun-2'} --micro-batch-size 1"
+    for name, more, hint in (
+        ("run", (), "--micro-batch-size 1"),
+        ("begun", (), "--gradient-checkpointing"),
+        ("begun", ("--gradient-checkpointing",), again),
+    ):
+        argv = arguments(replace(config, output=tmp_path / name), "--method", "full", *more)
         assert main(argv) == 2
         told = capsys.readouterr().err
         assert "memory is too small for this run (CUDA out of memory. Tried to allocate 2" in told
@@ -151,6 +194,31 @@ def test_a_run_from_random_weights_needs_a_configuration_alone(
     given = arguments(replace(config, student=str(tmp_path / "student")), "--method", "full")
     assert main([*given, "--dry-run", "--random-init"]) == 0
     assert "memory " in capsys.readouterr().out
+
+
+def test_random_weights_need_a_configuration_of_any_source(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other models, and in fp32 from the start: a rounded buffer isn't exported."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shape = AutoConfig.for_model("gemma3_text", hidden_size=40, num_hidden_layers=1, vocab_size=400)
+    shape.dtype = torch.bfloat16
+    shape.save_pretrained(tmp_path / "student")
+    config = replace(config_of(world, tmp_path / "run", random_init=True), student="~/student")
+    student = loop._first_student(config, torch.device("cpu"))
+    assert not isinstance(student, str)
+    scale = float(student.get_input_embeddings().embed_scale)
+    assert scale == pytest.approx(40**0.5, rel=1e-6)
+    with pytest.raises(ValueError, match="no such folder"):
+        loop._first_student(replace(config, student="nowhere"), torch.device("cpu"))
+
+
+def test_a_quantised_student_is_refused(world: Path) -> None:
+    """Its layers would stay as they are, without a word; an adapter's wouldn't."""
+    student = load_language_model(str(world / "student"))
+    student.hf_quantizer = object()
+    with pytest.raises(ValueError, match=r"is quantised, and such weights can't be trained: name"):
+        open_training(StreamConfig(str(world / "data"), seq_length=64), student, Method("full"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

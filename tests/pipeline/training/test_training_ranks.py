@@ -1,6 +1,7 @@
 """Data parallel under torchrun: the same rows, choices and losses as one process."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
 from pipeline.training.command import main, parse_config
 from pipeline.training.loop import train
@@ -99,6 +101,26 @@ def test_two_processes_train_as_one_does(
         torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-5)
     assert any((weights[0][key] - initial[key]).abs().max() > 1e-3 for key in initial)
     assert len(list((tmp_path / "two").glob("events.*"))) == (2 if start is torchrun else 0)
+
+
+@pytest.mark.slow
+def test_text_reaches_only_a_part_of_a_multimodal_student(world: Path, tmp_path: Path) -> None:
+    """Whose vision gets no gradient: the second step ended in a traceback."""
+    shape = AutoConfig.from_pretrained(world / "student")
+    text = {"vocab_size": shape.vocab_size, "max_position_embeddings": 512, "head_dim": 8}
+    text |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 64}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    student = tmp_path / "student"
+    shutil.copytree(world / "student", student, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_config(config).save_pretrained(student)
+    given = ("--method", "full", "--student", str(student))
+    run_rank(arguments(world, tmp_path / "one", *given))
+    forked(arguments(world, tmp_path / "two", *given))
+    losses = [[step["loss"] for step in read_log(tmp_path / run)] for run in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], rel=3e-6)
 
 
 @pytest.mark.slow
