@@ -28,6 +28,7 @@ CONFIGURATION_FILE = "configuration.json"
 LOCK_FILE = "lock"
 
 _RUN_PREFIX = ".vocag-"
+_OF_ATTEMPT = (BLOCKS_PREFIX, "unusable-", "lines-")
 
 Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 """Describes how their configuration differs from ours."""
@@ -92,13 +93,12 @@ def require_all_files(output: str, manifest: Manifest) -> None:
 
 
 def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
-    """Create a run's folder; remove an earlier attempt's blocks."""
+    """Create a run's folder; remove an earlier attempt's blocks and notes, which it makes anew."""
     storage.make_folder(folder)
     body = (json.dumps(configuration, indent=1, sort_keys=True) + "\n").encode()
     storage.write_atomically(storage.join(folder, CONFIGURATION_FILE), body, scratch=folder)
-    if storage.is_local(folder):
-        left = [name for name in storage.list_folder(folder) if name.startswith(BLOCKS_PREFIX)]
-        storage.delete_files(folder, left)  # texts, as large as the corpus
+    left = [name for name in storage.list_folder(folder) if name.startswith(_OF_ATTEMPT)]
+    storage.delete_files(folder, left)  # blocks are texts, as large as the corpus
 
 
 def close_run(output: str, folder: str, manifest: Manifest) -> None:

@@ -33,6 +33,8 @@ def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _kept[**P, R](function: Callable[P, R], dispatcher: Any) -> Callable[P, R]:
+    if dispatcher is function:  # NUMBA_DISABLE_JIT
+        return function
     with suppress(RuntimeError):  # neither folder can be written
         dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]
     dispatcher.compile = _interrupted_later()(dispatcher.compile)

@@ -3,7 +3,8 @@
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import BinaryIO, Self
 
@@ -40,7 +41,7 @@ def align_bucket(bucket: int, elements: Iterable[bytes], job: Job) -> BucketReco
     written to the run's folder.
     """
     store = BlockStore(job.shuffle, job.run_folder)
-    records = unpack(store.fetch(elements))
+    records = unpack(partial(store.fetch, elements))
     records.sort(key=_order)
     digest = _digest(records)
     record = find_commit(bucket, digest, job)
@@ -68,17 +69,23 @@ def encode_dead_letter(letter: DeadLetter) -> bytes:
     return orjson.dumps(msgspec.structs.asdict(letter), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def unpack(blocks: Iterable[bytes]) -> list[Record]:
-    """A bucket's records; of many taken ids only those that documents repeat."""
+def unpack(read_blocks: Callable[[], Iterable[bytes]]) -> list[Record]:
+    """A bucket's records; of many taken ids only those that documents repeat.
+
+    Blocks are read twice if ids are taken: a small input may be added to a huge dataset.
+    """
     records: list[Record] = []
-    of_taken_ids: list[bytes] = []
-    for block in blocks:
+    has_taken_ids = False
+    for block in read_blocks():
         if holds_taken_ids(block):
-            of_taken_ids.append(block)
+            has_taken_ids = True
         else:
             records += unpack_block(block)
+    if not has_taken_ids:
+        return records
     met = {record.document_id for record in records}
-    taken = (record for block in of_taken_ids for record in unpack_block(block))
+    again = (block for block in read_blocks() if holds_taken_ids(block))
+    taken = (record for block in again for record in unpack_block(block))
     return records + [record for record in taken if record.document_id in met]
 
 

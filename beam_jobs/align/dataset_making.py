@@ -14,7 +14,12 @@ from beam_jobs.align.configuration import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
 from beam_jobs.align.inputs.parts import plan_tasks
-from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
+from beam_jobs.align.inputs.probes import (
+    probe_texts,
+    require_fields,
+    require_names,
+    settle_metadata,
+)
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
@@ -89,6 +94,7 @@ def _run(attempt: Attempt) -> tuple[Manifest, float]:
     if before is None:
         rules = settle_metadata(opened.rules, sample)
     else:
+        require_names(sample)
         columns = tuple(MetadataField(each.name, each.type) for each in before.metadata)
         rules = replace(opened.rules, metadata=columns)
     probes = probe_texts(sample)

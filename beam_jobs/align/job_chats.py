@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pipeline.chats.turns import Speaker
     from pipeline.models.generation_defaults import GenerationDefaults
     from pipeline.tokenization import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def open_chats(
     templates, controls = [], []
     for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
         defaults = _defaults_of(source)
-        text = _read_template(side, source, files.get(side), defaults)
+        text = _read_template(side, source, files.get(side), defaults, tools=options.tools)
         names = {**_names_of(tokenizer), **defaults.names}
         own = tuple(control_tokens(orjson.loads(tokenizer.file_bytes)))
         template = ChatTemplate(text, dict(sorted(names.items())), chosen[side])
@@ -145,12 +148,17 @@ def _defaults_of(source: str) -> GenerationDefaults:
     return read_generation_defaults(source)
 
 
-def _read_template(side: str, source: str, file: str | None, defaults: GenerationDefaults) -> str:
+def _read_template(
+    side: str, source: str, file: str | None, defaults: GenerationDefaults, *, tools: str
+) -> str:
     if file is not None:
         try:
             return Path(file).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionsError(f"--chat-template {side}={file} can't be read: {error}") from error
+    if tools and "tool_use" in defaults.templates:
+        logger.warning("%s renders all chats by its template for tools, tool_use", source)
+        return defaults.templates["tool_use"]
     found = defaults.templates.get("default")
     if found is None:
         named = f" (it has {', '.join(defaults.templates)})" if defaults.templates else ""

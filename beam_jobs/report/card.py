@@ -1,5 +1,6 @@
 """`README.md`: a dataset card for people and the Hugging Face Hub."""
 
+from beam_jobs.left_out import share_lost
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
@@ -22,6 +23,8 @@ _LARGEST = "n>1B"
 def render_card(manifest: Manifest) -> str:
     """Return front matter for the Hub, then main facts."""
     totals, letters = manifest.totals, manifest.dead_letters
+    num_lost, num_seen = share_lost(manifest)
+    newest = " of what was added last" if manifest.generation else ""
     documents, student = totals["num_documents"], totals["num_student_tokens"]
     names = [_code(public_name(side.source)) for side in (manifest.student, manifest.teacher)]
     facts = {
@@ -30,8 +33,7 @@ def render_card(manifest: Manifest) -> str:
         "student tokens": f"{format_count(student)}, by {names[0]}",
         "teacher tokens": f"{format_count(totals['num_teacher_tokens'])}, by {names[1]}",
         "teacher tokens a student token": format_ratio(totals["num_teacher_tokens"], student),
-        "left out": f"{format_count(letters.count)} "
-        f"({format_share(letters.count, documents + letters.count)}), "
+        "left out": f"{format_count(num_lost)} ({format_share(num_lost, num_seen)}){newest}, "
         f"named in `{letters.file}`",
         **_growth(manifest),
         "fingerprint": f"`{manifest.fingerprint}`",

@@ -1,6 +1,7 @@
 """A run's last lines, and its report."""
 
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 
 from beam_jobs import storage
@@ -116,12 +117,11 @@ def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
 
 
 def _of_chats(dataset: Dataset) -> list[str]:
-    indices = [dataset.read_index(number) for number in range(len(dataset.manifest.shards))]
-    sums = {
-        name: sum(int(index.chats[name].sum()) for index in indices)
-        for name in indices[0].chats
-        if name.startswith("num_")
-    }
+    newest, sums = {shard.file for shard in dataset.manifest.newest_shards}, Counter[str]()
+    for number, shard in enumerate(dataset.manifest.shards):
+        if shard.file in newest:
+            chats = dataset.read_index(number).chats
+            sums.update({name: int(chats[name].sum()) for name in chats if name.startswith("num_")})
     lines = [
         f"  learned         {format_count(sums['num_learned_student_tokens'])} student tokens, "
         f"{format_bytes(sums['num_learned_bytes'])} of text"

@@ -28,6 +28,11 @@ _INSIDE_THE_LAUNCHER = {"[local]", "[auto]"}
 _IMAGE = "vocag's image (docs/guides/clusters.md says how to build it)"
 
 
+_CLUSTERS = {
+    name.lower(): name for name in ("DaskRunner", "DataflowRunner", "FlinkRunner", "PortableRunner")
+}
+
+
 def require_tried_runner(name: str | None) -> None:
     """Raise OptionsError for a runner that doesn't run this job."""
     if (name or "").rsplit(".", 1)[-1].lower().startswith("spark"):
@@ -44,7 +49,7 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
     OptionsError if a server or the workers' environment is missing, or workers could not find a
     place.
     """
-    name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
+    name = _runner_of(options)
     if name == "PortableRunner":
         _require_job_service(options)
     elif name == "FlinkRunner":
@@ -61,6 +66,13 @@ def require_cluster(options: PipelineOptions, places: Mapping[str, Sequence[str]
             _require_listener("--dask_client_address", address)
     else:
         _require_package(name, options)
+
+
+def _runner_of(options: PipelineOptions) -> str:
+    """Return the runner's class, found as Beam does: `flink` is FlinkRunner."""
+    name = str(options.view_as(StandardOptions).runner or "").rsplit(".", 1)[-1]
+    low = name.lower()
+    return _CLUSTERS.get(low) or _CLUSTERS.get(f"{low}runner") or name
 
 
 def _is_elsewhere(name: str, options: PipelineOptions) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -164,7 +165,7 @@ def _score_dataset(
         return finished
     learned = learned_share(documents) if job.rule.learned_only else 1.0
     require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule, learned=learned))
-    with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
+    with _hold_scores(job):
         start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
         reusable = find_reusable(reuse, job.rule, run)
         if reusable:
@@ -196,11 +197,17 @@ def _complete(
     there = storage.list_folder(job.dataset)
     if all(document_scores_name(record.file) in there for record in scores.sidecars):
         return
-    with hold_lock(storage.join(job.run_folder, LOCK_FILE), job.dataset):
+    with _hold_scores(job):
         start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
         number = complete_document_scores(job, documents, scores)
     storage.remove_folder(job.run_folder)
     run.say(f"{format_plural(number, 'table')} of documents' scores made from the losses")
+
+
+def _hold_scores(job: ScoreJob) -> AbstractContextManager[None]:
+    """Hold a teacher's scores of a dataset, whichever generation a job reads."""
+    folder = run_folder_of(job.dataset, {"scores": job.rule.fingerprint})
+    return hold_lock(storage.join(folder, LOCK_FILE), job.dataset)
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:

@@ -219,7 +219,10 @@ def _finished_sidecars(job: ScoreJob) -> set[str]:
     path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
     if storage.num_bytes_of(path) is None:
         return set()
-    scores = decode_score_manifest(storage.read_bytes(path), at=path)
+    try:
+        scores = decode_score_manifest(storage.read_bytes(path), at=path)
+    except ValueError:  # damaged: it is written anew
+        return set()
     return {record.sha256 for record in scores.sidecars}
 
 

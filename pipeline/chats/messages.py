@@ -66,11 +66,22 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
     if tools is not None and not isinstance(tools, list):
         raise ChatError(f"its tools are of type {type(tools).__name__}, not a list")
     chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools or ()))
+    if _may_be_rounded([tools, *(message.get(CALLS) for message in chat.messages)]):
+        raise ChatError("its tools or calls hold a number beyond 64 bits, which was rounded")
     try:
         chat.encode()
     except TypeError as error:
         raise ChatError(f"a value of it has no form in JSON ({error})") from None
     return chat
+
+
+def _may_be_rounded(value: Any) -> bool:
+    """Whether a value holds what may have been an integer beyond 64 bits."""
+    if isinstance(value, dict):
+        return any(map(_may_be_rounded, value.values()))
+    if isinstance(value, list):
+        return any(map(_may_be_rounded, value))
+    return isinstance(value, float) and abs(value) >= 2.0**63 and value.is_integer()
 
 
 def _parse(value: Any, what: str) -> Any:

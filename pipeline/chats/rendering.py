@@ -85,6 +85,9 @@ def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> Ren
     texts = share_calls(chat, texts, fitted)
     if not any(texts.data):
         raise ChatError("none of its messages has a text")
+    for side, own, other in (("student", *fitted), ("teacher", *reversed(fitted))):
+        if other.held and not own.held:
+            raise ChatError(f"{side}: the chat template shows none of its texts")
     starts = [*accumulate(map(len, texts.data), initial=0)]
     seen = [_seen(each, starts) for each in fitted]
     learned = [

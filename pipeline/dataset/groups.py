@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import floor, isinf, log10
+from math import floor, isfinite, log10
 
 import numpy as np
 import pyarrow as pa
@@ -106,7 +106,7 @@ def _count_shard(
 
 def _round(value: Value) -> Value:
     """Round a fraction down to its first digit."""
-    if not isinstance(value, float) or not value or isinf(value):
+    if not isinstance(value, float) or not value or not isfinite(value):
         return value
     step = 10.0 ** floor(log10(abs(value)))
     # The nearest float below a digit, such as 0.30000000000000004 / 0.1, is that digit.

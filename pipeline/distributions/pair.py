@@ -58,7 +58,11 @@ def look_at_pair(
         ValueError: a tokenizer's tokens don't spell their text.
     """
     student = load_dataset_tokenizer(dataset, "student")
-    tables = VocabularyMap.of(student, load_dataset_tokenizer(dataset, "teacher"))
+    tables = VocabularyMap.of(
+        student,
+        load_dataset_tokenizer(dataset, "teacher"),
+        of_chats=dataset.manifest.chats is not None,
+    )
     documents = sample_documents([ChosenDocuments(dataset)], num_tokens=num_tokens)
     pairs = count_pairs(documents, tables)
     cells = join_pairs(pairs, student.vocab_size)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from math import isnan
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
@@ -114,7 +115,8 @@ def bar_chart(
             places = [bar + (n - (len(series) - 1) / 2) * thick for bar in range(len(labels))]
             drawn[name] = axes.bar(places, shares, thick, color=_colour(n))
             if len(labels) <= _FEW:
-                axes.bar_label(drawn[name], [format_share(each, 1) for each in shares], fontsize=10)
+                told = ["" if isnan(each) else format_share(each, 1) for each in shares]
+                axes.bar_label(drawn[name], told, fontsize=10)
         bars = [bar for bar, label in enumerate(labels) if not ticks or label in ticks]
         widest = max((len(labels[bar]) for bar in bars), default=1)
         written = bars[:: -(-len(bars) * (widest + 1) // _AXIS_LETTERS) or 1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import TYPE_CHECKING
 
 from pipeline.drawing.charts import bar_chart
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class VocabularyOverlap:
     """Shares (0 to 1) of a teacher's vocabulary that the student has.
 
-    `raw` counts equal token strings, `decoded` equal bytes.
+    `raw` counts equal token strings, `decoded` equal bytes; NaN if tokens have none.
     """
 
     teacher: str
@@ -39,7 +40,8 @@ def measure_overlaps(
         theirs = teacher.base_vocabulary()
         our_bytes, their_bytes = (set(filter(None, side.values())) for side in (ours, theirs))
         raw = len(ours.keys() & theirs.keys()) / max(len(theirs), 1)
-        decoded = len(our_bytes & their_bytes) / max(len(their_bytes), 1)
+        is_known = our_bytes and their_bytes  # WordPiece's tokens don't spell bytes
+        decoded = len(our_bytes & their_bytes) / len(their_bytes) if is_known else nan
         found.append(VocabularyOverlap(name, len(theirs), raw, decoded))
     return found
 
@@ -49,7 +51,7 @@ def describe_overlaps(student: str, overlaps: Sequence[VocabularyOverlap]) -> It
     yield f"Share of each teacher's vocabulary that {student} has"
     rows = [["teacher", "tokens", "as token strings", "as decoded bytes"]]
     rows += [
-        [o.teacher, format_count(o.num_tokens), f"{100 * o.raw:.2f} %", f"{100 * o.decoded:.2f} %"]
+        [o.teacher, format_count(o.num_tokens), *map(_percent, (o.raw, o.decoded))]
         for o in overlaps
     ]
     yield from format_table(rows, align="<>>>")
@@ -57,6 +59,10 @@ def describe_overlaps(student: str, overlaps: Sequence[VocabularyOverlap]) -> It
         "Strings are the files' own spellings (`▁the` and `Ġthe` differ); bytes are what a token "
         "stands for. Added tokens are left out."
     )
+
+
+def _percent(share: float) -> str:
+    return "unknown" if isnan(share) else f"{100 * share:.2f} %"
 
 
 def draw_overlaps(student: str, overlaps: Sequence[VocabularyOverlap]) -> "Figure":

@@ -177,15 +177,16 @@ def _divisions(
 
 def _without_meeting_blanks(parts: Sequence[str], rewrite: Normalize) -> list[str]:
     """Join parts where spaces meet, or a part becomes empty after one."""
-    joined: list[str] = []
+    joined: list[list[str]] = []
     meets = False
     for part in parts:
         result = rewrite(part)
         if meets and not result[:1].strip(" "):
-            part = joined.pop() + part
-        joined.append(part)
+            joined[-1].append(part)
+        else:
+            joined.append([part])
         meets = result.endswith(" ") or (meets and not result)
-    return joined
+    return ["".join(each) for each in joined]
 
 
 def _without_equal_ends(source: str, result: str, rewrite: Normalize) -> Iterator[tuple[str, str]]:

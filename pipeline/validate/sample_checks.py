@@ -8,6 +8,7 @@ from hashlib import sha256
 import numpy as np
 
 from pipeline.alignment.quality import AlignmentStatistics, DocumentQuality, measure_documents
+from pipeline.alignment.token_spans import find_failures
 from pipeline.batches import AlignedBatch
 from pipeline.dataset.tokenizers import Side
 from pipeline.tokenization import Tokenizer
@@ -177,6 +178,9 @@ def _check_tokens(
         for d, message in find_unsound_offsets(tokens, num_text_bytes, must_tile):
             findings.add("offsets", f"{side} {message}", key=index.key[entries[d].place])
             unsound.add(d)
+    for d, message in find_failures(batch.student, batch.teacher).items():
+        findings.add("offsets", message, key=index.key[entries[d].place])
+        unsound.add(d)
     return unsound
 
 

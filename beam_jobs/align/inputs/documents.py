@@ -84,6 +84,8 @@ class UnusableError(ValueError):
 
     def __init__(self, reason: Reason, detail: str) -> None:
         """Take a dead letter's reason and detail."""
+        # Names in a record may hold bytes that aren't UTF-8, as lone surrogates.
+        detail = detail.encode(errors="backslashreplace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 

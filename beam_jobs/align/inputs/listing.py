@@ -114,7 +114,9 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     """Matcher of Beam's patterns, except that `**/` may match no folder."""
     from apache_beam.io.filesystem import FileSystem
 
-    return re.compile(FileSystem.translate_pattern(pattern).replace("/.*/", "/(?:.*/)?")).match
+    # Beam's `*` ends at a backslash, which a local name may hold.
+    translated = FileSystem.translate_pattern(pattern).replace(r"[^/\\]*", "[^/]*")
+    return re.compile(translated.replace("/.*/", "/(?:.*/)?")).match
 
 
 def _visible(paths: Sequence[str], pattern: str) -> Sequence[str]:

@@ -60,7 +60,7 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
         kind = type(value).__name__
         detail = f'"{field.name}" is of type {kind} here, its column holds {field.type}'
         raise UnusableError(Reason.BAD_METADATA, detail)
-    return fitted
+    return None if isinstance(fitted, float) and math.isnan(fitted) else fitted
 
 
 def settle_columns(

@@ -7,6 +7,7 @@ from typing import cast
 from beam_jobs.align.inputs.documents import DeadLetter, ReadingRules, Reason
 from beam_jobs.align.inputs.metadata import settle_columns
 from beam_jobs.align.inputs.sampling import SampledPart
+from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.job_errors import InputError
 
 PROBED_BYTES = 1 << 20
@@ -46,6 +47,21 @@ def require_fields(sample: Sequence[SampledPart], rules: ReadingRules) -> None:
             f"(the first one is {usable[0].source}#{usable[0].position}); name one that they have, "
             "or leave the option out and documents are named by their place"
         )
+
+
+def require_names(sample: Sequence[SampledPart]) -> None:
+    """Raise InputError if documents without ids would be added from standard input.
+
+    Their places there are those of an earlier stream's documents, which the dataset may have.
+    """
+    for each in sample:
+        for document in each.documents if is_spooled(each.part.file.path) else ():
+            if document.document_id == f"{document.source}#{document.position}":
+                raise InputError(
+                    f"--append --input -: document #{document.position} has no id, and its place "
+                    "doesn't tell it from one of an earlier stream: give every document an id "
+                    "(--id-field), or write this input to a file with a name of its own"
+                )
 
 
 def settle_metadata(rules: ReadingRules, sample: Sequence[SampledPart]) -> ReadingRules:

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import tracemalloc
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -216,7 +218,21 @@ def test_only_taken_ids_that_meet_a_document_are_held() -> None:
     new = [PlacedDocument("in.jsonl", 0, "doc-7", b"x"), PlacedDocument("in.jsonl", 1, "n", b"y")]
     blocks = [block for part in (taken, new) for _, block in pack_blocks(part, 1)]
     assert [holds_taken_ids(block) for block in blocks] == [True, False]
-    assert unpack(blocks) == [*new, taken[7]]
+    assert unpack(lambda: blocks) == [*new, taken[7]]
+
+
+def test_taken_ids_take_no_memory_while_they_are_read() -> None:
+    """Those of a huge dataset all come to the one bucket of a small input."""
+    ids = [TakenId("s.tar", place, f"{place:0200d}") for place in range(5000)]
+    blocks = [block for _, block in pack_blocks(ids, 1)]
+    new = [PlacedDocument("in.jsonl", 0, ids[7].document_id, b"x")]
+    own = [block for _, block in pack_blocks(new, 1)]
+    tracemalloc.start()
+    found = unpack(lambda: (bytes(bytearray(b)) for b in chain(own, *[blocks] * 40)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [*new, *[ids[7]] * 40]
+    assert peak < 10 * sum(map(len, blocks))
 
 
 def command_line(root: Path, output: Path, inputs: Path) -> list[str]:

@@ -172,13 +172,15 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
         find_inputs([f"{folder}/*"])
 
 
-def align_input(monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes | None) -> int:
+def align_input(
+    monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes | None, *, append: bool = False
+) -> int:
     """Run the command with some standard input; None closes it."""
     options = align_options(Corpus(output.parent), output, input=("-",))
     with monkeypatch.context() as patch:
         stdin = None if data is None else io.TextIOWrapper(io.BytesIO(data))
         patch.setattr(sys, "stdin", stdin)
-        return main(command_line(options))
+        return main([*command_line(options), *["--append"] * append])
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -202,6 +204,20 @@ def test_documents_from_standard_input(
     for other, message in ((changed, "1 file changed since"), (b"", empty), (None, empty)):
         assert align_input(monkeypatch, output, other) == 2
         assert message in capsys.readouterr().err
+
+
+def test_another_stream_without_ids_is_not_taken_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Documents that began where an old one had were left out as known."""
+    output = tmp_path / "out"
+    assert align_input(monkeypatch, output, b'{"text": "one and two"}\n') == 0
+    second = b'{"text": "two and seven"}\n'
+    assert align_input(monkeypatch, output, second, append=True) == 2
+    assert "give every document an id (--id-field)" in capsys.readouterr().err
+    second = b'{"id": "b", "text": "two and seven"}\n'
+    assert align_input(monkeypatch, output, second, append=True) == 0
+    assert read_manifest(str(output)).totals["num_documents"] == 2
 
 
 def test_a_killed_job_over_standard_input_is_resumed(

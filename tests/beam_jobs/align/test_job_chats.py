@@ -234,6 +234,36 @@ def test_a_preview_shows_templates_and_what_is_learned(aligned: Path) -> None:
     assert learned == "It·is·4.<|im_end|>⏎6,·of·course.<|im_end|>⏎"
 
 
+def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:
+    """As transformers does; the default one left the tools out."""
+    folder = write_tokenizer(tmp_path / "two", chat_tokenizer(320), "chatml")
+    plain = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    with_tools = "{% for t in tools or [] %}{{ t.name }}\n{% endfor %}" + plain
+    path = folder / "tokenizer_config.json"
+    kinds = {"default": plain, "tool_use": with_tools}
+    named = [{"name": name, "template": text} for name, text in kinds.items()]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    for options, expected in (({}, plain), ({"tools": "tools"}, with_tools)):
+        output = tmp_path / f"{len(options)}"
+        _, made = align_chats_job(output, _CHATS[:1], student=str(folder), chat_options=options)
+        assert made.chats is not None
+        assert (output / "aligned" / made.chats.student.file).read_text() == expected
+
+
+def test_a_name_that_is_not_utf_8_costs_its_document_alone(tmp_path: Path) -> None:
+    """It ended the job, at every start."""
+    good = json.dumps({"id": "good", "messages": TWO_TURNS}).encode()
+    part = b'{"id": "a", "messages": [{"role": "user", "content": [{"type": "im\xe9ge"}]}]}'
+    turns = b'{"id": "b", "r\xe9ponses": [{"role": "user", "content": "x"}]}'
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join((good, part, turns, b"")))
+    folder, made = align_chats_job(tmp_path, [], input=(str(tmp_path / "in.jsonl"),))
+    assert made.totals["num_documents"] == 1
+    letters = (folder / "dead_letters.jsonl").read_text("utf-8").splitlines()
+    assert len(letters) == 2
+    assert "im\\\\udce9ge" in letters[0]
+
+
 def test_more_chats_are_appended(tmp_path: Path) -> None:
     folder = align_chats_job(tmp_path, _CHATS)[0]
     write_chats(tmp_path / "more.jsonl", [[user("new"), said("New.")]])

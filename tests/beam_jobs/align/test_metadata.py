@@ -159,6 +159,7 @@ MISFIT = object()
         ("int64", True, "-12", -12),
         ("int64", True, "9007199254740993", 9007199254740993),
         ("float64", True, "1e-3", 0.001),
+        *(("float64", True, value, None) for value in ("NaN", "nan")),
         ("bool", True, "False", False),
         ("string", True, "7", "7"),
         ("string", True, "", None),

@@ -55,6 +55,12 @@ def test_runners_that_nobody_has_proven_are_refused() -> None:
             make_beam_options([f"--runner={name}"])
 
 
+def test_a_runner_s_short_name_is_its_name() -> None:
+    """As Beam finds it; such jobs failed on the cluster, minutes later."""
+    assert "Dataflow's workers see no disk" in refusal("--runner=dataflow")
+    assert "needs --job_endpoint HOST:PORT" in refusal("--runner=portable")
+
+
 def test_what_a_runner_needs_must_be_there() -> None:
     assert "needs --job_endpoint HOST:PORT" in refusal("--runner=PortableRunner")
     silent = f"localhost:{free_port()}"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,6 +193,20 @@ def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> 
 def test_a_template_that_shows_no_texts_is_refused(text: str, words: str) -> None:
     with pytest.raises(ChatError, match=words):
         settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+
+
+@pytest.mark.parametrize("number", ["123456789012345678901234", "-18446744073709551617"])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_number_that_json_readers_round_is_refused(number: str, as_text: bool) -> None:
+    """Both sides rendered, and learned, another one."""
+    arguments: Any = f'{{"wei": [{number}]}}'
+    calls = [{"function": {"name": "send", "arguments": arguments}}]
+    if not as_text:
+        calls[0]["function"]["arguments"] = orjson.loads(arguments)
+    with pytest.raises(ChatError, match="hold a number beyond 64 bits"):
+        read_chat([user("Send it"), {"role": "assistant", "tool_calls": calls}])
+    calls[0]["function"]["arguments"] = '{"wei": 18446744073709551615, "share": 0.5}'
+    read_chat([user("Send it"), {"role": "assistant", "tool_calls": calls}])
 
 
 def test_a_template_that_takes_parts_gets_parts() -> None:

@@ -12,7 +12,8 @@ from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.figures.chunking import measure_chunking
 from pipeline.figures.command import main
-from tests.support.datasets import byte_level
+from pipeline.figures.vocabulary import describe_overlaps, draw_overlaps, measure_overlaps
+from tests.support.datasets import byte_level, word_pieces
 from tests.support.hf_folders import write_model
 from tests.support.tokenizer_zoo import SENTENCES, SHARED, needs_shared
 
@@ -27,6 +28,16 @@ def test_paper_overlap_of_qwen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vocabulary", "--student", str(SHARED / "llama2"), "--teacher", *teachers]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[2].split() == ["qwen2_5", "151,643", "6.32", "%", "17.37", "%"]
+
+
+def test_tokens_without_bytes_have_no_share_by_bytes() -> None:
+    """WordPiece against itself shared 0 %."""
+    own = word_pieces()
+    (found,) = measure_overlaps(own, {"itself": own})
+    assert found.raw == 1.0
+    *_, row, _ = describe_overlaps("own", [found])
+    assert row.split()[-1] == "unknown"
+    assert draw_overlaps("own", [found]) is not None
 
 
 def test_tokenizers_draw_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Offsets behind a normaliser, against an oracle that follows it character by character."""
 
 import re
+import time
 import unicodedata
 from functools import partial
 
@@ -182,6 +183,17 @@ def test_white_space_that_becomes_one_is_followed_where_blocks_meet(between: str
     assert rewriting is not None
     assert rewriting.normalized.decode() == collapse(text)
     assert max(rewriting.changes[:, 1] - rewriting.changes[:, 0]) == len(f" {between}".encode())
+
+
+def test_a_run_of_blanks_takes_time_as_its_length() -> None:
+    def seconds(length: int) -> float:
+        start = time.process_time()
+        rewriting = follow_normalizer("a" + " " * length + "b", collapse)
+        assert rewriting is not None
+        assert rewriting.changes.tolist() == [[1, length + 1, 1, 2]]
+        return time.process_time() - start
+
+    assert seconds(400_000) < 25 * seconds(50_000), "64 times were quadratic"
 
 
 def test_what_keeps_no_frame_is_not_followed() -> None:
