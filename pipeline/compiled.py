@@ -33,12 +33,12 @@ def compiled_in_place[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _kept[**P, R](function: Callable[P, R], dispatcher: Any) -> Callable[P, R]:
-    if dispatcher is function:  # NUMBA_DISABLE_JIT
-        return function
+    kernel: Callable[P, R] = dispatcher
+    if kernel is function:  # NUMBA_DISABLE_JIT
+        return kernel
     with suppress(RuntimeError):  # neither folder can be written
         dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]
     dispatcher.compile = _interrupted_later()(dispatcher.compile)
-    kernel: Callable[P, R] = dispatcher
     return kernel
 
 

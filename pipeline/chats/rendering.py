@@ -85,8 +85,8 @@ def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> Ren
     texts = share_calls(chat, texts, fitted)
     if not any(texts.data):
         raise ChatError("none of its messages has a text")
-    for side, own, other in (("student", *fitted), ("teacher", *reversed(fitted))):
-        if other.held and not own.held:
+    for side, own in zip(("student", "teacher"), fitted, strict=True):
+        if not own.held and any(each.held for each in fitted):
             raise ChatError(f"{side}: the chat template shows none of its texts")
     starts = [*accumulate(map(len, texts.data), initial=0)]
     seen = [_seen(each, starts) for each in fitted]
