@@ -144,3 +144,11 @@ def test_in_place_counts_no_references(path: Path) -> None:
         assert ("@NRT_decref" in code) == expected
     with pytest.raises(NumbaError, match="array"):
         module.made(1)
+
+
+def test_without_a_compiler_functions_are_what_they_are(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NUMBA_DISABLE_JIT=1, to look for a fault."""
+    monkeypatch.setattr(config, "DISABLE_JIT", True)
+    assert load(path).double(4) == 8

@@ -255,6 +255,18 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
     assert digests(tmp_path) == digests(reference)
 
 
+def test_notes_of_an_earlier_attempt_are_not_believed(tmp_path: Path) -> None:
+    """A file that was repaired meanwhile was told to be unusable."""
+    start_run(str(tmp_path), {"name": "a"})
+    for name in ("unusable-ab-0.json", "lines-ab-0.json", "blocks-0", "commit-000000.json"):
+        (tmp_path / name).write_text("[]")
+    start_run(str(tmp_path), {"name": "a"})
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "commit-000000.json",
+        "configuration.json",
+    }
+
+
 @pytest.mark.parametrize("name", ["configuration.json", "summary.json"])
 def test_a_cut_file_of_an_interrupted_run_is_named(name: str, tmp_path: Path) -> None:
     folder = tmp_path / ".vocag-0"

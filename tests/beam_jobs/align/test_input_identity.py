@@ -172,6 +172,14 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
         find_inputs([f"{folder}/*"])
 
 
+def test_a_name_may_hold_a_backslash(tmp_path: Path) -> None:
+    """As those in archives of Windows do; such files were skipped without a word."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "sub\\a.txt").write_text("x")
+    found = find_inputs([f"{tmp_path}/in/*.txt"], format="text")
+    assert [file.path for file in found] == [f"{tmp_path}/in/sub\\a.txt"]
+
+
 def align_input(
     monkeypatch: pytest.MonkeyPatch, output: Path, data: bytes | None, *, append: bool = False
 ) -> int:

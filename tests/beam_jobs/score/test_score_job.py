@@ -15,6 +15,7 @@ import torch
 from safetensors.numpy import load
 
 from beam_jobs import shortages
+from beam_jobs.job_errors import JobError
 from beam_jobs.score import summary
 from beam_jobs.score.command import main
 from beam_jobs.score.summary import estimate_disk
@@ -27,7 +28,7 @@ from schemas.document_score_table import document_scores_name
 from schemas.errors import ForeignLossesError
 from schemas.manifest import MANIFEST_FILE
 from schemas.sidecar import decode_sidecar
-from tests.support.datasets import build_dataset, flip, make_texts
+from tests.support.datasets import build_dataset, flip, make_texts, remove_documents, seen_ids
 from tests.support.killing import run_killed
 from tests.support.scored_data import (
     online_losses,
@@ -39,6 +40,24 @@ from tests.support.scored_data import (
     sidecars,
     stored_rows,
 )
+
+
+def test_a_teacher_scores_one_generation_at_a_time(
+    unscored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wrote the same sidecars, and the older job's manifest came last."""
+    statuses = []
+
+    def remove_meanwhile(*_: object, **__: object) -> None:
+        remove_documents(unscored / "data", min(seen_ids(unscored / "data")))
+        statuses.append(main(score_arguments(unscored)))
+        raise JobError("enough")
+
+    monkeypatch.setattr("beam_jobs.score.job.run_pipeline", remove_meanwhile)
+    assert main(score_arguments(unscored)) == 1
+    assert statuses == [2]
+    assert "writes to" in capsys.readouterr().err
+    assert not list((unscored / "data").glob(".vocag-*/lock"))
 
 
 def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(

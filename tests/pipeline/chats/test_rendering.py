@@ -121,6 +121,15 @@ def test_reasoning_of_earlier_turns_that_a_template_drops_is_not_learned() -> No
     assert _said(chat) == ["51.<|im_end|>\n", "<think>\nYes.\n</think>\n\nYes.<|im_end|>\n"]
 
 
+@pytest.mark.parametrize(
+    ("sides", "side"), [(("qwen3", "chatml"), "teacher"), (("chatml", "qwen3"), "student")]
+)
+def test_a_thought_alone_that_one_side_drops_is_refused(sides: tuple[str, str], side: str) -> None:
+    """That side's tokens cover nothing: it ended the whole job."""
+    with pytest.raises(ChatError, match=f"{side}: the chat template shows none of its texts"):
+        _render([user(""), said("", reasoning_content="let me think")], *sides)
+
+
 def test_a_call_that_both_sides_render_alike_is_text() -> None:
     call = (
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}\n</tool_call>'

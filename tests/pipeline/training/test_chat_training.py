@@ -17,15 +17,19 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from beam_jobs.score.command import main as score
 from beam_jobs.score.summary import estimate_disk, learned_share
-from pipeline.dataset.chosen_documents import select_documents
+from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import list_scores
+from pipeline.distributions.cells import count_pairs
+from pipeline.distributions.pair import look_at_pair
+from pipeline.distributions.sample import sample_documents
 from pipeline.losses.distillation import truncated_turns
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.scoring.comparison import compare_scores
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
+from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.training.config import TrainConfig
 from pipeline.training.held_out import bits_per_byte, open_heldout
 from pipeline.training.hf_trainer import GuidedTrainer
@@ -155,6 +159,14 @@ def test_all_losses_and_those_of_learned_tokens_compare_as_equal(
     found = [compare_scores(str(root / "aligned"), *names) for names in (pair, pair[::-1])]
     assert [each.num_changed for each in found] == [0, 0]
     assert found[0].num_kept == found[1].num_kept > 0
+
+
+def test_the_pair_s_cells_are_counted_as_in_training(world: Path) -> None:
+    rows = AlignedRows(StreamConfig(str(world / "aligned"), seq_length=_LENGTH, with_cells=True))
+    dataset = open_dataset(str(world / "aligned"))
+    documents = sample_documents([ChosenDocuments(dataset)])
+    expected = int(count_pairs(documents, vocabulary_map(rows)).counts.sum())
+    assert look_at_pair(dataset).num_labels == expected > 50
 
 
 def test_scores_of_a_document_are_by_its_learned_bytes(world: Path) -> None:

@@ -122,6 +122,19 @@ def test_empty_shards_and_several_windows_are_sound(
     assert validate_dataset(str(tmp_path)).findings == ()
 
 
+def test_a_side_whose_tokens_cover_nothing_is_a_finding(tmp_path: Path) -> None:
+    """Aligning it again ended the command."""
+    build_dataset(tmp_path, teacher=word_pieces())
+
+    def bare(document: AlignedDocument) -> AlignedDocument:
+        offsets = np.zeros_like(document.teacher.byte_offsets)
+        return replace(document, teacher=replace(document.teacher, byte_offsets=offsets))
+
+    edit_document(tmp_path, 2, bare)
+    report = validate_dataset(str(tmp_path))
+    assert "its tokens cover no byte" in message(report, "offsets")
+
+
 @pytest.mark.slow
 def test_processes_find_the_same(dataset: Path) -> None:
     (dataset / TAR).write_bytes(flip((dataset / TAR).read_bytes(), 1000))
