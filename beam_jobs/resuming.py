@@ -25,9 +25,8 @@ BLOCKS_PREFIX = "blocks-"
 
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
-LOCK_FILE = "lock"
 
-_RUN_PREFIX = ".vocag-"
+RUN_PREFIX = ".vocag-"
 _OF_ATTEMPT = (BLOCKS_PREFIX, "unusable-", "lines-")
 
 Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
@@ -42,7 +41,7 @@ def run_folder_of(output: str, configuration: Mapping[str, Any]) -> str:
         'aligned/.vocag-f49c293b139871fd'
     """
     canonical = json.dumps(configuration, sort_keys=True).encode()
-    return storage.join(output, f"{_RUN_PREFIX}{sha256(canonical).hexdigest()[:16]}")
+    return storage.join(output, f"{RUN_PREFIX}{sha256(canonical).hexdigest()[:16]}")
 
 
 def find_finished(
@@ -150,7 +149,7 @@ def require_shared(folder: str) -> None:
 
 
 def _find_runs(output: str) -> list[str]:
-    pattern = storage.join(glob.escape(output), f"{_RUN_PREFIX}*", CONFIGURATION_FILE)
+    pattern = storage.join(glob.escape(output), f"{RUN_PREFIX}*", CONFIGURATION_FILE)
     if storage.is_local(output):
         return sorted(glob.glob(pattern))
     return sorted(found.path for found in FileSystems.match([pattern])[0].metadata_list)

@@ -15,7 +15,7 @@ from beam_jobs import storage
 from beam_jobs.hub_copies import HUB, input_here, output_here
 from beam_jobs.job_errors import JobError, OptionsError
 from beam_jobs.locks import hold_lock
-from beam_jobs.resuming import LOCK_FILE, SUMMARY_FILE, run_folder_of, start_run
+from beam_jobs.resuming import RUN_PREFIX, SUMMARY_FILE, run_folder_of, start_run
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.job_progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
@@ -206,8 +206,8 @@ def _complete(
 
 def _hold_scores(job: ScoreJob) -> AbstractContextManager[None]:
     """Hold a teacher's scores of a dataset, whichever generation a job reads."""
-    folder = run_folder_of(job.dataset, {"scores": job.rule.fingerprint})
-    return hold_lock(storage.join(folder, LOCK_FILE), job.dataset)
+    name = f"{RUN_PREFIX}scores-{job.rule.fingerprint[:16]}.lock"
+    return hold_lock(storage.join(job.dataset, name), job.dataset)
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:

@@ -57,7 +57,7 @@ def test_a_teacher_scores_one_generation_at_a_time(
     assert main(score_arguments(unscored)) == 1
     assert statuses == [2]
     assert "writes to" in capsys.readouterr().err
-    assert not list((unscored / "data").glob(".vocag-*/lock"))
+    assert not list((unscored / "data").glob(".vocag-*.lock"))
 
 
 def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
