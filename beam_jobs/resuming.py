@@ -23,11 +23,14 @@ from schemas.records import RecordError, read_record
 BLOCKS_PREFIX = "blocks-"
 """Of files in which blocks wait."""
 
+UNUSABLE_PREFIX, LINES_PREFIX = "unusable-", "lines-"
+"""Of notes that parts of the input leave."""
+
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
 
 RUN_PREFIX = ".vocag-"
-_OF_ATTEMPT = (BLOCKS_PREFIX, "unusable-", "lines-")
+_OF_ATTEMPT = (BLOCKS_PREFIX, UNUSABLE_PREFIX, LINES_PREFIX)
 
 Describe = Callable[[Mapping[str, Any], Mapping[str, Any]], str]
 """Describes how their configuration differs from ours."""

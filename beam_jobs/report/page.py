@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from beam_jobs.left_out import OF_FILES, UNUSABLE, share_lost
+from beam_jobs.left_out import OF_FILES, share_lost
 from beam_jobs.report import histograms
 from pipeline.alignment.quality import IOU_SCALE, AlignmentStatistics
 from pipeline.drawing import page_blocks
@@ -124,8 +124,8 @@ def _heading(manifest: Manifest, run: RunSummary) -> Element:
 
 def _first_answers(manifest: Manifest, max_share: float) -> list[Element]:
     letters = manifest.dead_letters
-    left = letters.count - letters.by_reason.get(UNUSABLE, 0)  # whose documents are counted
-    seen = totals_of(manifest.newest_shards)["num_documents"] + left
+    num_lost, seen = share_lost(manifest)
+    left = seen - totals_of(manifest.newest_shards)["num_documents"]
     whole = f"{format_plural(seen, 'document')} ({format_share(left, seen)})"
     ranked = sorted(letters.by_reason.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(f"{reason} {format_count(count)}" for reason, count in ranked)
@@ -133,10 +133,9 @@ def _first_answers(manifest: Manifest, max_share: float) -> list[Element]:
     nothing = "Nothing: every document of the input is in a shard."
     right = "the offsets of every document in the shards match its text"
     limit = f"more documents are left out than --max-dead-letters {100 * max_share:.6g} % allows"
-    num_lost, num_documents = share_lost(manifest)
     if OF_FILES & letters.by_reason.keys():
         all_right = f"No: some of the input can't be read or used, though {right}."
-    elif num_lost > max_share * num_documents:
+    elif num_lost > max_share * seen:
         all_right = f"No: {limit}, though {right}."
     else:
         all_right = f"Yes: {right}{f', and no {limit}' if num_lost else ''}."

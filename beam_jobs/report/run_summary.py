@@ -117,11 +117,10 @@ def _around_texts(manifest: Manifest, run: RunSummary) -> list[str]:
 
 
 def _of_chats(dataset: Dataset) -> list[str]:
-    newest, sums = {shard.file for shard in dataset.manifest.newest_shards}, Counter[str]()
-    for number, shard in enumerate(dataset.manifest.shards):
-        if shard.file in newest:
-            chats = dataset.read_index(number).chats
-            sums.update({name: int(chats[name].sum()) for name in chats if name.startswith("num_")})
+    num_shards, sums = len(dataset.manifest.shards), Counter[str]()
+    for number in range(num_shards - len(dataset.manifest.newest_shards), num_shards):
+        chats = dataset.read_index(number).chats
+        sums.update({name: int(chats[name].sum()) for name in chats if name.startswith("num_")})
     lines = [
         f"  learned         {format_count(sums['num_learned_student_tokens'])} student tokens, "
         f"{format_bytes(sums['num_learned_bytes'])} of text"

@@ -162,7 +162,7 @@ def _sizes(
     if bytes_per_position is None:
         bytes_per_position = learned * (rule.top_k * rule.entry_bytes + rule.draws_bytes)
     of_position = 1 + bytes_per_position
-    # The position after a text is no learned one.
+    # Nothing is learned at the position after a text.
     of_document += _ENTRY_START_BYTES + (of_position if learned == 1 else 1)
     return learned * _LOSS_BYTES + of_position, of_document, of_shard + _ENTRY_HEADER_BYTES
 

@@ -126,7 +126,7 @@ def teacher_entropies(known: LabelDistributions) -> Tensor:
     Unknown tokens are no likelier than the last of the K likeliest, nor than p_0, all of them
     together: the entropy is at least -sum_k p_k log p_k - p_0 log min(p_K, p_0). The text's own
     token, known anyway, isn't that last one. Of several teachers, whose entries of one token add
-    up, and where a likely token of the teacher stands for none of the student, it is an estimate.
+    up, and where a likely token of the teacher is mapped to none, it is an estimate.
     """
     exact = known.shape.exact
     ids, probs = known.ids[..., :exact], known.probs[..., :exact].float()

@@ -14,8 +14,7 @@ from typing import Any
 from beam_jobs import storage
 from beam_jobs.align.inputs.parts import InputPart
 from beam_jobs.left_out import DUPLICATE_OF
-
-_PREFIX = "lines-"
+from beam_jobs.resuming import LINES_PREFIX
 
 
 def keep_line_count(run_folder: str, part: InputPart, num_lines: int) -> None:
@@ -64,4 +63,4 @@ def hash_source(source: str) -> str:
 
 
 def _stem(source: str) -> str:
-    return f"{_PREFIX}{hash_source(source)}-"
+    return f"{LINES_PREFIX}{hash_source(source)}-"

@@ -16,9 +16,8 @@ from beam_jobs.align.inputs.documents import Outcome, PlacedDocument, Reason
 from beam_jobs.align.inputs.lines import hash_source
 from beam_jobs.align.inputs.parts import DATASET, InputFile, InputPart
 from beam_jobs.left_out import UNREAD
+from beam_jobs.resuming import UNUSABLE_PREFIX
 from pipeline.drawing.formatting import format_count
-
-_PREFIX = "unusable-"
 
 
 def may_be_unusable(file: InputFile) -> bool:
@@ -35,7 +34,7 @@ def note_unusable(
         is_usable |= isinstance(outcome, PlacedDocument)
         yield outcome
     if not is_usable:
-        name = f"{_PREFIX}{hash_source(part.file.source)}-{part.start:015d}.json"
+        name = f"{UNUSABLE_PREFIX}{hash_source(part.file.source)}-{part.start:015d}.json"
         note = json.dumps([part.file.source, part.start, part.end]).encode()
         storage.write_atomically(storage.join(run_folder, name), note, scratch=run_folder)
 
@@ -73,7 +72,7 @@ def _read_notes(run_folder: str) -> set[str]:
     """Sources of files that notes cover."""
     notes: dict[str, list[tuple[int, int | None]]] = {}
     for name in sorted(storage.list_folder(run_folder)):
-        if name.startswith(_PREFIX):
+        if name.startswith(UNUSABLE_PREFIX):
             source, start, end = json.loads(storage.read_bytes(storage.join(run_folder, name)))
             notes.setdefault(source, []).append((start, end))
     return {source for source, parts in notes.items() if _covers(parts)}
