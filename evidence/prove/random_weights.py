@@ -30,6 +30,8 @@ ARMS = (
         options=(*RANDOM, "distill", "--weight", 0.5, "--distill-map", "cells"),
         scored=True,
     ),
+    # Added when the others had run: how much of the difference is the rate's?
+    Arm(name="full-faster", options=(*RANDOM, "full"), rate=2e-3, order=2),
 )
 
 
