@@ -18,12 +18,20 @@ PACKAGES = ("numpy", "scipy", "sympy", "networkx")
 MIN_CHARACTERS = 200
 
 
-def docstrings(package: str) -> Iterator[tuple[str, str]]:
-    """Yield (id, docstring) for every module, class and function of an installed package."""
+def find_sources(package: str) -> Path:
+    """Return the folder of an installed package; SystemExit if there is none."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise SystemExit(f"package {package} is not installed: pip install -e '.[demo]'")
-    root = Path(spec.origin).parent
+        raise SystemExit(
+            f"package {package}, whose sources are the text, is not installed: pip install -e "
+            "'.[demo]', or '.[prove]' for the experiments of evidence/"
+        )
+    return Path(spec.origin).parent
+
+
+def docstrings(package: str) -> Iterator[tuple[str, str]]:
+    """Yield (id, docstring) for every module, class and function of an installed package."""
+    root = find_sources(package)
     for path in sorted(root.rglob("*.py")):
         try:
             tree = ast.parse(path.read_bytes())

@@ -7,8 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
+
+from docstring_corpus import find_sources
 
 from prove.compare import Records, best_arm, both_overviews, compare, find_missing, read_records
 from prove.experiment import Arm, Base, Experiment
@@ -87,10 +88,7 @@ def source_windows(packages: Sequence[str]) -> list[Document]:
     order = random.Random(SEED)
     windows = []
     for package in packages:
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.origin is not None
-        for number, path in enumerate(sorted(Path(spec.origin).parent.rglob("*.py"))):
+        for number, path in enumerate(sorted(find_sources(package).rglob("*.py"))):
             text = path.read_text("utf-8", "ignore")
             if len(text) >= 2 * CHARACTERS:
                 start = text.index("\n", order.randrange(len(text) - CHARACTERS - 200))

@@ -7,10 +7,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+
+from docstring_corpus import find_sources
 
 from prove.code import verdict
 from prove.compare import both_overviews, read_records
@@ -86,11 +87,8 @@ def _windows(packages: Sequence[str]) -> Iterator[Document]:
     """Yield all sources in pieces of whole lines, each once; what has long lines is data."""
     seen: set[str] = set()
     for package in packages:
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.origin is not None
         number = 0
-        for path in sorted(Path(spec.origin).parent.rglob("*.py")):
+        for path in sorted(find_sources(package).rglob("*.py")):
             lines: list[str] = []
             for line in path.read_text("utf-8", "ignore").splitlines(keepends=True):
                 lines = [] if len(line) > LONGEST_LINE else [*lines, line]

@@ -4,7 +4,9 @@ import json
 import math
 import subprocess
 import sys
+from configparser import ConfigParser
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from prove import cells, code, falling, random_weights, transfer, where
 from prove.chain import Chain
 from prove.numerals import Numbers, find_odd, write_on
-from prove.texts import read_questions
+from prove.texts import HEALING_PACKAGES, HELD_OUT_PACKAGES, read_questions
 
 from pipeline.training.config import TrainConfig
 from pipeline.transfer.acceptance import TokenizedModel
@@ -206,6 +210,64 @@ def test_pieces_of_sources_are_whole_lines_each_once() -> None:
     files = ["\n" + path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
     assert all(any(f"\n{own.text}" in file for file in files) for own in pieces)
     assert all(3000 <= len(own.text) < 3400 for own in pieces)
+
+
+def test_the_extra_brings_every_package_that_is_text() -> None:
+    named = {
+        *(*random_weights.PACKAGES, *random_weights.HELD_OUT, *code.PACKAGES, *code.OTHERS),
+        *(*HEALING_PACKAGES, *HELD_OUT_PACKAGES),
+    }
+    providers = packages_distributions()
+    brought = _brought_by("prove")
+    for package in named:
+        assert brought & {_canonical(name) for name in providers[package]}, package
+
+
+def _brought_by(extra: str) -> set[str]:
+    """Return the distributions that an extra of this project installs, and what they need."""
+    settings = ConfigParser()
+    settings.read(PAGES.parent / "setup.cfg")
+    extras = settings["options.extras_require"]
+    lines = [settings["options"]["install_requires"], extras[extra]]
+    wanted = [Requirement(own) for own in _requirements("\n".join(lines))]
+    found: set[str] = set()
+    seen: set[str] = set()
+    while wanted:
+        own = wanted.pop()
+        if str(own) in seen or (own.marker and not own.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(str(own))
+        found.add(_canonical(own.name))
+        if own.name == "vocag":
+            more = _requirements("\n".join(extras[name] for name in own.extras))
+        else:
+            more = _needed_by(own)
+        wanted += map(Requirement, more)
+    return found
+
+
+def _requirements(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def _needed_by(own: Requirement) -> list[str]:
+    """Return what an installed distribution needs with these extras, without its markers."""
+    try:
+        lines = requires(own.name) or []
+    except PackageNotFoundError:  # of another system
+        return []
+    parsed = map(Requirement, lines)
+    names = ("", *own.extras)
+    chosen = [
+        each
+        for each in parsed
+        if each.marker is None or any(each.marker.evaluate({"extra": name}) for name in names)
+    ]
+    return [str(each).partition(";")[0] for each in chosen]
+
+
+def _canonical(name: str) -> str:
+    return str(canonicalize_name(name))
 
 
 def test_tokens_to_reach_are_counted_along_the_curve() -> None:
