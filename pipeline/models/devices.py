@@ -23,8 +23,8 @@ def find_device(name: str = "") -> torch.device:
         raise hinted(refusal, "device=cpu")
     if device.type not in ("cpu", "cuda", "meta"):
         try:
-            torch.empty(0, device=device)
-        except (RuntimeError, NotImplementedError) as error:
+            torch.empty(0, dtype=torch.float64, device=device)  # sums; Apple's mps has none
+        except (RuntimeError, NotImplementedError, TypeError) as error:
             reason = str(error).partition(". ")[0]  # a list of all others follows
             raise hinted(ValueError(f"device={name}: {reason}"), "device=cpu") from error
     return device

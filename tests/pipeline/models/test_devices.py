@@ -20,3 +20,17 @@ def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(ValueError, match=f"^device={name}: ") as refused:
         find_device(name)
     assert hints_of(refused.value) == ["hint: device=cpu"]
+
+
+def test_a_device_without_double_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's: a run ended in torch's TypeError, at its first sum."""
+
+    def empty(*_: int, dtype: torch.dtype = torch.float32, device: torch.device) -> torch.Tensor:
+        if dtype == torch.float64:
+            raise TypeError(f"{device} doesn't support float64. Please use float32 instead.")
+        return torch.zeros(0)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(ValueError, match=r"^device=mps: mps doesn't support float64\n") as refused:
+        find_device("mps")
+    assert hints_of(refused.value) == ["hint: device=cpu"]
