@@ -85,6 +85,8 @@ def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: boo
         try:
             with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
                 failure = _compare(model, candidate, own, dtype, packed)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise  # the machine's, and known to commands
         # An error of the model's own code: this attention doesn't suit it.
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"

@@ -176,6 +176,18 @@ def test_what_a_model_s_code_raises_is_a_sentence() -> None:
         keep_documents_apart(model, "sdpa")
 
 
+def test_too_little_memory_is_no_fault_of_an_attention() -> None:
+    """Commands name what to lower."""
+    model = make("llama")
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.model.register_forward_pre_hook(fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        keep_documents_apart(model)
+
+
 def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_path: Path) -> None:
     torch.manual_seed(1)
     config = GptOssConfig(
