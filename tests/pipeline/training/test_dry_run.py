@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pipeline.command_line.option_parsing import in_options
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.streaming import StreamConfig
-from pipeline.training import loop
+from pipeline.training import loop, prediction
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
@@ -126,6 +127,19 @@ def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(
     assert not config.output.exists()
     assert main(arguments(config, "--method", "full", "--dry-run", "--num-steps", "9999")) == 2
     assert "9999 steps need" in capsys.readouterr().err
+
+
+def test_the_rate_is_that_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs multiply equal ones faster, with less power."""
+    made = []
+
+    def timed(work: Callable[[], torch.Tensor], _: torch.device) -> float:
+        made.append(work())
+        return 0.5
+
+    monkeypatch.setattr(prediction, "_timed", timed)
+    assert prediction.measure_matmul(torch.device("cpu"), torch.float32, 8) == 2 * 8**3 / 0.5
+    assert len(made[0].unique()) > 1
 
 
 def test_a_run_that_has_begun_is_the_measure_of_its_own_time(
