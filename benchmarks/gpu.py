@@ -1,12 +1,13 @@
-"""Everything that a GPU shows of vocag, in eight minutes: speeds, memory, and whether it is right.
+"""What a GPU shows of vocag, in eight minutes: speeds, memory, and whether it is right.
 
     python benchmarks/gpu.py WORK [--minutes 8] [--only matmul plain full …]
 
 Needs vocag[hf,test] and 60 GB in WORK for a GPU of 80 GB; nothing is fetched. Parts run in the
 order of what they tell, each in a process and with a limit of its own, so that one that hangs or
-fails costs the others nothing. Results are appended to WORK/results.jsonl as they come, a log of
-each part lies next to it, and what a part leaves on the disk goes before the next. The table at the
-end compares with the plain loop of transformers, of the same run. Megatron's parts are skipped
+fails costs the others nothing. Those for which no time is left are named: `--only` runs them later,
+in the same WORK. Results are appended to WORK/results.jsonl as they come, with the end of a failed
+part's log, which lies next to it; what a part leaves on the disk goes before the next. The table at
+the end compares with the plain loop of transformers, of the same run. Megatron's parts are skipped
 without megatron-core. `--device cpu --small --minutes 60` tries all of it with tiny models on a
 machine without a GPU, each part with ten times its limit.
 """
@@ -27,17 +28,17 @@ from typing import Any
 # Seconds at most, in the order in which parts run.
 LIMITS = {
     "matmul": 40,
-    "data": 90,
+    "data": 120,
     "plain": 45,
     "full": 60,
     "tests": 100,
-    "stored": 70,
+    "parity": 120,
+    "stored": 100,
     "teacher": 60,
-    "distill": 60,
+    "distill": 75,
     "alm": 60,
-    "running": 100,
-    "score": 90,
-    "parity": 100,
+    "score": 110,
+    "running": 120,
     "profile": 60,
     "plain_compiled": 120,
     "full_compiled": 120,
@@ -45,8 +46,10 @@ LIMITS = {
     "megatron_colocated": 120,
     "megatron_two_worlds": 120,
 }
-# In which torchrun stops its processes.
-_GRACE = 40
+# In which torchrun stops its processes; others need none.
+_GRACE, _MEGATRONS_GRACE = 3, 40
+# Characters of a failed part's log that its result holds.
+_TOLD = 2000
 # Seconds of a step by those of the plain loop, at most.
 AIMS = {"full": 1.03, "teacher": 0.97, "distill": 1.08, "alm": 1.03}
 COLUMNS = ["part", "s a step", "tokens/s", "/ plain", "aim", "peak GiB", "predicted GiB"]
@@ -98,9 +101,10 @@ def run_parts(options: argparse.Namespace) -> set[str]:
         limit = LIMITS[part] * (10 if options.small else 1)
         status = _run_part(options, part, min(limit, left))
         seconds = round(time.monotonic() - started, 1)
-        note(options.work, part, status=status, seconds=seconds)
-        print(f"{part}: {status} in {seconds} s", flush=True)
-        failed |= {part} if status != "done" else set()
+        why = "" if status == "done" else _end_of(options.work / f"{part}.log")
+        note(options.work, part, status=status, seconds=seconds, log=why)
+        print(f"{part}: {status} in {seconds} s", *[why] * bool(why), sep="\n", flush=True)
+        failed |= {part} if why else set()
         shutil.rmtree(options.work / "runs", ignore_errors=True)
     return failed
 
@@ -108,21 +112,46 @@ def run_parts(options: argparse.Namespace) -> set[str]:
 def _run_part(options: argparse.Namespace, part: str, limit: float) -> str:
     command = [sys.executable, __file__, str(options.work), "--part", part]
     command += ["--device", options.device, *(["--small"] if options.small else [])]
+    # Else what a part printed before it was stopped would be lost.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with (options.work / f"{part}.log").open("w") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         )
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            _stop(process)
+            _stop(process, _MEGATRONS_GRACE if part.startswith("megatron") else _GRACE)
             return f"stopped after {limit:.0f} s"
-    return "done" if status == 0 else f"failed with status {status}, see {part}.log"
+    return "done" if status == 0 else f"failed with status {status}"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _end_of(log: Path) -> str:
+    """Return the last lines, which say why a part failed."""
+    lines = log.read_text("utf-8", errors="replace").replace("\r", "\n").splitlines()
+    return "\n".join(line for line in lines if line.strip())[-_TOLD:] or "it printed nothing"
+
+
+def run_and_print(command: list[str], cwd: Path | None = None) -> tuple[int, str]:
+    """Run a command; print its output as it comes, and return its status and the output."""
+    lines = []
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    return process.returncode, "".join(lines)
+
+
+def _stop(process: subprocess.Popen[bytes], grace: float) -> None:
     """Stop a part and what it has started; torchrun, of its group, stops its own processes."""
-    deadline = time.monotonic() + _GRACE
+    deadline = time.monotonic() + grace
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         while time.monotonic() < deadline:
@@ -168,7 +197,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"- {part}: {json.dumps(others)}"
 
 
-_OF_STEPS = {"step", "tokens_s", "peak", "predicted", "machine", "tflops", "losses"}
+_OF_STEPS = {"step", "tokens_s", "peak", "predicted", "machine", "tflops", "losses", "log"}
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Megatron's parts of benchmarks/gpu.py, next to what megatron_prediction.py says of them."""
 
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from gpu import note
+from gpu import note, run_and_print
 from gpu_world import Scale
 
+ROOT = Path(__file__).resolve().parents[1]
 WARM_STEPS = 2
 # Ranks, the teacher's model, and its ranks where it has a world of its own.
 RUNS: dict[str, tuple[int, str, int]] = {
@@ -32,11 +32,10 @@ def train_megatron(work: Path, scale: Scale, device: str, name: str) -> None:
         return
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [sys.executable, *launcher, "-m", "megatron_plugin.pretrain_gpt", *argv]
-    done = subprocess.run(command, capture_output=True, text=True)
-    print(done.stdout, done.stderr)
-    if done.returncode:
-        sys.exit(done.returncode)
-    seconds, peak = read_log(done.stdout)
+    status, told = run_and_print(command, cwd=ROOT)
+    if status:
+        sys.exit(status)
+    seconds, peak = read_log(told)
     tokens = round(scale.global_batch_size * scale.seq_length / seconds)
     note(work, name, step=seconds, tokens_s=tokens, peak=round(peak, 1))
 

@@ -27,12 +27,15 @@ class Scale:
 
     Attributes:
         text_bytes: of the corpus.
+        tokenizer_bytes: of the texts that tokenizers are trained on, the corpus among them; 1.2 MB
+            make 19,000 tokens, however many are asked for.
         student_tokens, teacher_tokens: of the vocabularies.
         seq_length, micro_batch_size, global_batch_size, steps: of the runs.
         matmul: side of the matrices whose product is timed.
     """
 
-    text_bytes: int = 2_400_000
+    text_bytes: int = 1_200_000
+    tokenizer_bytes: int = 48_000_000
     student_tokens: int = 32_000
     teacher_tokens: int = 102_400
     seq_length: int = 2048
@@ -42,7 +45,7 @@ class Scale:
     matmul: int = 8192
 
 
-SMALL = Scale(12_000, 400, 480, 64, 2, 4, 4, 256)
+SMALL = Scale(12_000, 12_000, 400, 480, 64, 2, 4, 4, 256)
 TINY: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -58,10 +61,10 @@ def make_dataset(work: Path, scale: Scale) -> Path:
     from beam_jobs.align.options import AlignOptions
 
     if not (work / "aligned/manifest.json").exists():
-        texts = list(_texts(scale.text_bytes))
+        texts = list(_texts(scale.tokenizer_bytes))
         for side, size in (("student", scale.student_tokens), ("teacher", scale.teacher_tokens)):
             _train_tokenizer(work / f"{side}.json", texts, size, seed=side)
-        corpus = work / "corpus.jsonl"
+        corpus, texts = work / "corpus.jsonl", list(_texts(scale.text_bytes))
         lines = (json.dumps({"id": str(n), "text": text}) for n, text in enumerate(texts))
         corpus.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         student, teacher = (str(work / f"{side}.json") for side in ("student", "teacher"))
@@ -74,15 +77,19 @@ def make_dataset(work: Path, scale: Scale) -> Path:
 def make_model(work: Path, name: str, scale: Scale, device: str) -> Path:
     """Write a random model, unless it is there; return its folder."""
     folder = work / name
-    if not (folder / "config.json").exists():
+    if not folder.exists():
+        begun = work / f".{name}"  # what a part that is stopped leaves is no model
+        shutil.rmtree(begun, ignore_errors=True)
         with torch.device(device):
             shape = model_shape(name, scale)
             model = AutoModelForCausalLM.from_config(
                 shape, dtype=torch.bfloat16, trust_remote_code=False
             )
-        model.save_pretrained(folder)
+        # Several files, as published ones have, are hashed at one time.
+        model.save_pretrained(begun, max_shard_size="2GB")
         side = "student" if name == "student" else "teacher"
-        shutil.copy(work / f"{side}.json", folder / "tokenizer.json")
+        shutil.copy(work / f"{side}.json", begun / "tokenizer.json")
+        begun.rename(folder)
     return folder
 
 

@@ -1,12 +1,16 @@
 """benchmarks/gpu.py on a CPU, small: every part that needs no compiler and no Megatron."""
 
 import argparse
+import importlib.metadata
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import gpu
+import gpu_world
 import pytest
-from gpu_parts import Bench
+from gpu_parts import PARITY, Bench, gpu_tests
 
 from pipeline.models import running_teacher
 from pipeline.training import loop
@@ -17,6 +21,72 @@ COMPILED = {"plain_compiled", "full_compiled"}
 
 def options_of(work: Path, *parts: str, minutes: float = 60) -> argparse.Namespace:
     return argparse.Namespace(work=work, only=parts, minutes=minutes, device="cpu", small=True)
+
+
+def test_a_failed_part_says_why_in_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(options: argparse.Namespace, part: str, _: float) -> str:
+        (options.work / f"{part}.log").write_text("loading 10 %\rloading 99 %\r\n\nNo driver\n")
+        return "failed with status 1"
+
+    monkeypatch.setattr(gpu, "_run_part", fails)
+    assert gpu.run_parts(options_of(tmp_path, "matmul")) == {"matmul"}
+    found = gpu.read_results(tmp_path)["matmul"]
+    assert found["log"] == "loading 10 %\nloading 99 %\nNo driver"
+    assert found["status"] == "failed with status 1"
+    monkeypatch.setattr(gpu, "_run_part", lambda *_: "done")
+    assert not gpu.run_parts(options_of(tmp_path, "matmul"))
+    assert not gpu.read_results(tmp_path)["matmul"]["log"]
+
+
+@pytest.mark.slow
+def test_what_a_part_starts_prints_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print('so far', flush=True); sys.stderr.write('no driver'); sys.exit(3)"
+    found = gpu.run_and_print([sys.executable, "-c", code])
+    assert found == (3, "so far\nno driver")
+    assert capsys.readouterr().out == "so far\nno driver"
+
+
+def test_a_model_whose_part_was_stopped_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Path) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "student.json").write_text("{}")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copy", stop)
+        with pytest.raises(KeyboardInterrupt):
+            gpu_world.make_model(tmp_path, "student", gpu_world.SMALL, "cpu")
+    assert not (tmp_path / "student").exists()
+    folder = gpu_world.make_model(tmp_path, "student", gpu_world.SMALL, "cpu")
+    assert {"config.json", "tokenizer.json"} < {path.name for path in folder.iterdir()}
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["student"]
+
+
+def test_the_tests_of_a_gpu_are_found() -> None:
+    """By their files: of a whole folder, some can't be imported where the least is installed."""
+    found = gpu_tests()
+    assert PARITY in found
+    names = {path.name for path in found}
+    assert {"test_attention.py", "test_cross_entropy.py", "test_varlen.py"} < names
+    assert "test_likelihood_matching.py" not in names
+
+
+def test_a_checkout_that_is_not_installed_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = importlib.metadata.version
+
+    def not_installed(name: str) -> str:
+        if name == "vocag":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    Bench(tmp_path, "cpu", small=True).matmul()
+    assert "vocag from a checkout" in gpu.read_results(tmp_path)["matmul"]["machine"]
 
 
 @pytest.mark.slow
@@ -36,6 +106,7 @@ def test_every_part_runs_on_a_cpu_and_notes_what_it_found(
             continue
         getattr(bench, part)()
     found = gpu.read_results(tmp_path)
+    assert found["data"]["vocabulary"] == {"student": 400, "teacher": 480}  # as many as asked for
     for part in ("plain", "full", "teacher", "distill", "alm", "running"):
         assert found[part]["step"] > 0
         assert found[part]["tokens_s"] > 0
