@@ -163,7 +163,7 @@ def _score_dataset(
         run.say(f"{name} is finished: the same teacher, rule and data made it; nothing to do")
         _complete(run, job, documents, finished)
         return finished
-    learned = learned_share(documents) if job.rule.learned_only else 1.0
+    learned = learned_share(documents, job.rule)
     require_disk(job.dataset, estimate_disk(job.dataset, shards, job.rule, learned=learned))
     with _hold_scores(job):
         start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))

@@ -67,7 +67,7 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     done = sum(sidecar_name(shard.file, rule.fingerprint) in there for shard in shards)
     num_tokens = sum(shard.num_teacher_tokens for shard in shards)
     rate = tried.num_tokens / max(tried.work.seconds, 1e-9)
-    learned = learned_share(teacher.documents) if rule.learned_only else 1.0
+    learned = learned_share(teacher.documents, rule)
     mean = float(losses.mean()) if len(losses) else math.nan
     each, distributions = None, []
     if rule.distributions is not None and len(counts):
@@ -102,8 +102,10 @@ def describe_trial(teacher: ReadyTeacher, shards: Sequence[ShardRecord]) -> str:
     )
 
 
-def learned_share(documents: ChosenDocuments) -> float:
-    """Return the share of the scored teacher tokens that chats learn."""
+def learned_share(documents: ChosenDocuments, rule: TeacherRule) -> float:
+    """Return the share of teacher tokens whose losses are stored: of chats, what is learned."""
+    if not rule.learned_only:
+        return 1.0
     num_learned = num_tokens = 0
     for number in range(len(documents.dataset.manifest.shards)):
         index, kept = documents.read(number, with_removed=True)

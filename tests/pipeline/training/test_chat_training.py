@@ -145,10 +145,10 @@ def test_all_losses_and_those_of_learned_tokens_compare_as_equal(
     mean = sum(r.loss_sum for r in records) / sum(r.num_losses for r in records)
     assert f"mean loss {mean:.3f} nats" in told
     dataset = open_dataset(str(root / "aligned"))
-    learned = learned_share(select_documents(dataset))
     num_bytes = sum(path.stat().st_size for path in written)
     (root / "gone").mkdir()
     shards, rule = dataset.manifest.shards, of_learned.rule
+    learned = learned_share(select_documents(dataset), rule)
     room = estimate_disk(str(root / "gone"), shards, rule, learned=learned)
     assert room == pytest.approx(num_bytes, rel=0.15), "bounds of what is learned aren't counted"
     assert learned < 0.4
