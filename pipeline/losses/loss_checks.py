@@ -33,10 +33,13 @@ class Checks:
         self.flags.append(flag)
         self._explanations.append(explain)
 
-    def look(self) -> None:
+    def count(self, like: Tensor) -> Tensor:
+        """Return how many flags are set, of the type of `like`; processes add it up."""
+        return torch.stack([like.new_zeros(()), *self.flags]).sum()
+
+    def look(self, num_broken: float = 0) -> None:
         """Read the flags, for which the host waits once, and `refuse` them."""
-        if self.flags:
-            self.refuse(torch.stack(self.flags).tolist())
+        self.refuse(torch.stack(self.flags).tolist() if self.flags else [], num_broken)
 
     def refuse(self, flags: Sequence[float], num_broken: float = 0) -> None:
         """Raise the error of the first flag that is set, given their values.
@@ -54,9 +57,9 @@ _put_off: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 
 @contextmanager
-def put_off() -> Iterator[Checks]:
-    """Collect the checks made inside the block, to be read together."""
-    checks = Checks()
+def put_off(checks: Checks | None = None) -> Iterator[Checks]:
+    """Collect the checks made inside the block, after those of `checks`, to be read together."""
+    checks = checks or Checks()
     token = _put_off.set(checks)
     try:
         yield checks

@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
+from pipeline.losses.loss_checks import Checks, put_off
 from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import score_labels, student_states
@@ -126,6 +127,7 @@ class GuidedTrainer(Trainer):
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
         self._step_sums = torch.zeros(2, dtype=torch.float64, device=args.device)  # nats, tokens
+        self._checks = Checks()
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
@@ -139,6 +141,7 @@ class GuidedTrainer(Trainer):
         if found := _checkpoint(self.args, resume_from_checkpoint):
             self.rows.restore(_saved_rows(found))
         self._step_sums.zero_()  # of a step that an error has ended
+        self._checks = Checks()
         return super().train(resume_from_checkpoint, *args, **options)
 
     def compute_loss(
@@ -165,11 +168,15 @@ class GuidedTrainer(Trainer):
         """
         size, rate = self.rows.config.global_batch_size, self.get_learning_rates()[0]
         with naming_step(self.state.global_step, size, rate):
-            super().training_step(model, *args, **options)
+            with put_off(self._checks) as checks:
+                super().training_step(model, *args, **options)
             if not self.accelerator.sync_gradients:
                 return torch.zeros((), device=self.args.device)
-            nats, tokens = self.accelerator.reduce(self._step_sums).tolist()
+            sums = torch.stack([*self._step_sums, checks.count(self._step_sums)])
+            nats, tokens, num_broken = self.accelerator.reduce(sums).tolist()
             self._step_sums.zero_()
+            self._checks = Checks()
+            checks.look(num_broken)  # of all processes: else the others would wait for this one
             # The Trainer, and the student's wrappers, averaged over micro-batches and processes.
             divide_gradients(model, max(tokens, 1) / (size * self.rows.config.seq_length))
             if self.accelerator.scaler is None:  # which skips infinite gradients, and expects them

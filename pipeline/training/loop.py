@@ -101,8 +101,8 @@ def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
     torch.manual_seed(_seed(config.seed, step * ranks.count + ranks.number))
     with put_off() as checks:
         sums = _accumulate(run, loader, step)
-    broken = torch.stack([sums["loss"].new_zeros(()), *checks.flags]).sum()
-    added = ranks.add_up(torch.stack([*sums.values(), broken.expand(2)]))
+    broken = checks.count(sums["loss"]).expand(2)
+    added = ranks.add_up(torch.stack([*sums.values(), broken]))
     # Sums become means over the counted tokens; wrapped, gradients are means over processes.
     num_tokens = added[list(sums).index("loss"), 1].clamp_min(1)
     divide_gradients(student, (num_tokens / ranks.count).float())

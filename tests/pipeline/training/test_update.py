@@ -94,6 +94,30 @@ def _train_until_a_loss_is_broken(arguments: list[str]) -> None:
         assert main(arguments) == 2
 
 
+def _train_by_trainer_until_a_loss_is_broken(world: Path, output: Path) -> None:
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(world, output, settings=settings | {"save_strategy": "no"})
+    own, places = trainer.compute_loss, count()
+
+    def compute_loss(*args: Any, **options: Any) -> Any:
+        if os.environ["RANK"] == "1" and next(places) == 2:  # not a step's last
+            broken = torch.tensor([[math.nan]])
+            check_finite({"teacher_losses": (broken, broken.isnan())})
+        return own(*args, **options)
+
+    trainer.compute_loss = compute_loss
+    with pytest.raises(NonFiniteLossError, match=r"step 2 \(rows 4 to 7 of the run") as raised:
+        trainer.train()
+    name = "teacher_losses[0, 0] is nan" if os.environ["RANK"] == "1" else "of another rank"
+    assert name in str(raised.value)
+
+
+@pytest.mark.slow
+def test_the_trainer_tells_all_processes_of_one_s_broken_loss(world: Path, tmp_path: Path) -> None:
+    """The others waited for its gradients: until a time-out, on a GPU."""
+    run_ranks(_train_by_trainer_until_a_loss_is_broken, world, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [_train_until_broken, _train_until_a_loss_is_broken])
 def test_all_processes_stop_at_one_s_fault(
