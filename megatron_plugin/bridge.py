@@ -33,6 +33,8 @@ _STOP, _SCORE = 0, 1
 IDLE_TIMEOUT = timedelta(days=7)  # a teacher waits while the student validates, saves or compiles
 START_TIMEOUT = timedelta(minutes=30)  # the other world loads its weights
 _GRACE_SECONDS = 5.0
+_RAISE_TIMEOUT = "--distributed-timeout-minutes 60"
+_RAISE_LATER_TIMEOUT = "--distributed-timeout-seconds-after-init 3600"
 
 
 class BridgeError(RuntimeError):
@@ -149,10 +151,16 @@ class StudentBridge:
         *,
         replica: int,
         timeout: timedelta,
+        later_timeout: timedelta | None = None,
         width: int = 0,
     ) -> None:
-        """Wait until this replica's teachers have connected."""
+        """Wait until this replica's teachers have connected.
+
+        Answers after the first may take `later_timeout`; None: as long as the first.
+        """
         self._timeout = timeout
+        self._later_timeout = later_timeout
+        self._raise_timeout = _RAISE_TIMEOUT
         self._num_values = 1 + 2 * width
         self._replica = replica
         self._served_by = pairing.teachers_of(replica)
@@ -164,7 +172,8 @@ class StudentBridge:
 
     def _peer(self, what: str) -> AbstractContextManager[None]:
         names = f"teacher replica {', '.join(map(str, self._served_by))}"
-        return _peer("the teacher", f"student replica {self._replica} {what} {names};")
+        what = f"student replica {self._replica} {what} {names};"
+        return _peer("the teacher", what, self._raise_timeout)
 
     def request(self, rows: TeacherRows) -> Callable[[], TeacherAnswer]:
         """Send a request; return a function that waits for the answer."""
@@ -185,6 +194,8 @@ class StudentBridge:
                 # Only `wait` ends a send of gloo's; answered, it has arrived.
                 for work, _ in (*replies, *sends):
                     work.wait(self._timeout)
+            if self._later_timeout is not None:
+                self._timeout, self._raise_timeout = self._later_timeout, _RAISE_LATER_TIMEOUT
             return TeacherAnswer(torch.cat([values for _, values in replies]))
 
         return wait
@@ -239,7 +250,7 @@ class TeacherBridge:
 
 
 @contextmanager
-def _peer(name: str, what: str) -> Iterator[None]:
+def _peer(name: str, what: str, raise_timeout: str = _RAISE_TIMEOUT) -> Iterator[None]:
     """Turn gloo's errors into ours, after torchrun has had time to report the cause."""
     try:
         yield
@@ -252,6 +263,6 @@ def _peer(name: str, what: str) -> Iterator[None]:
         time.sleep(_GRACE_SECONDS)
         refusal = BridgeError(
             f"{name} doesn't answer over the bridge: {what} {error}; the messages of {name}'s own "
-            "ranks say why; raise --distributed-timeout-minutes if it was only slow"
+            f"ranks say why; raise {raise_timeout.split()[0]} if it was only slow"
         )
-        raise hinted(refusal, "--distributed-timeout-minutes 60") from error
+        raise hinted(refusal, raise_timeout) from error

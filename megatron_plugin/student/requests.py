@@ -19,7 +19,7 @@ from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.micro_batch import MicroBatch, teacher_rows
 from megatron_plugin.upstream import parallel_state
 
-# Of Megatron's timeout, so the leader, which knows the cause, ends before waiting ranks.
+# Of Megatron's timeouts, so the leader, which knows the cause, ends before waiting ranks.
 _PATIENCE = 0.8
 
 # A step's micro-batches and, with the bridge, a function that waits for the reply.
@@ -37,11 +37,13 @@ def connect(
     is_last = parallel_state.is_pipeline_last_stage()
     if is_last and parallel_state.get_tensor_and_context_parallel_rank() == 0:
         replica = parallel_state.get_data_parallel_rank()
+        later = args.distributed_timeout_seconds_after_init  # which Megatron sets after a step
         bridge = StudentBridge(
             store,
             Pairing(len(replicas), teacher.num_replicas),
             replica=replica,
             timeout=timedelta(minutes=_PATIENCE * args.distributed_timeout_minutes),
+            later_timeout=None if later is None else timedelta(seconds=_PATIENCE * later),
             width=width,
         )
         store.set(f"connected/{replica}", "")

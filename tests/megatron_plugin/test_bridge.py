@@ -1,5 +1,6 @@
 """The bridge over real gloo connections, in threads, and the look-ahead on top of it."""
 
+import argparse
 import gc
 import signal
 import threading
@@ -14,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 pytest.importorskip("megatron.core")
 
 from megatron_plugin import bridge as bridges
+from megatron_plugin.arguments import TeacherOptions
 from megatron_plugin.bridge import (
     BridgeError,
     Pairing,
@@ -25,7 +27,9 @@ from megatron_plugin.bridge import (
 from megatron_plugin.models.places import WHOLE_ROWS
 from megatron_plugin.student.guide import Guide
 from megatron_plugin.student.micro_batch import micro_batch
-from megatron_plugin.student.requests import GuidedBatches
+from megatron_plugin.student.requests import GuidedBatches, connect
+from megatron_plugin.upstream import parallel_state
+from pipeline.command_line.failures import hints_of
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from tests.support.datasets import build_dataset
 
@@ -120,6 +124,41 @@ def test_a_silent_teacher_is_an_error(monkeypatch):
             bridge.request(make_rows(0, 2))()
         done.set()
         silent.result(timeout=300)
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(1, 1), (0.0001, 60)])
+def test_a_silent_teacher_has_megatrons_timeout_of_the_moment(monkeypatch, minutes, seconds):
+    """Megatron takes another one after the first step; the leader has less patience than ranks."""
+    given = argparse.Namespace(
+        data_parallel_size=1,
+        distributed_timeout_minutes=minutes,
+        distributed_timeout_seconds_after_init=seconds,
+    )
+    monkeypatch.setattr(bridges, "_GRACE_SECONDS", 0.0)
+    for name, value in (("is_pipeline_last_stage", True), ("get_data_parallel_rank", 0)):
+        monkeypatch.setattr(parallel_state, name, lambda value=value: value)
+    monkeypatch.setattr(parallel_state, "get_tensor_and_context_parallel_rank", lambda: 0)
+    store, pairing, done = dist.HashStore(), Pairing(1, 1), threading.Event()
+
+    def answer_once():
+        bridge = TeacherBridge(store, pairing, replica=0)
+        if minutes == 1:
+            bridge.reply([say(request)[..., :1] for request in bridge.receive()])
+        done.wait(300)
+        return bridge
+
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(answer_once)
+        bridge = connect(TeacherOptions(world_size=1), given, store, width=0)
+        if minutes == 1:
+            bridge.request(make_rows(0, 2))()
+        with pytest.raises(BridgeError) as raised:
+            bridge.request(make_rows(0, 2))()
+        done.set()
+        serving.result(timeout=300)
+    option = "--distributed-timeout-" + ("seconds-after-init" if minutes == 1 else "minutes")
+    assert f"raise {option} if" in str(raised.value)
+    assert hints_of(raised.value)[0].startswith(f"hint: {option} ")
 
 
 def test_a_signals_own_error_is_not_the_peers():
