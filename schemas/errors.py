@@ -1,5 +1,7 @@
 """Errors of datasets, all ValueErrors: bad data, never our own bug."""
 
+from typing import Any
+
 RESTORE = "restore it, or delete the dataset and run vocag align again"
 """The remedy of damage. A finished job whose dataset is still there would do nothing."""
 
@@ -19,6 +21,10 @@ class SchemaVersionError(DatasetError):
             f"{what} has schema version {found!r}; this release reads version {expected}: "
             f"install the matching vocag release or run {job} again"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it pass between processes, with the message alone."""
+        return self.__class__.__new__, (self.__class__, *self.args), self.__dict__
 
 
 class DamagedSampleError(DatasetError):

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]  # untyped
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +105,7 @@ class RowLoader:
         num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
         slots = torch.stack([self._new_buffer() for _ in range(num_slots)])
         slots.share_memory_()
-        loader: DataLoader[int] = DataLoader(
+        loader: DataLoader[int | Exception] = DataLoader(
             _SlotFiller(self.rows, slots),
             batch_size=None,
             sampler=((n % num_slots, samples) for n, samples in enumerate(self.batches)),
@@ -118,8 +121,10 @@ class RowLoader:
         )
         return self._copied(iter(loader), slots)
 
-    def _copied(self, filled: Iterator[int], slots: torch.Tensor) -> Iterator[Rows]:
+    def _copied(self, filled: Iterator[int | Exception], slots: torch.Tensor) -> Iterator[Rows]:
         for slot in filled:
+            if isinstance(slot, Exception):
+                raise slot
             buffer = self._new_buffer()
             # By numpy: torch wakes its threads for a copy, and they compete with the workers.
             np.copyto(buffer.numpy(), slots[slot].numpy())
@@ -157,11 +162,19 @@ def _end_with_trainer() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _SlotFiller(Dataset[int]):
+class _SlotFiller(Dataset[int | Exception]):
     rows: AlignedRows
     slots: torch.Tensor
 
-    def __getitem__(self, work: tuple[int, list[int]]) -> int:
+    def __getitem__(self, work: tuple[int, list[int]]) -> Any:
+        """Fill a slot and return its number, or an error, which DataLoader would rewrite."""
         slot, samples = work
-        self.rows.read_into(self.slots[slot], samples)
+        try:
+            self.rows.read_into(self.slots[slot], samples)
+        except (ValueError, OSError) as error:
+            try:  # as the queue does it
+                ForkingPickler.loads(ForkingPickler.dumps(error))
+            except Exception:  # a type of a store's client
+                raise error from None
+            return ExceptionWithTraceback(error, error.__traceback__)
         return slot

@@ -230,6 +230,23 @@ def test_quarantine_is_counted_across_workers_and_epochs(dataset):
     assert sorted(sample.document_id for sample in listed) == ["doc-1", "doc-4"]
 
 
+@pytest.mark.parametrize("change", ["bytes", "version"])
+def test_a_worker_s_error_is_that_of_the_run_s_own_process(dataset, change, monkeypatch):
+    """DataLoader puts a traceback into the message, and can't make every type of error."""
+    if change == "bytes":
+        flip(shard_path(dataset, 0), int(index_of(dataset, 0).payload_offset[3]) + 600)
+    else:
+        monkeypatch.setattr("pipeline.streaming.samples.SAMPLE_VERSION", "3")
+    errors = []
+    for num_workers in (0, 1):
+        with pytest.raises(DatasetError) as raised:
+            list(load_batches(open_rows(dataset), micro_batch_size=1, num_workers=num_workers))
+        errors.append(raised.value)
+    assert type(errors[1]) is type(errors[0])
+    assert str(errors[1]) == str(errors[0])
+    assert "read_into" in str(errors[1].__cause__), "where it was raised is kept"
+
+
 def test_another_word_for_on_damage_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'on_damage "ignore" is neither'):
         DamageLog("ignore", tmp_path / "x")
