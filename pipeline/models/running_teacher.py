@@ -75,7 +75,7 @@ def open_running_teacher(
 ) -> PreTrainedModel:
     """Return a run's frozen teacher, checked as in `open_model`, for all trainers.
 
-    UntrainedTeacherError if its `mean_loss` of the first row, nats, is no better than chance.
+    UntrainedTeacherError if its `mean_loss` of the first learned row is no better than chance.
     `one_vocabulary_for` is a method whose teacher needs the student's vocabulary.
     """
     student, teacher = opened.manifest.student, opened.manifest.teacher
@@ -99,7 +99,7 @@ def open_running_teacher(
     model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
     model.train(False).requires_grad_(False)
     if not allow_untrained:
-        text, rows = "the first row of the data", output_layer(model).vocab_size
+        text, rows = "the first learned row of the data", output_layer(model).vocab_size
         require_trained(mean_loss(model), rows, text=text, accepted_by=accepted_by)
     return model
 

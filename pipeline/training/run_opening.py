@@ -23,7 +23,7 @@ from pipeline.models.running_teacher import (
     open_running_teacher,
     require_model_room,
 )
-from pipeline.streaming import AlignedRows, StreamConfig, StreamState
+from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState
 from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
 from pipeline.training.held_out import open_heldout
@@ -117,7 +117,7 @@ def open_training(
             teacher or str(teaching.teacher),
             rows.opened,
             rows.rules,
-            mean_loss=lambda model: mean_teacher_loss(model, rows.__getitems__([0]).to(device)),
+            mean_loss=lambda model: mean_teacher_loss(model, _first_learned(rows).to(device)),
             one_vocabulary_for=kind.name if kind.one_vocabulary else "",
             allow_untrained=allow_untrained_teacher,
             accepted_by="allow_untrained_teacher",
@@ -164,6 +164,15 @@ def _open_rows(
                 f"their StreamConfig, or open them with {name}=True"
             )
     return data
+
+
+def _first_learned(rows: AlignedRows) -> Rows:
+    """Return the first row with a teacher token that is learned: a long prompt's have none."""
+    for position in range(rows.samples_per_epoch):
+        row = rows.__getitems__([position])
+        if bool(row.teacher_has_loss.any()):
+            break
+    return row
 
 
 def _open_student(

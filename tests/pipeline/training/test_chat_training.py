@@ -26,6 +26,7 @@ from pipeline.distributions.sample import sample_documents
 from pipeline.losses.distillation import truncated_turns
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.models.probe import UntrainedTeacherError
 from pipeline.scoring.comparison import compare_scores
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
@@ -35,6 +36,7 @@ from pipeline.training.held_out import bits_per_byte, open_heldout
 from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
+from pipeline.training.run_opening import open_training
 from pipeline.validate.dataset_checks import validate_dataset
 from schemas.sidecar import decode_score_manifest, decode_sidecar
 from tests.pipeline.training.test_hf_trainer import arguments, logged
@@ -105,6 +107,17 @@ def test_a_teacher_s_losses_are_those_of_its_own_rendering(world: Path) -> None:
                 )
                 found += 1
     assert found == len(_CHATS)
+
+
+def test_a_teacher_is_tried_on_a_row_that_is_learned(world: Path) -> None:
+    """Of a long prompt's row its mean loss is of nothing, and a good teacher was refused."""
+    data = StreamConfig(
+        str(world / "aligned"), seq_length=24, teaching=Teaching(teacher=str(world / "teacher"))
+    )
+    seeds = (replace(data, seed=seed) for seed in range(100))
+    of_prompt = next(each for each in seeds if not AlignedRows(each)[0]["loss_mask"].any())
+    with pytest.raises(UntrainedTeacherError, match=r"first learned row of the data is \d"):
+        open_training(of_prompt, str(world / "student"), Method("teacher"))
 
 
 def test_only_what_is_said_of_learned_tokens_is_stored(world: Path) -> None:

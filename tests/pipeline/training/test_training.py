@@ -581,7 +581,7 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
     for name, changes, error, message in (
         ("kld", {}, ValueError, "method=kld needs a teacher with the student's token"),
         ("alm", {"data": silent}, ValueError, r"method=alm compares .* by student_bos"),
-        ("teacher", {"teacher": untrained}, UntrainedTeacherError, "first row of the data is"),
+        ("teacher", {"teacher": untrained}, UntrainedTeacherError, "learned row of the data is"),
         ("teacher", {"teacher": str(small)}, ValueError, r"holds teacher token 4\d\d in doc"),
         ("teacher", {"teacher": str(world / "student")}, ForeignTokenizerError, "is not the data"),
         ("full", {"student": untrained}, ForeignTokenizerError, other_student),
