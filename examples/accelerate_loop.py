@@ -3,8 +3,9 @@
     accelerate launch --num_processes 8 examples/accelerate_loop.py --data aligned \
         --student TinyLlama/TinyLlama_v1.1 --stored-losses Qwen/Qwen2.5-Math-7B --output student
 
-`GuidedStudent`'s forward pass is its loss, so wrappers (DistributedDataParallel, FSDP) work. It is
-exact: summed over micro-batches and processes, and divided once by all tokens that were kept.
+`GuidedStudent`'s forward pass is its loss, so wrappers work. It is exact: summed over micro-batches
+and processes, and divided once by all tokens that were kept. The last lines save a student that
+each process holds whole (DistributedDataParallel); examples/fsdp2_loop.py saves one of FSDP's.
 """
 
 import argparse
