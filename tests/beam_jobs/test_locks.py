@@ -77,7 +77,57 @@ def test_a_remote_lock_is_believed_while_it_is_renewed(tmp_path: Path) -> None:
     write_lock(path, renewed=time.time() + 3600)  # a clock that was set back since
     with pytest.raises(OptionsError, match=rf"works {STALE_SECONDS:.0f} s from now"):
         hold_remote(str(path), "out").__enter__()
-    write_lock(path, renewed=time.time() - STALE_SECONDS - 1)
+
+
+@pytest.mark.usefixtures("no_settling")
+def test_a_remote_lock_that_looks_expired_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A clock two minutes ahead took over the lock of a job that lives."""
+    path, expired = tmp_path / "lock", time.time() - STALE_SECONDS - 1
+    write_lock(path, renewed=expired)
+    slept = "beam_jobs.locks.time.sleep"
+    monkeypatch.setattr(slept, lambda _: write_lock(path, renewed=expired + 15))
+    with pytest.raises(OptionsError, match=rf"elsewhere, .* works {STALE_SECONDS:.0f} s from now"):
+        hold_remote(str(path), "out").__enter__()
+    assert json.loads(path.read_text())["id"] == "theirs"
+    write_lock(path, renewed=expired)
+    monkeypatch.setattr(slept, lambda _: None)
+    with hold_remote(str(path), "out"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+    assert "process 1 on elsewhere" in caplog.text
+    assert "unless it gives one within 30 s" in caplog.text
+
+
+@pytest.mark.usefixtures("no_settling")
+def test_a_remote_lock_that_can_not_be_read_is_not_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    write_lock(path)
+
+    def refuse(_: str) -> bytes:
+        raise PermissionError(13, "Forbidden", str(path))
+
+    monkeypatch.setattr("beam_jobs.locks.storage.read_bytes", refuse)
+    with pytest.raises(PermissionError, match="Forbidden"):
+        hold_remote(str(path), "out").__enter__()
+    assert json.loads(path.read_text())["id"] == "theirs"
+
+
+@pytest.mark.usefixtures("no_settling")
+def test_a_remote_lock_that_goes_while_it_is_read_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "lock", locks.storage.read_bytes
+    write_lock(path)
+
+    def goes(name: str) -> bytes:
+        monkeypatch.setattr("beam_jobs.locks.storage.read_bytes", read)
+        path.unlink()
+        return read(name)
+
+    monkeypatch.setattr("beam_jobs.locks.storage.read_bytes", goes)
     with hold_remote(str(path), "out"):
         assert json.loads(path.read_text())["process"] == os.getpid()
 
