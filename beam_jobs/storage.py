@@ -52,9 +52,9 @@ def is_local(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """Make a local path absolute, for every worker."""
+    """Make a local path absolute, for every worker; ~ is the user's folder, as for readers."""
     path = path.removeprefix("file://")
-    return os.path.abspath(path) if is_local(path) else path.rstrip("/")
+    return os.path.abspath(os.path.expanduser(path)) if is_local(path) else path.rstrip("/")
 
 
 def join(folder: str, *names: str) -> str:

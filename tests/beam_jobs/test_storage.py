@@ -41,6 +41,13 @@ def test_a_shard_is_written_whatever_becomes_of_advice(
     assert path.read_bytes() == b"".join(PARTS)
 
 
+def test_the_users_folder_is_what_readers_take_it_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells leave `--output=~/aligned` as it is: the job made a folder named ~."""
+    monkeypatch.setenv("HOME", "/home/user")
+    location = "~/aligned"
+    assert storage.absolute(location) == fsspec.core.url_to_fs(location)[1] == "/home/user/aligned"
+
+
 def test_a_store_without_its_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_contact, "_answered", set())
     monkeypatch.setitem(sys.modules, "aiohttp", None)  # as if it weren't installed
