@@ -1,14 +1,16 @@
 """Files that a pattern names; none is skipped silently."""
 
-import json
 import logging
 import os
 import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from beam_jobs import storage
 from beam_jobs.align.inputs.formats import format_of_suffix
@@ -43,6 +45,20 @@ class FoundFile(NamedTuple):
     path: str
     num_bytes: int
     modified: int
+
+
+class _Splits(msgspec.Struct):
+    splits: list[str]
+
+
+class _DataFile(msgspec.Struct):
+    filename: str
+
+
+class _State(msgspec.Struct, rename=lambda name: f"_{name}"):
+    data_files: list[_DataFile]
+    indices_files: list[Any] | None = None
+    indices_data_files: list[Any] | None = None
 
 
 def list_files(pattern: str) -> Iterator[FoundFile]:
@@ -172,28 +188,34 @@ def _why_not_a_file(path: str) -> str | None:
 
 
 def _files_of_folder(folder: str) -> Iterator[FoundFile]:
-    splits = os.path.join(folder, _DATASET_SPLITS)
-    if os.path.isfile(splits):
-        with open(splits, "rb") as file:
-            names = json.load(file)["splits"]
+    splits = _read_saved(os.path.join(folder, _DATASET_SPLITS), _Splits)
+    if splits is not None:
+        names = splits.splits
         raise InputError(
             f"--input {folder} holds the splits {', '.join(names)}: name the ones to read, such as "
             f"--input {folder}/{names[0] if names else 'train'}"
         )
-    state = os.path.join(folder, _DATASET_STATE)
-    if not os.path.isfile(state):
+    state = _read_saved(os.path.join(folder, _DATASET_STATE), _State)
+    if state is None:
         files = _name_files(folder)
         error = InputError(f"--input {folder} is a folder: name its files, such as {files}")
         raise hinted(error, files)
-    with open(state, "rb") as file:
-        values = json.load(file)
-    if values.get("_indices_files") or values.get("_indices_data_files"):
+    if state.indices_files or state.indices_data_files:
         raise InputError(
             f"--input {folder} is a selection of another dataset's rows; write it out with "
             "flatten_indices().save_to_disk(...) first"
         )
-    for entry in values["_data_files"]:
-        yield from list_files(os.path.join(folder, entry["filename"]))
+    for entry in state.data_files:
+        yield from list_files(os.path.join(folder, entry.filename))
+
+
+def _read_saved[Kind](path: str, kind: type[Kind]) -> Kind | None:
+    """Read what `save_to_disk` wrote; None if it isn't there, or is another program's."""
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file, suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(file.read(), type=kind)
+    return None
 
 
 def _name_files(folder: str) -> str:

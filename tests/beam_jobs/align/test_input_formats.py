@@ -315,6 +315,17 @@ def test_folders_that_datasets_saved(tmp_path: Path) -> None:
         find_inputs([str(split)], fields=("question",))
 
 
+@pytest.mark.parametrize("name", ["state.json", "dataset_dict.json"])
+@pytest.mark.parametrize("other", ['{"step": 3}', "[1]", '{"splits": 1, "_data_files": [2]}', "{"])
+def test_a_folder_with_another_programs_file_is_a_folder(
+    tmp_path: Path, name: str, other: str
+) -> None:
+    (tmp_path / name).write_text(other)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(InputError, match="is a folder: name its files, such as"):
+        find_inputs([str(tmp_path)])
+
+
 def test_ids_of_a_column_that_pandas_made_floats(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     ids = pa.array([0.0, float("nan"), None, 3.0, 4.5, 2.0**60])
