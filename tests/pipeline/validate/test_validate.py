@@ -337,6 +337,24 @@ def test_a_document_under_a_foreign_key(in_the_sample: bool, dataset: Path) -> N
     assert words in message(report, "key")
 
 
+def test_a_key_too_long_for_a_tar(dataset: Path) -> None:
+    index = read_index(dataset)
+    edit_index(dataset, key=["f" * 200, *index.key[1:]])
+    report = validate_dataset(str(dataset))
+    assert places(report) == [("tar", TAR, "f" * 200)]
+    assert message(report, "tar").startswith(f"tar member is '{index.key[0]}.safetensors' with ")
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_offset_beyond_any_file(dataset: Path) -> None:
+    offsets = read_index(dataset).payload_offset.copy()
+    offsets[2] = np.iinfo(np.int64).max
+    edit_index(dataset, payload_offset=offsets)
+    assert "of row 2 is 9223372036854775807, but" in message(
+        validate_dataset(str(dataset)), "index"
+    )
+
+
 def test_altered_counts_and_statistics(dataset: Path) -> None:
     """Totals and fingerprint are as they were."""
     path = dataset / MANIFEST_FILE
