@@ -6,6 +6,8 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from shlex import quote
 from typing import Any
@@ -28,6 +30,9 @@ UNUSABLE_PREFIX, LINES_PREFIX = "unusable-", "lines-"
 
 SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
+
+APPEND_TO = "append_to"
+"""In a configuration: the fingerprint of the shards that are added to."""
 
 RUN_PREFIX = ".vocag-"
 _OF_ATTEMPT = (BLOCKS_PREFIX, UNUSABLE_PREFIX, LINES_PREFIX)
@@ -104,7 +109,7 @@ def start_run(folder: str, configuration: Mapping[str, Any]) -> None:
 
 
 def close_run(output: str, folder: str, manifest: Manifest) -> None:
-    """Remove a run's folder and abandoned shards.
+    """Remove a run's folder, abandoned shards, and runs that began to add to an earlier state.
 
     The summary goes last: while it exists, the same command continues here.
     """
@@ -113,6 +118,12 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
     found = storage.list_folder(output)
     abandoned = [name for name in found if pattern.fullmatch(name) and name not in named]
     storage.delete_files(output, abandoned)
+    current = None, replace(manifest, removed=None).fingerprint
+    for path in _find_runs(output):
+        run = path.removesuffix(f"/{CONFIGURATION_FILE}")
+        with suppress(OptionsError):  # damaged: what it was isn't known
+            if run != folder and read_left_file(path).get(APPEND_TO) not in current:
+                storage.remove_folder(run)
     left = storage.list_folder(folder)
     storage.delete_files(folder, [name for name in left if name != SUMMARY_FILE])
     storage.remove_folder(folder)

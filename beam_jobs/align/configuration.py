@@ -13,18 +13,23 @@ from beam_jobs.align.opened_input import OpenedInput
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.generations import read_newest
 from beam_jobs.job_errors import OptionsError
-from beam_jobs.resuming import Describe, find_finished, require_all_files, run_folder_of
+from beam_jobs.resuming import (
+    APPEND_TO,
+    Describe,
+    find_finished,
+    require_all_files,
+    run_folder_of,
+)
 from pipeline.command_line.failures import hinted
 from pipeline.dataset.conventions import NOTHING, describe_tokenizer
 from pipeline.tokenization import Tokenizer
 from schemas.document import SCHEMA_VERSION
 from schemas.manifest import Manifest, TokenizerRecord
 
-_APPEND_TO = "append_to"
 _OF_THE_INPUT = {
     *("input_files", "input_bytes", "input_sha256", "format", "overlap_sha256"),
     *("input_dataset", "input_generation", "input_where", "input_scores"),
-    *("num_buckets", "schema_version", _APPEND_TO),
+    *("num_buckets", "schema_version", APPEND_TO),
 }
 """What may differ from generation to generation; all else must stay."""
 
@@ -131,11 +136,11 @@ def _append_configuration(
     manifest = read_newest(output)
     require_all_files(output, manifest)
     made = dict(manifest.configuration)
-    before = made.pop(_APPEND_TO, None)
+    before = made.pop(APPEND_TO, None)
     if made != dict(configuration) or before is None:
         _require_alike(output, manifest, configuration, describe)
         before = replace(manifest, removed=None).fingerprint  # shards stay when documents leave
-    return {**configuration, _APPEND_TO: before}
+    return {**configuration, APPEND_TO: before}
 
 
 def _require_alike(

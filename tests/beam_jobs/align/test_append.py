@@ -18,6 +18,7 @@ from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.documents import PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.job_errors import InputError, OptionsError, TooManyDeadLettersError
+from beam_jobs.resuming import close_run
 from beam_jobs.running.run_options import RunOptions
 from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
@@ -289,3 +290,25 @@ def test_a_takedown_between_a_kill_and_the_next_start(
     assert not list((tmp_path / "aligned").glob(".vocag-*"))
     assert documents(tmp_path / "aligned").keys() == {*FIRST, *SECOND} - {"a3"}
     assert validate_dataset(str(tmp_path / "aligned")).findings == ()
+
+
+def test_what_an_overtaken_start_left_goes_with_the_next_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its texts and tars stayed for ever: no command would have continued there."""
+    grow(tmp_path, "a", FIRST)
+    folder = tmp_path / "aligned"
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "make_manifest", fail)
+        with pytest.raises(Exception, match="injected"):
+            grow(tmp_path, "b", SECOND)
+    (left,) = folder.glob(".vocag-*/configuration.json")
+    others = folder / ".vocag-others"  # of a job that scores
+    shutil.copytree(left.parent, others)
+    made = json.loads(left.read_bytes())
+    (others / left.name).write_text(json.dumps({**made, "append_to": None}))
+    manifest = grow(tmp_path, "c", ["c1"])
+    assert [*folder.glob(".vocag-*")] == [others]
+    (others / left.name).write_text(json.dumps({**made, "append_to": manifest.fingerprint}))
+    close_run(str(folder), str(folder / ".vocag-c"), manifest)  # again, after a kill
+    assert [*folder.glob(".vocag-*")] == [others]
