@@ -7,6 +7,7 @@ uploaded at the end, manifests last.
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -190,11 +191,13 @@ def _download(
     from huggingface_hub import snapshot_download
 
     path = place.path_in_repo
+    # The client's `*` matches slashes, too, and its `**/` only folders; a name isn't a pattern.
+    wanted = [name + end for name in (path.replace("**/", "*"), escape(path)) for end in ("", "/*")]
     found = snapshot_download(
         place.repo_id,
         repo_type=place.repo_type,
         revision=revision,
-        allow_patterns=[path, f"{path}/*"] if path else None,
+        allow_patterns=wanted if path else None,
         local_dir=folder,
     )
     return Path(found)

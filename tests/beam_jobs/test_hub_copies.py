@@ -175,9 +175,13 @@ def test_hf_upload_is_all_it_takes_to_push_a_dataset(
 
 
 def test_inputs_lie_there(hub: HubServer, made: HubServer, inputs: Path, tmp_path: Path) -> None:
-    hub.put("team/raw", {"in/texts.jsonl": (inputs / "texts.jsonl").read_bytes(), "big.bin": b"x"})
+    lines = (inputs / "texts.jsonl").read_bytes().splitlines(keepends=True)
+    parts = {"in/a.jsonl": lines[:9], "in/b/c/d.jsonl": lines[9:20], "in/[e].jsonl": lines[20:]}
+    files = {name: b"".join(part) for name, part in parts.items()}
+    hub.put("team/raw", {**files, "big.bin": b"x"})
     arguments = align_arguments(inputs, tmp_path / "files")
-    arguments[2] = "hf://datasets/team/raw/in/*.jsonl"
+    folder = "hf://datasets/team/raw/in"  # `**/` may match no folder, and a name isn't a pattern
+    arguments[1:3] = ["--input", f"{folder}/**/?.jsonl", "--input", f"{folder}/[e].jsonl"]
     call(*arguments)
     expected = files_of(inputs / "data")
     tars = [name for name in expected if name.endswith(".tar")]
