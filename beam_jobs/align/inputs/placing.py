@@ -104,6 +104,7 @@ def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
         text += literal
         if field:
             value = _look_up(record, field)
+            value = _decode(value) if isinstance(value, bytes) else value
             if not isinstance(value, str):
                 _check_text(value, field, rules, record=record)  # says what is wrong with it
             text += value

@@ -393,6 +393,10 @@ def test_text_joined_from_several_fields(tmp_path: Path) -> None:
     assert outcomes[1].detail == 'no "a.b" in the record, which has "question"'
     pq.write_table(pa.table({"question": ["x"], "a": [{"b": "y", "c": 1}]}), tmp_path / "a.parquet")
     assert texts_of(read(tmp_path / "a.parquet", rules)) == ["Q: x\nA: y\\{1}\t!"]
+    values = pa.array([{"b": each} for each in (b"y", b"", b"\xff")])
+    pq.write_table(pa.table({"question": ["x"] * 3, "a": values}), tmp_path / "b.parquet")
+    expected = ["Q: x\nA: y\\{1}\t!", "Q: x\nA: \\{1}\t!", Reason.INVALID_UNICODE]
+    assert texts_of(read(tmp_path / "b.parquet", rules)) == expected
     with pytest.raises(InputError, match='has no column "other"'):
         read(tmp_path / "a.parquet", ReadingRules(text_template="{question}{other}"))
 
