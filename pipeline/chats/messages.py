@@ -66,12 +66,12 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
     if tools is not None and not isinstance(tools, list):
         raise ChatError(f"its tools are of type {type(tools).__name__}, not a list")
     chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools or ()))
-    if _may_be_rounded([tools, *(message.get(CALLS) for message in chat.messages)]):
-        raise ChatError("its tools or calls hold a number beyond 64 bits, which was rounded")
     try:
-        chat.encode()
+        chat.encode()  # refuses values nested too deeply for what follows
     except TypeError as error:
         raise ChatError(f"a value of it has no form in JSON ({error})") from None
+    if _may_be_rounded([tools, *(message.get(CALLS) for message in chat.messages)]):
+        raise ChatError("its tools or calls hold a number beyond 64 bits, which was rounded")
     return chat
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from pipeline.chats.messages import Chat, ChatError, decode_chat, read_chat
@@ -55,6 +56,8 @@ def test_what_is_encoded_is_read_back() -> None:
         ),
         ([user("a\ud800")], "content of message 0 is not Unicode"),
         ([{**user("x"), "tool_calls": [1]}], "message 0 of role user has tool_calls"),
+        # As deep as parsers of JSON go.
+        ([{**said("x"), "tool_calls": orjson.loads("[" * 1000 + "]" * 1000)}], "has no form in"),
     ],
 )
 def test_what_is_no_chat_is_refused_with_its_message(messages: Any, words: str) -> None:
