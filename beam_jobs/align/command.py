@@ -93,7 +93,10 @@ def _settle(options: AlignOptions) -> tuple[AlignOptions, PipelineOptions]:
     files = [place for place in options.input if place != STANDARD_INPUT]
     require_cluster(beam_options, {"--input": files, "--output": [options.output]})
     FileSystems.set_options(beam_options)
-    return replace(options, output=storage.absolute(options.output)), beam_options
+    output = storage.absolute(options.output)
+    if "::" in output:
+        raise OptionsError(f"--output {output}: readers take :: for a chain of URLs; leave it out")
+    return replace(options, output=output), beam_options
 
 
 def _find_finished(attempt: Attempt) -> Manifest | None:

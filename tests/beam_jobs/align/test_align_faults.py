@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from beam_jobs import storage
 from beam_jobs.align import buckets, dataset_making, steps
 from beam_jobs.align.__main__ import main
-from beam_jobs.align.command import align
+from beam_jobs.align.command import align, describe
 from beam_jobs.align.configuration import Attempt, configure
 from beam_jobs.align.opened_input import open_input
+from beam_jobs.align.options import AlignOptions
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.resuming import find_finished, read_left_file, start_run
@@ -276,6 +278,17 @@ def test_a_cut_file_of_an_interrupted_run_is_named(name: str, tmp_path: Path) ->
     expected = f"{path} is damaged (Unterminated string .*: delete the folder {folder}, "
     with pytest.raises(OptionsError, match=re.escape(expected).replace(r"\.\*", ".*")):
         find_finished(str(tmp_path), {"name": "a"}) if name[0] == "c" else read_left_file(str(path))
+
+
+@pytest.mark.parametrize("call", [align, describe])
+def test_a_folder_that_no_reader_would_find_is_refused(
+    tmp_path: Path, call: Callable[[AlignOptions], object]
+) -> None:
+    """The job made its dataset there, and ended as its report was read."""
+    output = f"{tmp_path}/a::b"
+    with pytest.raises(OptionsError, match=f"--output {output}: readers take :: for a chain"):
+        call(AlignOptions((f"{tmp_path}/*.jsonl",), output, "bytes", "bytes"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unfinished_run_of_another_configuration_is_refused(
