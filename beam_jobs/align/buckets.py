@@ -19,6 +19,7 @@ from beam_jobs.align.inputs.parts import SAMPLE_BYTES_PER_TEXT_BYTE
 from beam_jobs.align.inputs.taken_ids import TakenId
 from beam_jobs.align.job import BucketRecord, BucketTar, Job
 from beam_jobs.align.job_chats import align_documents
+from beam_jobs.job_errors import JobError
 from beam_jobs.left_out import DUPLICATE_OF
 from beam_jobs.resuming import read_commit
 from beam_jobs.running.job_progress import worker_progress
@@ -75,18 +76,22 @@ def unpack(read_blocks: Callable[[], Iterable[bytes]]) -> list[Record]:
     Blocks are read twice if ids are taken: a small input may be added to a huge dataset.
     """
     records: list[Record] = []
-    has_taken_ids = False
+    num_taken = 0
     for block in read_blocks():
         if holds_taken_ids(block):
-            has_taken_ids = True
+            num_taken += 1
         else:
             records += unpack_block(block)
-    if not has_taken_ids:
+    if not num_taken:
         return records
     met = {record.document_id for record in records}
-    again = (block for block in read_blocks() if holds_taken_ids(block))
-    taken = (record for block in again for record in unpack_block(block))
-    return records + [record for record in taken if record.document_id in met]
+    for block in read_blocks():
+        if holds_taken_ids(block):
+            num_taken -= 1
+            records += [record for record in unpack_block(block) if record.document_id in met]
+    if num_taken:  # else documents would be there twice, without a word
+        raise JobError("the runner gave a bucket's blocks once, and --append reads them twice")
+    return records
 
 
 class _Tars:

@@ -17,7 +17,7 @@ from beam_jobs.align.buckets import unpack
 from beam_jobs.align.command import align, describe
 from beam_jobs.align.inputs.documents import PlacedDocument
 from beam_jobs.align.inputs.taken_ids import TakenId
-from beam_jobs.job_errors import InputError, OptionsError, TooManyDeadLettersError
+from beam_jobs.job_errors import InputError, JobError, OptionsError, TooManyDeadLettersError
 from beam_jobs.resuming import close_run
 from beam_jobs.running.run_options import RunOptions
 from pipeline.command_line.failures import hints_of
@@ -220,6 +220,9 @@ def test_only_taken_ids_that_meet_a_document_are_held() -> None:
     blocks = [block for part in (taken, new) for _, block in pack_blocks(part, 1)]
     assert [holds_taken_ids(block) for block in blocks] == [True, False]
     assert unpack(lambda: blocks) == [*new, taken[7]]
+    once = iter(blocks)  # as no runner does that we know
+    with pytest.raises(JobError, match="gave a bucket's blocks once"):
+        unpack(lambda: once)
 
 
 def test_taken_ids_take_no_memory_while_they_are_read() -> None:
