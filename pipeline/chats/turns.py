@@ -127,15 +127,20 @@ def settle_speaker(
 
 def _with_calls(template: ChatTemplate) -> ChatTemplate:
     """Choose the form of calls that a template shows, else one that it takes."""
+    name, arguments = _CALL["function"]["name"], {"city": "Bonn"}
+    call = {**_CALL, "function": {"name": name, "arguments": arguments}}
     messages: list[dict[str, Any]] = [
         {"role": "user", CONTENT: "?"},
-        {"role": "assistant", CALLS: [_CALL]},
+        {"role": "assistant", CALLS: [call]},
     ]
     taken = []
     for null_content, json_arguments in product((False, True), repeat=2):
         settled = replace(template, null_content=null_content, json_arguments=json_arguments)
         with suppress(ChatError):
-            if _CALL["function"]["name"] in settled.render(messages):
+            rendered = settled.render(messages)
+            if str(arguments) in rendered:  # Python's form: it expects JSON
+                continue
+            if name in rendered:
                 return settled
             taken.append(settled)
     return taken[0] if taken else template
@@ -301,10 +306,10 @@ class _Turns:
         end, stop = self._end(number, last)
         while stop > end and self._rendered[stop - 1] == " ":  # the next turn's token may have it
             stop -= 1
+        if calls and (last == end or not _shows(self._rendered[start:stop], calls)):
+            raise _drops(CALLS, number)
         if last < end:
             found.append(Said(0, last, end, number, "calls" if calls else "reasoning"))
-        elif calls:
-            raise _drops(CALLS, number)
         return [*found, Said(0, end, stop, number, "end", self._hands_over(number))]
 
     def _hands_over(self, number: int) -> bool:
@@ -379,7 +384,14 @@ class _Turns:
         place = behind.find(habits.end) if habits.end else -1
         if place >= 0:
             return place + len(habits.end)
-        return len(commonprefix([tail, behind]))
+        shared = len(commonprefix([tail, behind]))
+        halves = (  # of a control string, which this turn and the next begin alike
+            shared - size
+            for name in self._speaker.controls
+            for size in range(1, min(len(name), shared + 1))
+            if any(text.startswith(name, shared - size) for text in (tail, behind))
+        )
+        return min(halves, default=shared)
 
     def _closing(self, turn: str) -> int:
         if self._habits.end and turn.endswith(self._habits.end):
@@ -394,6 +406,18 @@ class _Turns:
         blank = len(behind) - len(behind.lstrip())
         names = [n for n in self._speaker.controls if behind.startswith(n, blank)]
         return blank + max(map(len, names)) if names else 0
+
+
+def _shows(turn: str, calls: Sequence[Any]) -> bool:
+    """Whether a turn has all calls' names, or their ids, which some templates write alone."""
+    held = [call for call in calls if isinstance(call, dict)]
+    inner = [call.get("function") or call for call in held]
+    names = [str(each.get("name", "")) for each in inner if isinstance(each, dict)]
+    ids = [str(call.get("id") or "") for call in held]
+    return any(
+        all(turn.count(name) >= every.count(name) for name in every)
+        for every in (names, ids if all(ids) else names)
+    )
 
 
 def _drops(field: str, message: int) -> ChatError:

@@ -173,6 +173,46 @@ def test_a_template_that_shows_calls_for_null_gets_null() -> None:
         render_chat(read_chat(TOOLS), (side, side), LearnRule())
 
 
+_WRITES_CALLS = (
+    "{%% for m in messages %%}<|{{ m.role }}|>\n{{ m.content or '' }}"
+    "{%% for c in m.tool_calls or [] %%}[%s]{%% endfor %%}<|end|>\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<|assistant|>\n{%% else %%}{{ eos_token }}{%% endif %%}"
+)
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+@pytest.mark.parametrize(
+    ("written", "later"),
+    [
+        ("", user("Well?")),  # the student learned the turn's end, and half of what follows
+        ("{{ '(called)' }}", user("Well?")),
+        ("{{ c.function.name if loop.first }}", TOOLS[2]),  # of two only one, as gpt-oss's
+    ],
+)
+def test_calls_that_a_template_drops_are_named(
+    written: str, later: dict[str, Any], has_ids: bool
+) -> None:
+    side = settle_speaker(ChatTemplate(_WRITES_CALLS % written, NAMES), CONTROLS, side="student")
+    calls = [{**call, "id": f"call{n}"} for n, call in enumerate(_CALLS["tool_calls"] * 2)]
+    if not has_ids:
+        calls = [{"function": call["function"]} for call in calls]
+    messages = [TOOLS[0], {"role": "assistant", "tool_calls": calls}, later, TOOLS[3]]
+    with pytest.raises(ChatError, match="drops the tool_calls of message 1"):
+        render_chat(read_chat(messages), (side, side), LearnRule())
+
+
+@pytest.mark.parametrize("later", [[user("Well?")], [TOOLS[2]]])
+@pytest.mark.parametrize("as_json", ["", " | tojson"])
+def test_a_call_is_learned_as_json_and_to_the_end_of_its_turn(
+    as_json: str, later: list[dict[str, Any]]
+) -> None:
+    """Not as Python writes a dict, and without what the next turn and the text's end begin with."""
+    text = _WRITES_CALLS % f"{{{{ c.function.name }}}} {{{{ c.function.arguments{as_json} }}}}"
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat([*TOOLS[:2], *later, TOOLS[3]]), (side, side), LearnRule())
+    assert _said(chat)[0] == '[weather {"city": "Bonn", "days": 2}]<|end|>\n'
+
+
 def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> None:
     other = ChatTemplate(
         "{% for m in messages %}<s>{{ m.role }}|{{ m.content }}{% for c in m.tool_calls or [] %}"
