@@ -83,7 +83,8 @@ class _Habits:
     """A template's text around turns, as small chats show it.
 
     Attributes:
-        header: begins an assistant's turn.
+        header: begins every assistant's turn.
+        last_header: begins the last one, by the header and what is put before its reasoning.
         prompt: a generation prompt's text after that.
         before: precedes an assistant's turn, by the previous message's role.
         end: ends an assistant's turn.
@@ -92,11 +93,17 @@ class _Habits:
     """
 
     header: str
+    last_header: str
     prompt: str
     before: Mapping[str, str]
     end: str
     user_end: str
     no_reasoning: str
+
+    def after_header(self, text: str, place: int) -> int:
+        """Return the end of the header at a place."""
+        whole = text.startswith(self.last_header, place)
+        return place + len(self.last_header if whole else self.header)
 
 
 def settle_speaker(
@@ -219,7 +226,8 @@ def habits_of(speaker: Speaker) -> _Habits:
     prompted = _behind(template, [user], prompt=True)
     user_end = commonprefix([_behind(template, [user]), prompted])
     shared = commonprefix([prompted, between])
-    header = shared[len(user_end) :]
+    last_header = shared[len(user_end) :]
+    header = commonprefix([last_header, _earlier(template, between)[len(user_end) :]])
     asked = {"role": "assistant", CONTENT: "", CALLS: [_CALL]}
     answer = {"role": "tool", CONTENT: _SAID, "tool_call_id": "call00000", "name": "look"}
     before = {"user": prompted}
@@ -233,7 +241,21 @@ def habits_of(speaker: Speaker) -> _Habits:
             no_reasoning = _dense(parts[1][len(shared) :] + parts[2])
     except ChatError:
         pass
-    return _Habits(header, prompted[len(shared) :], before, end, user_end, no_reasoning)
+    return _Habits(
+        header, last_header, prompted[len(shared) :], before, end, user_end, no_reasoning
+    )
+
+
+def _earlier(template: ChatTemplate, last: str) -> str:
+    """Return the text between a user's and an assistant's that aren't the last; else `last`."""
+    marks = [chr(_FIRST_MARK + number) for number in range(4)]
+    roles = ("user", "assistant", "user", "assistant")
+    messages = [{"role": r, CONTENT: mark} for r, mark in zip(roles, marks, strict=True)]
+    try:
+        rendered = template.render(messages)
+    except ChatError:
+        return last
+    return _MARK.split(rendered)[1] if _MARK.findall(rendered) == marks else last
 
 
 def _behind(template: ChatTemplate, messages: Sequence[Any], *, prompt: bool = False) -> str:
@@ -326,7 +348,7 @@ class _Turns:
         if habits.header:
             find = rendered.rfind if has_text else rendered.find
             place = find(habits.header, at, first)
-            start = place + len(habits.header) if place >= 0 else None
+            start = habits.after_header(rendered, place) if place >= 0 else None
         else:
             role = self._chat.messages[number - 1]["role"] if number else ""
             shared = commonprefix([habits.before.get(role, ""), rendered[at:first]])
@@ -367,13 +389,16 @@ class _Turns:
         """Return the length of text after `last` until the calls stop."""
         behind, habits = self._rendered[last:until], self._habits
         alone = ""
+        message = dict(self._chat.messages[number])
+        if REASONING not in self._places[number]:  # it may be dropped only before a later turn
+            message.pop(REASONING, None)
         with suppress(ChatError):
             alone = self._speaker.template.render(
-                self._chat.messages[: number + 1], self._chat.tools
+                [*self._chat.messages[:number], message], self._chat.tools
             )
         tail = _MARK.split(alone)[-1]
         if not self._places[number]:  # the calls come after the header and the mark of no reasoning
-            place = tail.rfind(habits.header) + len(habits.header) if habits.header else 0
+            place = habits.after_header(tail, tail.rfind(habits.header)) if habits.header else 0
             if not habits.header:
                 role = self._chat.messages[number - 1]["role"] if number else ""
                 place = len(commonprefix([habits.before.get(role, ""), tail]))

@@ -213,6 +213,38 @@ def test_a_call_is_learned_as_json_and_to_the_end_of_its_turn(
     assert _said(chat)[0] == '[weather {"city": "Bonn", "days": 2}]<|end|>\n'
 
 
+_LATE_THOUGHTS = (
+    "{% set ns = namespace(asked=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.index0 > ns.asked %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""As Qwen3.5's: a turn begins with `<think>`, but for earlier ones."""
+
+
+@pytest.mark.parametrize("thoughts", [{}, {"reasoning_content": "Look it up."}])
+def test_a_call_of_an_earlier_turn_whose_thoughts_are_dropped_is_learned(
+    thoughts: dict[str, str],
+) -> None:
+    side = settle_speaker(ChatTemplate(_LATE_THOUGHTS, NAMES), CONTROLS, side="student")
+    messages = [TOOLS[0], {**TOOLS[1], **thoughts}, *TOOLS[2:], user("Thanks"), said("Bye.")]
+    assert _said(render_chat(read_chat(messages), (side, side), LearnRule())) == [
+        "<tool_call>weather</tool_call><|im_end|>\n",
+        "18 degrees.<|im_end|>\n",
+        "Bye.<|im_end|>\n",
+    ]
+
+
+def test_an_earlier_empty_answer_ends_as_others() -> None:
+    side = settle_speaker(ChatTemplate(_LATE_THOUGHTS, NAMES), CONTROLS, side="student")
+    messages = [user("Say nothing."), said(""), user("Thanks"), said("Bye.")]
+    chat = render_chat(read_chat(messages), (side, side), LearnRule())
+    assert _said(chat) == ["<|im_end|>\n", "Bye.<|im_end|>\n"]
+
+
 def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> None:
     other = ChatTemplate(
         "{% for m in messages %}<s>{{ m.role }}|{{ m.content }}{% for c in m.tool_calls or [] %}"
