@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
@@ -86,7 +86,7 @@ class _Habits:
         header: begins every assistant's turn.
         last_header: begins the last one, by the header and what is put before its reasoning.
         prompt: a generation prompt's text after that.
-        before: precedes an assistant's turn, by the previous message's role.
+        asking: a user's end and the generation prompt, without a header.
         end: ends an assistant's turn.
         user_end: ends a user's.
         no_reasoning: marks empty reasoning, without white space.
@@ -95,7 +95,7 @@ class _Habits:
     header: str
     last_header: str
     prompt: str
-    before: Mapping[str, str]
+    asking: str
     end: str
     user_end: str
     no_reasoning: str
@@ -228,11 +228,6 @@ def habits_of(speaker: Speaker) -> _Habits:
     shared = commonprefix([prompted, between])
     last_header = shared[len(user_end) :]
     header = commonprefix([last_header, _earlier(template, between)[len(user_end) :]])
-    asked = {"role": "assistant", CONTENT: "", CALLS: [_CALL]}
-    answer = {"role": "tool", CONTENT: _SAID, "tool_call_id": "call00000", "name": "look"}
-    before = {"user": prompted}
-    if not header:
-        before["tool"] = _behind(template, [user, asked, answer], prompt=True)
     thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(_FIRST_MARK + 2)}
     no_reasoning = ""
     try:
@@ -242,7 +237,7 @@ def habits_of(speaker: Speaker) -> _Habits:
     except ChatError:
         pass
     return _Habits(
-        header, last_header, prompted[len(shared) :], before, end, user_end, no_reasoning
+        header, last_header, prompted[len(shared) :], prompted, end, user_end, no_reasoning
     )
 
 
@@ -258,10 +253,16 @@ def _earlier(template: ChatTemplate, last: str) -> str:
     return _MARK.split(rendered)[1] if _MARK.findall(rendered) == marks else last
 
 
-def _behind(template: ChatTemplate, messages: Sequence[Any], *, prompt: bool = False) -> str:
+def _behind(
+    template: ChatTemplate,
+    messages: Sequence[Any],
+    tools: Sequence[Any] = (),
+    *,
+    prompt: bool = False,
+) -> str:
     """Return the text after a chat's last text; "" if it is refused."""
     try:
-        rendered = template.render(messages, add_generation_prompt=prompt)
+        rendered = template.render(messages, tools, add_generation_prompt=prompt)
     except ChatError:
         return ""
     return _MARK.split(rendered)[-1] if _MARK.search(rendered) else ""
@@ -350,15 +351,28 @@ class _Turns:
             place = find(habits.header, at, first)
             start = habits.after_header(rendered, place) if place >= 0 else None
         else:
-            role = self._chat.messages[number - 1]["role"] if number else ""
-            shared = commonprefix([habits.before.get(role, ""), rendered[at:first]])
-            start = at + len(shared) if shared or has_text else None
+            start = self._after_asking(number, at, first)
+            start = start if start > at or has_text else None
         if start is None:
             return first if has_text else None
         empty = _length_of(habits.no_reasoning, rendered[start:first])
         if not empty and rendered.startswith(habits.prompt, start, first):
             return start + len(habits.prompt)
         return start + empty
+
+    def _after_asking(self, number: int, at: int, first: int) -> int:
+        """Return the end of what asks for a turn; behind an answer it may name the call."""
+        usual = self._habits.asking
+        asked = number > 0 and self._chat.messages[number - 1]["role"] == "user"
+        if asked and usual and self._rendered.startswith(usual, at):
+            return at + len(usual)
+        begin = max((p + 1 for p in chain(*map(dict.values, self._places[:number]))), default=0)
+        shared = commonprefix([self._asking(number), self._rendered[begin:first]])
+        return max(at, begin + len(shared))
+
+    def _asking(self, number: int) -> str:
+        earlier = self._chat.messages[:number]
+        return _behind(self._speaker.template, earlier, self._chat.tools, prompt=True)
 
     def _end(self, number: int, last: int) -> tuple[int, int]:
         rendered, usual = self._rendered, self._habits.end
@@ -400,8 +414,7 @@ class _Turns:
         if not self._places[number]:  # the calls come after the header and the mark of no reasoning
             place = habits.after_header(tail, tail.rfind(habits.header)) if habits.header else 0
             if not habits.header:
-                role = self._chat.messages[number - 1]["role"] if number else ""
-                place = len(commonprefix([habits.before.get(role, ""), tail]))
+                place = len(commonprefix([self._asking(number), tail]))
             tail = tail[place:]
             tail = tail[_length_of(habits.no_reasoning, tail) :]
         if tail and behind.startswith(tail):

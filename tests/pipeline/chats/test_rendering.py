@@ -238,6 +238,24 @@ def test_a_call_of_an_earlier_turn_whose_thoughts_are_dropped_is_learned(
     ]
 
 
+@pytest.mark.parametrize("result", ["18 C", ""])
+@pytest.mark.parametrize("call_id", ["call00001", "another01"])
+def test_what_follows_a_tools_result_is_not_the_answers(result: str, call_id: str) -> None:
+    """Mistral's turns have no header, and its results end with the call's id: it was learned."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+        "{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{{ c.function | tojson }}"
+        "{% endfor %}]</s>{% elif m.role == 'tool' %}[TOOL_RESULTS] "
+        '{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+        "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    messages = [*TOOLS[:2], {**TOOLS[2], "content": result, "tool_call_id": call_id}, TOOLS[3]]
+    call = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}]</s>'
+    chat = render_chat(read_chat(messages), (side, side), LearnRule())
+    assert _said(chat) == [call, " 18 degrees.</s>"]
+
+
 def test_an_earlier_empty_answer_ends_as_others() -> None:
     side = settle_speaker(ChatTemplate(_LATE_THOUGHTS, NAMES), CONTROLS, side="student")
     messages = [user("Say nothing."), said(""), user("Thanks"), said("Bye.")]
