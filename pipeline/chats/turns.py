@@ -346,13 +346,13 @@ class _Turns:
     def _start(self, number: int, at: int, first: int, *, has_text: bool) -> int | None:
         """Return a turn's start, after the header; None if it is invisible."""
         rendered, habits = self._rendered, self._habits
-        if habits.header:
-            find = rendered.rfind if has_text else rendered.find
-            place = find(habits.header, at, first)
-            start = habits.after_header(rendered, place) if place >= 0 else None
+        find = rendered.rfind if has_text else rendered.find
+        place = find(habits.header, at, first) if habits.header else -1
+        if place >= 0:
+            start = habits.after_header(rendered, place)
         else:
             start = self._after_asking(number, at, first)
-            start = start if start > at or has_text else None
+            start = start if start != at or has_text else None
         if start is None:
             return first if has_text else None
         empty = _length_of(habits.no_reasoning, rendered[start:first])
@@ -360,15 +360,24 @@ class _Turns:
             return start + len(habits.prompt)
         return start + empty
 
-    def _after_asking(self, number: int, at: int, first: int) -> int:
-        """Return the end of what asks for a turn; behind an answer it may name the call."""
+    def _after_asking(self, number: int, at: int, first: int) -> int | None:
+        """Return the end of what asks for a turn without a header.
+
+        After a call's result it may name the call. If others have a header, None unless the text
+        that asks is all there; white space after it is the template's.
+        """
         usual = self._habits.asking
         asked = number > 0 and self._chat.messages[number - 1]["role"] == "user"
         if asked and usual and self._rendered.startswith(usual, at):
             return at + len(usual)
         begin = max((p + 1 for p in chain(*map(dict.values, self._places[:number]))), default=0)
-        shared = commonprefix([self._asking(number), self._rendered[begin:first]])
-        return max(at, begin + len(shared))
+        asking = self._asking(number)
+        start = max(at, begin + len(commonprefix([asking, self._rendered[begin:first]])))
+        if not self._habits.header:
+            return start
+        behind = self._rendered[start:first]
+        whole = asking and self._rendered.startswith(asking, begin, first)
+        return start + len(behind) - len(behind.lstrip()) if whole else None
 
     def _asking(self, number: int) -> str:
         earlier = self._chat.messages[:number]
@@ -412,13 +421,14 @@ class _Turns:
             )
         tail = _MARK.split(alone)[-1]
         if not self._places[number]:  # the calls come after the header and the mark of no reasoning
-            place = habits.after_header(tail, tail.rfind(habits.header)) if habits.header else 0
-            if not habits.header:
-                place = len(commonprefix([self._asking(number), tail]))
+            place = len(commonprefix([self._asking(number), tail]))
+            near = max(0, place - len(habits.last_header + habits.prompt))
+            if habits.header and habits.header in tail[near:]:
+                place = max(place, habits.after_header(tail, tail.find(habits.header, near)))
             tail = tail[place:]
             tail = tail[_length_of(habits.no_reasoning, tail) :]
-        if tail and behind.startswith(tail):
-            return len(tail)
+        if tail and behind.lstrip().startswith(tail.lstrip()):
+            return len(behind) - len(behind.lstrip()) + len(tail.lstrip())
         place = behind.find(habits.end) if habits.end else -1
         if place >= 0:
             return place + len(habits.end)

@@ -239,6 +239,32 @@ def test_a_call_of_an_earlier_turn_whose_thoughts_are_dropped_is_learned(
 
 
 @pytest.mark.parametrize("result", ["18 C", ""])
+@pytest.mark.parametrize("thoughts", [{}, {"reasoning_content": "Look it up."}])
+def test_a_turn_that_goes_on_after_a_result_has_no_header(
+    thoughts: dict[str, str], result: str
+) -> None:
+    """As Gemma 4's: a second call was refused, and its thoughts lost their opening mark."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]<result|>{% else %}"
+        "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
+        "<turn>{{ m.role }}\n{% endif %}"
+        "{% if m.reasoning_content %}<thought>{{ m.reasoning_content }}</thought>{% endif %}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}"
+        "{% if not m.tool_calls %}{{ m.content }}</turn>\n{% endif %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<turn>assistant\n{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    asked = [{**TOOLS[1], **thoughts}, {**TOOLS[2], "content": result}]
+    chat = render_chat(
+        read_chat([TOOLS[0], *asked, *asked, {**TOOLS[3], **thoughts}]), (side, side), LearnRule()
+    )
+    thought = "<thought>Look it up.</thought>" if thoughts else ""
+    call = '<call>{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}</call>'
+    turns = [thought + call, thought + call, thought + "18 degrees.</turn>\n"]
+    assert _said(chat) == turns
+
+
+@pytest.mark.parametrize("result", ["18 C", ""])
 @pytest.mark.parametrize("call_id", ["call00001", "another01"])
 def test_what_follows_a_tools_result_is_not_the_answers(result: str, call_id: str) -> None:
     """Mistral's turns have no header, and its results end with the call's id: it was learned."""
