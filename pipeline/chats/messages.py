@@ -110,6 +110,11 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
     said = [message.pop(name) for name in _REASONING_NAMES if name in message]
     if said:
         message[REASONING] = _require_text(number, REASONING, said[0])
+    if message.get("function_call"):  # templates know it no longer, and would drop it
+        raise ChatError(
+            f"message {number} has function_call, the older form of a call: give tool_calls, such "
+            'as [{"type": "function", "function": {"name": …, "arguments": …}}]'
+        )
     calls = message.pop(CALLS, None)
     if calls:
         if role != "assistant" or not isinstance(calls, list):

@@ -58,6 +58,10 @@ def test_what_is_encoded_is_read_back() -> None:
         ([{**user("x"), "tool_calls": [1]}], "message 0 of role user has tool_calls"),
         # As deep as parsers of JSON go.
         ([{**said("x"), "tool_calls": orjson.loads("[" * 1000 + "]" * 1000)}], "has no form in"),
+        (
+            [user("x"), {"role": "assistant", "content": "", "function_call": {"name": "f"}}],
+            "message 1 has function_call, the older form of a call: give tool_calls",
+        ),
     ],
 )
 def test_what_is_no_chat_is_refused_with_its_message(messages: Any, words: str) -> None:
