@@ -10,6 +10,9 @@ ROLES = ("system", "user", "assistant", "tool")
 REASONING, CONTENT, CALLS = "reasoning_content", "content", "tool_calls"
 """The fields whose bytes are a document's, in its order."""
 
+WEIGHT = "weight"
+"""0 of a message that isn't to be learned, as OpenAI's fine-tuning reads it."""
+
 _REASONING_NAMES = (REASONING, "thinking", "reasoning")
 """As transformers reads them, the first that is there."""
 
@@ -107,6 +110,10 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
                 "and gpt to assistant"
             )
         raise ChatError(f"message {number} has role {role!r}, not one of {', '.join(ROLES)}{more}")
+    if message.get(WEIGHT, 1) not in (0, 1):
+        raise ChatError(
+            f"message {number} has weight {message[WEIGHT]!r}: it is learned with 1, not with 0"
+        )
     said = [message.pop(name) for name in _REASONING_NAMES if name in message]
     if said:
         message[REASONING] = _require_text(number, REASONING, said[0])

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import orjson
 
 from pipeline.chats.fitting import Fitted, Texts, fit_chat, share_calls
-from pipeline.chats.messages import CALLS, CONTENT, REASONING, Chat, ChatError
+from pipeline.chats.messages import CALLS, CONTENT, REASONING, WEIGHT, Chat, ChatError
 from pipeline.chats.turns import Said, Speaker, mark_texts
 
 Learn = Literal["assistant", "last", "all"]
@@ -109,10 +109,12 @@ def render_chat(chat: Chat, speakers: Sequence[Speaker], rule: LearnRule) -> Ren
 
 
 def _learned_messages(chat: Chat, rule: LearnRule) -> set[int]:
-    if rule.learn == "all":
-        return {*range(len(chat.messages))}
-    said = [n for n, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    return {*(said[-1:] if rule.learn == "last" else said)}
+    found = [*range(len(chat.messages))]
+    if rule.learn != "all":
+        found = [number for number in found if chat.messages[number]["role"] == "assistant"]
+    if rule.learn == "last":
+        found = found[-1:]
+    return {number for number in found if chat.messages[number].get(WEIGHT, 1)}
 
 
 def _seen(each: Fitted, starts: Sequence[int]) -> list[Range]:

@@ -56,6 +56,7 @@ def test_what_is_encoded_is_read_back() -> None:
         ),
         ([user("a\ud800")], "content of message 0 is not Unicode"),
         ([{**user("x"), "tool_calls": [1]}], "message 0 of role user has tool_calls"),
+        ([said("x", weight=0.5)], "message 0 has weight 0.5: it is learned with 1, not with 0"),
         # As deep as parsers of JSON go.
         ([{**said("x"), "tool_calls": orjson.loads("[" * 1000 + "]" * 1000)}], "has no form in"),
         (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pipeline.chats.messages import ChatError, read_chat
-from pipeline.chats.rendering import LearnRule, RenderedChat, render_chat, restore_chat
+from pipeline.chats.rendering import Learn, LearnRule, RenderedChat, render_chat, restore_chat
 from pipeline.chats.templates import ChatTemplate
 from pipeline.chats.turns import settle_speaker
 from tests.support.chats import (
@@ -105,6 +105,22 @@ def test_whose_messages_are_learned_is_asked() -> None:
     assert _said(_render(TWO_TURNS, "chatml", end=False)) == ["It is 4.", "6, of course."]
     everybody = _render(SYSTEM, "chatml", learn="all", end=False)
     assert _said(everybody) == [message["content"] for message in SYSTEM]
+
+
+@pytest.mark.parametrize(
+    ("learn", "expected"),
+    [
+        ("assistant", ["It is 4.<|im_end|>\n"]),
+        ("last", []),
+        ("all", [f"{message['content']}<|im_end|>\n" for message in TWO_TURNS[:3]]),
+    ],
+)
+def test_a_message_without_weight_is_not_learned(learn: Learn, expected: list[str]) -> None:
+    """As OpenAI's fine-tuning has it."""
+    weighed = [*({**message, "weight": 1} for message in TWO_TURNS[:3]), said("Six?", weight=0)]
+    chat = _render(weighed, "chatml", learn=learn)
+    assert _said(chat) == expected
+    assert chat.text.endswith(b"Six?")
 
 
 def test_reasoning_is_learned_with_its_marks_where_both_sides_show_it() -> None:
