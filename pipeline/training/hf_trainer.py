@@ -298,9 +298,10 @@ def _checkpoint(args: TrainingArguments, asked: str | bool | None) -> Path | Non
 def _saved_rows(folder: Path) -> StreamState:
     try:
         saved = json.loads((folder / _ROWS_FILE).read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, json.JSONDecodeError):
         raise ValueError(
-            f"{folder} holds no {_ROWS_FILE}, so it isn't a checkpoint of a GuidedTrainer: start "
+            f"{folder} holds no whole {_ROWS_FILE}, so it isn't a checkpoint of a GuidedTrainer, "
+            "or the run was killed while it was written: resume from an earlier one, or start "
             "without resume_from_checkpoint, from that model"
         ) from None
     return StreamState(**saved | {"generations": tuple(saved["generations"])})
