@@ -31,8 +31,15 @@ ARMS = (
         options=(*RANDOM, "distill", "--weight", 0.5, "--distill-map", "cells"),
         scored=True,
     ),
-    # Added when the others had run: how much of the difference is the rate's?
+    # Added when the others had run: how much of the difference is the rate's, or its fall's?
     Arm(name="full-faster", options=(*RANDOM, "full"), rate=2e-3, order=2),
+    Arm(
+        name="full-held",
+        options=(*RANDOM, "full", "--min-lr-fraction", 0.55),
+        rate="full",
+        seeds=(0,),
+        order=3,
+    ),
 )
 
 
