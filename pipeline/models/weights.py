@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from pipeline.models.broken_files import require_configuration, require_whole
 from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tensors_read
 
 _NUM_NAMED = 3
 _ADAPTER_FILE = "adapter_config.json"
+_GENERATION_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Parts of published vision models besides the text model loaded here.
 _OTHER_SENSES = re.compile(r"(model\.)?(vision_model|vision_tower|multi_modal_projector)\.")
 
@@ -92,6 +93,17 @@ def make_model(config: Any, **more: Any) -> PreTrainedModel:
     with foreign_code(str(getattr(config, "name_or_path", "")) or str(config.model_type)):
         model = cast(Any, AutoModelForCausalLM).from_config(config, trust_remote_code=False, **more)
     return cast(PreTrainedModel, model)
+
+
+def generate_plainly(model: PreTrainedModel) -> None:
+    """Drop a model's generation defaults, such as a temperature or a penalty, but for its tokens.
+
+    `generate` takes them for whatever its caller doesn't say, and `save_pretrained` refuses some
+    that were loaded.
+    """
+    own = cast(Any, model).generation_config
+    tokens = {name: getattr(own, name, None) for name in _GENERATION_TOKENS}
+    model.generation_config = GenerationConfig(**tokens)
 
 
 def require_fit(

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.models.fit import tokenize_alike
+from pipeline.models.weights import generate_plainly
 from pipeline.tokenization import Tokenizer
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import token_names
@@ -62,6 +63,10 @@ class TokenizedModel:
 
     model: PreTrainedModel
     tokenizer: Tokenizer
+
+    def __post_init__(self) -> None:
+        """Let the model write what it finds likely: its distributions are compared."""
+        generate_plainly(self.model)
 
     @property
     def num_rows(self) -> int:

@@ -168,3 +168,25 @@ def test_what_a_model_has_no_row_or_position_for_is_refused() -> None:
         ValueError, match=r"token 3\d\d of .* exceeds the model's 300 rows: give it"
     ):
         list(measure_acceptance(target, few, PROMPTS, sampled=False, num_tokens=2))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        {"do_sample": True, "temperature": 0.1, "top_p": 0.1, "top_k": 1},
+        {"repetition_penalty": 5.0},
+        {"num_beams": 3},
+    ],
+)
+def test_generation_defaults_change_nothing(defaults: dict[str, float], sampled: bool) -> None:
+    """An instruct model's: what is accepted is judged by the models' own distributions."""
+
+    def written(**own: float) -> list[int]:
+        model = make_llama(400, initializer_range=0.3)
+        model.generation_config = GenerationConfig(**own)
+        torch.manual_seed(0)
+        one = TokenizedModel(model, VOCABULARY)
+        return one.write(one.encode(PROMPTS[0]) or [], 12, sampled=sampled)
+
+    assert written(**defaults) == written()
