@@ -89,7 +89,7 @@ def measure_all(
 def answers_name(student_sha256: str, engine: StudentEngine) -> str:
     """Return an answer file's name, specific to weights, dtype, kind of device and libraries."""
     kind = engine.device.partition(":")[0]
-    how = ["softmax in float32", *map(version, _LIBRARIES)]
+    how = ["softmax in float32", "no penalties", *map(version, _LIBRARIES)]
     identity = json.dumps([student_sha256, engine.dtype, kind, *how])
     return f"answers-{sha256(identity.encode()).hexdigest()[:12]}.jsonl"
 

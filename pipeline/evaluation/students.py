@@ -9,7 +9,7 @@ from lm_eval.models.huggingface import HFLM
 
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
-from pipeline.models.weights import load_weights
+from pipeline.models.weights import generate_plainly, load_weights
 
 # A run's subfolder for its student; the run's name is more specific.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
@@ -104,6 +104,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
         self, pretrained: str, *, dtype: str, gguf_file: str | None = None, **_: object
     ) -> None:
         model = load_weights(Path(pretrained), dtype=dtype, gguf_file=gguf_file or "")
+        generate_plainly(model)  # answers are greedy, without a penalty
         self._model = model.to(self.device)
 
     def _create_tokenizer(

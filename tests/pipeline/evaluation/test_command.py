@@ -7,11 +7,13 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
+from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
 from pipeline.evaluation.command import main
 from pipeline.evaluation.results import read_results
-from pipeline.evaluation.students import name_of
+from pipeline.evaluation.settings import StudentEngine
+from pipeline.evaluation.students import find_student, name_of, open_model
 from pipeline.training.command import main as train
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
@@ -127,6 +129,17 @@ def test_a_tokenizer_without_ends_is_refused(
     folder = write_model(tmp_path / "one", byte_level(300))
     assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
     assert "names neither a BOS nor an EOS token" in capsys.readouterr().err
+
+
+def test_a_model_s_own_penalties_change_no_greedy_answer(tmp_path: Path) -> None:
+    answers = []
+    for name, own in (("plain", {}), ("own", {"repetition_penalty": 5.0, "num_beams": 2})):
+        folder = student(tmp_path / name)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, **own}))
+        model = open_model(find_student(str(folder)), StudentEngine(device="cpu"))
+        how = {"until": [], "max_gen_toks": 16, "do_sample": False}
+        answers += model.generate_until([Instance("generate_until", {}, ("One and one", how), 0)])
+    assert answers[0] == answers[1] != ""
 
 
 def test_a_student_without_a_tokenizer_is_named(
