@@ -244,8 +244,8 @@ def _definition(own: Tokenizer, record: TokenizerRecord) -> tuple[Definition, di
     ids = {name: token_id for token_id, name in names.items()}
     before, after = read_template(definition.get("post_processor"), ids) or ([], [])
     wanted = _before(record)
-    if before != wanted:
-        definition = definition | {"post_processor": text_template(wanted, after, names)}
+    if before != wanted or after:  # a prompt goes on: no end behind it (RoBERTa, T5)
+        definition = definition | {"post_processor": text_template(wanted, [], names)}
     return definition, names
 
 
@@ -292,7 +292,7 @@ def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | N
     found = loaded(known.text, add_special_tokens=False)["input_ids"]
     if found == known.ids:
         around = loaded(known.text)["input_ids"]
-        return None if around[: len(before) + len(found)] == [*before, *found] else 0
+        return None if around == [*before, *found] else 0
     pairs = zip(found, known.ids, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(found), len(known.ids)))
 

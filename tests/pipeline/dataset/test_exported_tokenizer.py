@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.dataset.conventions import choose_conventions
 from pipeline.dataset.files import open_dataset
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
-from pipeline.tokenization import TokenizerError
+from pipeline.tokenization import TokenizerError, load_tokenizer
+from pipeline.tokenization.definition import text_template, token_names
 from schemas.manifest import MANIFEST_FILE, ConventionRecord, encode_manifest
 from tests.support.datasets import build_dataset, byte_level, make_texts, store_tokenizer
 from tests.support.hf_folders import write_model
-from tests.support.tokenizer_zoo import load
+from tests.support.tokenizer_zoo import load, write_definition
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 400}
 SPELLED = ("mistral_v1", "sentencepiece_bpe", "qwen_like")
@@ -144,3 +145,19 @@ def test_what_rows_put_before_a_text_goes_before_a_prompt(
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     bare = loaded("a", add_special_tokens=False)["input_ids"]
     assert loaded("a")["input_ids"] == [*before, *bare]
+
+
+@pytest.mark.parametrize("before", [[], [0]])
+def test_no_end_goes_behind_a_prompt(before: list[int], tmp_path: Path) -> None:
+    """RoBERTa's and T5's own templates put one there; a model would begin another text."""
+    body = json.loads(byte_level(400).file_bytes)
+    names = token_names(body)
+    body["post_processor"] = text_template(before, [1], names)
+    own = load_tokenizer(str(write_definition(body, tmp_path)))
+    assert own.adds_eos
+    build_dataset(tmp_path / "data", student=own)
+    export_tokenizer(open_dataset(tmp_path / "data"), config=LLAMA).write(tmp_path / "model")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    bare = loaded("a", add_special_tokens=False)["input_ids"]
+    assert loaded("a")["input_ids"] == [*before, *bare]
+    assert loaded.eos_token_id == own.eos_token_id == 1
