@@ -14,7 +14,7 @@ from statistics import fmean
 from docstring_corpus import find_sources
 
 from prove.code import verdict
-from prove.compare import both_overviews, read_records
+from prove.compare import both_overviews, compare, read_records
 from prove.experiment import Arm, Base, Experiment
 from prove.texts import Document, Texts, healing_texts, read_questions, without_overlap
 
@@ -129,6 +129,10 @@ def judge(folder: Path, tokens: float = 122 * 4 * 512) -> str:
     """Return the tables and the verdict, by the rules of evidence/random_weights.md."""
     records = read_records(folder)
     parts = ["# Random weights", "", verdict(records, ("full",), ("cells",), SETS), ""]
+    for other in ("full-faster", "full-held"):
+        if {"cells", other} <= records.keys():
+            found = ", ".join(f"{s} {compare(records, 'cells', other, s)}" for s in SETS)
+            parts.append(f"- `cells` less `{other}`: {found}")
     if {"cells", "full-longer"} <= records.keys():
         bits = fmean(record["development"][-1] for record in records["cells"].values())
         reached = tokens_to_reach(records["full-longer"][0]["development"], bits, tokens)
