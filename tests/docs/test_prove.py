@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,7 @@ def test_windows_of_sources_are_whole_lines_of_different_files() -> None:
     windows = code.source_windows(["tqdm"])
     assert len(windows) > 5
     assert len({window.number for window in windows}) == len(windows)
-    root = Path(code.find_spec("tqdm").origin).parent  # type: ignore[attr-defined]
+    root = Path(find_spec("tqdm").origin).parent  # type: ignore[union-attr,arg-type]
     files = [path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
     for window in windows:
         assert f"\n{window.text}\n" in files[window.number]
