@@ -348,9 +348,8 @@ class _Turns:
         rendered, habits = self._rendered, self._habits
         find = rendered.rfind if has_text else rendered.find
         place = find(habits.header, at, first) if habits.header else -1
-        if place >= 0:
-            start = habits.after_header(rendered, place)
-        else:
+        start = habits.after_header(rendered, place) if place >= 0 else None
+        if start is None:
             start = self._after_asking(number, at, first)
             start = start if start != at or has_text else None
         if start is None:

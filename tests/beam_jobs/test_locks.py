@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from beam_jobs import locks
+from beam_jobs import locks, storage
 from beam_jobs.align.command import align
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, STALE_SECONDS, hold_lock, hold_remote
@@ -119,7 +119,7 @@ def test_a_remote_lock_that_can_not_be_read_is_not_free(
 def test_a_remote_lock_that_goes_while_it_is_read_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read = tmp_path / "lock", locks.storage.read_bytes
+    path, read = tmp_path / "lock", storage.read_bytes
     write_lock(path)
 
     def goes(name: str) -> bytes:

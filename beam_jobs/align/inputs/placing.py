@@ -103,11 +103,11 @@ def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:
     for literal, field in parse_template(rules.text_template):
         text += literal
         if field:
-            value = _look_up(record, field)
-            value = _decode(value) if isinstance(value, bytes) else value
-            if not isinstance(value, str):
-                _check_text(value, field, rules, record=record)  # says what is wrong with it
-            text += value
+            own: Any = _look_up(record, field)
+            own = _decode(own) if isinstance(own, bytes) else own
+            if not isinstance(own, str):
+                _check_text(own, field, rules, record=record)  # says what is wrong with it
+            text += own
     return _check_text(text, rules.text_template, rules)
 
 
