@@ -7,7 +7,8 @@ import fsspec
 from transformers import PreTrainedModel
 
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
-from pipeline.models.generation_defaults import read_generation_defaults
+from pipeline.models.generation_defaults import GENERATION_FILE, read_generation_defaults
+from pipeline.models.weights import generate_plainly
 from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.disk import replacing
@@ -40,11 +41,13 @@ def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedToke
             name,
             error,
         )
-        return ExportedTokenizer({name: data})
+        generation = student.generation_config.to_json_string(use_diff=True)
+        return ExportedTokenizer({name: data, GENERATION_FILE: generation.encode()})
 
 
 def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
     """Replace a folder by one that transformers loads; DiskFullError if it doesn't fit."""
     with replacing(folder, sum(weight.nbytes for weight in student.parameters())) as temporary:
+        generate_plainly(student)  # its defaults are among the tokenizer's files
         student.save_pretrained(temporary)
         tokenizer.write(temporary)

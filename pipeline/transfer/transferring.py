@@ -15,7 +15,7 @@ from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
-from pipeline.models.weights import load_weights, read_config
+from pipeline.models.weights import generate_plainly, load_weights, read_config
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
@@ -73,6 +73,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     weights = list(model.parameters())
     output = Path(options.output).absolute()
     with replacing(output, sum(weight.nbytes for weight in weights)) as temporary:
+        generate_plainly(model)  # its defaults are among the tokenizer's files
         model.save_pretrained(temporary)
         tokenizer.write(temporary)
     size = sum(weight.numel() for weight in weights)

@@ -1,5 +1,6 @@
 """Both commands on tiny models: a draft for a target whose rows are padded, and what is said."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_control_tokens_beyond_a_target_s_rows_are_as_missing_ones(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     end = chat.eos_token_id
     assert (model.config.eos_token_id, model.config.pad_token_id) == (end, end)
+
+
+def test_defaults_that_transformers_refuses_to_save_come_along(tmp_path: Path) -> None:
+    """Release 5.9 refuses a temperature without do_sample, which many models have."""
+    texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
+    defaults = {"temperature": 0.6, "top_p": 0.9}
+    (old / "generation_config.json").write_text(json.dumps(defaults))
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 0
+    written = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert written == {**defaults, "eos_token_id": 256, "pad_token_id": 257}
 
 
 def test_a_model_with_fewer_rows_than_its_texts_have_tokens_is_refused(

@@ -1,0 +1,36 @@
+"""A trained student's folder, where its tokenizer can't be made for transformers."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from transformers import GenerationConfig
+
+from pipeline.dataset.files import open_dataset
+from pipeline.tokenization import TokenizerError
+from pipeline.training import export
+from tests.support.datasets import build_dataset
+from tests.support.hf_folders import make_llama
+
+
+def test_generation_defaults_stay_without_a_tokenizer_for_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temperature without do_sample is one that transformers reads and refuses to save."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TokenizerError("other ids")
+
+    build_dataset(tmp_path / "data")
+    dataset = open_dataset(tmp_path / "data")
+    student = make_llama(400)
+    student.generation_config = GenerationConfig(temperature=0.6, eos_token_id=[1, 3])
+    monkeypatch.setattr(export, "export_tokenizer", refuse)
+    rows = cast(Any, SimpleNamespace(dataset=dataset, manifest=dataset.manifest))
+    made = export.prove_tokenizer(rows, student)
+    export.export_model(student, made, tmp_path / "model")
+    kept = json.loads((tmp_path / "model/generation_config.json").read_text())
+    assert (kept["temperature"], kept["eos_token_id"]) == (0.6, [1, 3])
+    assert (tmp_path / "model" / Path(dataset.manifest.student.file).name).is_file()
