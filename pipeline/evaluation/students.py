@@ -94,6 +94,13 @@ def open_model(student: Student, engine: StudentEngine) -> LM:
             f"student {student.source}: its tokenizer names neither a BOS nor an EOS token, so "
             "there is nothing to begin a text with: name one in its tokenizer_config.json"
         )
+    own = model.tok_encode("a", add_special_tokens=False)
+    if model.tok_encode("a")[-len(own) :] != own:
+        raise ValueError(
+            f"student {student.source}: its tokenizer puts tokens behind a text, so every prompt "
+            "would end with them: take them out of post_processor in its tokenizer.json, or export "
+            "the student again"
+        )
     return model
 
 

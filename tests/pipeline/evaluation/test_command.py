@@ -14,6 +14,7 @@ from pipeline.evaluation.command import main
 from pipeline.evaluation.results import read_results
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.evaluation.students import find_student, name_of, open_model
+from pipeline.tokenization.definition import text_template, token_names
 from pipeline.training.command import main as train
 from tests.support.datasets import build_dataset, byte_level
 from tests.support.hf_folders import write_model
@@ -140,6 +141,18 @@ def test_a_model_s_own_penalties_change_no_greedy_answer(tmp_path: Path) -> None
         how = {"until": [], "max_gen_toks": 16, "do_sample": False}
         answers += model.generate_until([Instance("generate_until", {}, ("One and one", how), 0)])
     assert answers[0] == answers[1] != ""
+
+
+def test_a_tokenizer_that_ends_every_prompt_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """lm-eval would count the end in the place of an answer's first token."""
+    folder = student(tmp_path / "one")
+    body = json.loads((folder / "tokenizer.json").read_text())
+    body["post_processor"] = text_template([0], [1], token_names(body))
+    (folder / "tokenizer.json").write_text(json.dumps(body))
+    assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
+    assert "its tokenizer puts tokens behind a text" in capsys.readouterr().err
 
 
 def test_a_student_without_a_tokenizer_is_named(
