@@ -26,7 +26,7 @@ from pipeline.transfer.vocabulary_layers import keep_layers, require_layers, tra
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
 _DOCUMENTS_AT_ONCE = 1000
-_MAX_PROVEN = 200
+_MAX_PROVEN, _MAX_PROVEN_BYTES = 200, 40_000
 
 logger = logging.getLogger(__name__)
 
@@ -155,9 +155,11 @@ def _align(
 
 
 def _known(new: Tokenizer, documents: Sequence[SourceDocument]) -> Iterator[KnownText]:
+    # transformers takes 160 times a text's memory.
     some = documents[:_MAX_PROVEN]
-    batch = new.tokenize_batch([document.text for document in some])
-    for place, document in enumerate(some):
+    texts = [cut_text(document.text, _MAX_PROVEN_BYTES) for document in some]
+    batch = new.tokenize_batch(texts)
+    for place, (document, text) in enumerate(zip(some, texts, strict=True)):
         if place not in batch.failures:
             ids = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
-            yield KnownText(document.document_id, document.text.decode(), ids)
+            yield KnownText(document.document_id, text.decode(), ids)

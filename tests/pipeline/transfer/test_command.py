@@ -16,6 +16,7 @@ from pipeline.transfer import transferring
 from pipeline.transfer.acceptance_command import main as measure
 from pipeline.transfer.command import main as transfer
 from pipeline.transfer.options import TransferOptions
+from schemas.manifest import TokenizerRecord
 from tests.support.datasets import byte_level, make_texts, with_control_tokens
 from tests.support.hf_folders import make_instruct, write_model
 
@@ -94,6 +95,25 @@ def test_control_tokens_beyond_a_target_s_rows_are_as_missing_ones(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     end = chat.eos_token_id
     assert (model.config.eos_token_id, model.config.pad_token_id) == (end, end)
+
+
+def test_of_a_long_text_the_beginning_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole file's tokens would take transformers 160 times its memory."""
+    lengths, compare = [], transferring.convert_tokenizer
+
+    def watch(new: Tokenizer, record: TokenizerRecord, known, **more) -> ExportedTokenizer:
+        texts = list(known)
+        lengths.extend(len(one.text) for one in texts)
+        return compare(new, record, texts, **more)
+
+    monkeypatch.setattr(transferring, "convert_tokenizer", watch)
+    texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
+    texts.write_text(texts.read_text("utf-8") * 20, "utf-8")
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 0
+    assert 30_000 < sum(lengths) <= 40_000 < texts.stat().st_size
 
 
 def test_defaults_that_transformers_refuses_to_save_come_along(tmp_path: Path) -> None:
