@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.drawing import progress
-from pipeline.models.exported_tokenizer import ExportedTokenizer
+from pipeline.models.exported_tokenizer import ExportedTokenizer, convert_tokenizer
 from pipeline.tokenization import Tokenizer
 from pipeline.transfer import transferring
 from pipeline.transfer.acceptance_command import main as measure
@@ -101,7 +101,7 @@ def test_of_a_long_text_the_beginning_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole file's tokens would take transformers 160 times its memory."""
-    lengths, compare = [], transferring.convert_tokenizer
+    lengths, compare = [], convert_tokenizer
 
     def watch(new: Tokenizer, record: TokenizerRecord, known, **more) -> ExportedTokenizer:
         texts = list(known)
