@@ -32,7 +32,7 @@ SUMMARY_FILE = "summary.json"
 CONFIGURATION_FILE = "configuration.json"
 
 APPEND_TO = "append_to"
-"""In a configuration: the fingerprint of the shards that are added to."""
+"""In a configuration: what is `added_to`."""
 
 RUN_PREFIX = ".vocag-"
 _OF_ATTEMPT = (BLOCKS_PREFIX, UNUSABLE_PREFIX, LINES_PREFIX)
@@ -118,7 +118,7 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
     found = storage.list_folder(output)
     abandoned = [name for name in found if pattern.fullmatch(name) and name not in named]
     storage.delete_files(output, abandoned)
-    current = None, replace(manifest, removed=None).fingerprint
+    current = None, added_to(manifest)
     for path in _find_runs(output):
         run = path.removesuffix(f"/{CONFIGURATION_FILE}")
         with suppress(OptionsError):  # damaged: what it was isn't known
@@ -127,6 +127,11 @@ def close_run(output: str, folder: str, manifest: Manifest) -> None:
     left = storage.list_folder(folder)
     storage.delete_files(folder, [name for name in left if name != SUMMARY_FILE])
     storage.remove_folder(folder)
+
+
+def added_to(manifest: Manifest) -> str:
+    """Return a dataset's fingerprint without removals: shards stay when documents leave."""
+    return replace(manifest, removed=None).fingerprint
 
 
 def read_commit[Record](path: str, kind: type[Record]) -> Record | None:

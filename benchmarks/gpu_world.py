@@ -78,7 +78,7 @@ def make_model(work: Path, name: str, scale: Scale, device: str) -> Path:
     """Write a random model, unless it is there; return its folder."""
     folder = work / name
     if not folder.exists():
-        begun = work / f".{name}"  # what a part that is stopped leaves is no model
+        begun = work / f".{name}"  # a part that is stopped leaves half a model
         shutil.rmtree(begun, ignore_errors=True)
         with torch.device(device):
             shape = model_shape(name, scale)

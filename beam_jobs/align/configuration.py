@@ -16,6 +16,7 @@ from beam_jobs.job_errors import OptionsError
 from beam_jobs.resuming import (
     APPEND_TO,
     Describe,
+    added_to,
     find_finished,
     require_all_files,
     run_folder_of,
@@ -139,7 +140,7 @@ def _append_configuration(
     before = made.pop(APPEND_TO, None)
     if made != dict(configuration) or before is None:
         _require_alike(output, manifest, configuration, describe)
-        before = replace(manifest, removed=None).fingerprint  # shards stay when documents leave
+        before = added_to(manifest)
     return {**configuration, APPEND_TO: before}
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from configparser import ConfigParser
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,32 @@ from tests.support.hf_folders import write_model
 from vocag import Method, Reading, Teaching, Tokenizer, load_language_model, load_tokenizer
 
 PAGES = Path(__file__).parents[2] / "evidence"
+
+
+def _brought_by(extra: str) -> set[str]:
+    """Return the distributions that an extra of this project installs, and what they need."""
+    settings = ConfigParser()
+    settings.read(PAGES.parent / "setup.cfg")
+    own, extras = settings["options"]["install_requires"], settings["options.extras_require"]
+    wanted = [("vocag", frozenset({extra}))]
+    seen = set(wanted)
+    while wanted:
+        name, chosen = wanted.pop()
+        if name == "vocag":
+            lines = "\n".join([own, *(extras[each] for each in chosen)]).splitlines()
+        else:
+            lines = requires(name) or []
+        for line in lines:
+            if not line or line.startswith("#"):
+                continue
+            need = Requirement(line)
+            if need.marker is None or any(
+                need.marker.evaluate({"extra": e}) for e in ("", *chosen)
+            ):
+                found = str(canonicalize_name(need.name)), frozenset(need.extras)
+                wanted += {found} - seen
+                seen.add(found)
+    return {name for name, _ in seen}
 
 
 def _packing_tokenizer(folder: Path) -> Tokenizer:
@@ -220,54 +246,7 @@ def test_the_extra_brings_every_package_that_is_text() -> None:
     providers = packages_distributions()
     brought = _brought_by("prove")
     for package in named:
-        assert brought & {_canonical(name) for name in providers[package]}, package
-
-
-def _brought_by(extra: str) -> set[str]:
-    """Return the distributions that an extra of this project installs, and what they need."""
-    settings = ConfigParser()
-    settings.read(PAGES.parent / "setup.cfg")
-    extras = settings["options.extras_require"]
-    lines = [settings["options"]["install_requires"], extras[extra]]
-    wanted = [Requirement(own) for own in _requirements("\n".join(lines))]
-    found: set[str] = set()
-    seen: set[str] = set()
-    while wanted:
-        own = wanted.pop()
-        if str(own) in seen or (own.marker and not own.marker.evaluate({"extra": ""})):
-            continue
-        seen.add(str(own))
-        found.add(_canonical(own.name))
-        if own.name == "vocag":
-            more = _requirements("\n".join(extras[name] for name in own.extras))
-        else:
-            more = _needed_by(own)
-        wanted += map(Requirement, more)
-    return found
-
-
-def _requirements(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
-
-
-def _needed_by(own: Requirement) -> list[str]:
-    """Return what an installed distribution needs with these extras, without its markers."""
-    try:
-        lines = requires(own.name) or []
-    except PackageNotFoundError:  # of another system
-        return []
-    parsed = map(Requirement, lines)
-    names = ("", *own.extras)
-    chosen = [
-        each
-        for each in parsed
-        if each.marker is None or any(each.marker.evaluate({"extra": name}) for name in names)
-    ]
-    return [str(each).partition(";")[0] for each in chosen]
-
-
-def _canonical(name: str) -> str:
-    return str(canonicalize_name(name))
+        assert brought & {canonicalize_name(name) for name in providers[package]}, package
 
 
 def test_tokens_to_reach_are_counted_along_the_curve() -> None:
