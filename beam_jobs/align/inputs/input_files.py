@@ -10,6 +10,7 @@ from functools import partial
 from hashlib import sha256
 from shlex import quote
 from typing import BinaryIO
+from unicodedata import category
 
 from beam_jobs import storage
 from beam_jobs.align.inputs import json_values
@@ -41,6 +42,9 @@ from pipeline.drawing.formatting import format_plural
 
 _OPEN_THREADS = 16
 _FIRST_ROW_BYTES = 1 << 24
+_IN_NO_NAME = {"Cc", "Cs", "Zl", "Zp"}
+"""Unicode's categories of controls, half surrogate pairs and breaks of lines or paragraphs: a name
+becomes an id, which is a line of a table."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +98,7 @@ def describe_inputs(files: Sequence[InputFile]) -> dict[str, int | str]:
 def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile:
     path, num_bytes, modified = found
     source = path.removeprefix(folder)
-    if not source.isprintable():
+    if any(category(character) in _IN_NO_NAME for character in source):
         raise InputError(f"{path!r} has a name with control or undecodable characters; rename it")
     stem, compression = split_name(path)
     kind = format or format_of_suffix(os.path.splitext(stem)[1])

@@ -244,6 +244,17 @@ def test_sources_do_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
     assert one.source == "b.jsonl"
 
 
+def test_a_name_holds_what_a_line_of_a_table_can(tmp_path: Path) -> None:
+    for name in ("a\u202fb.txt", "👩\u200d🚀.txt"):
+        (tmp_path / name).write_text("one")
+        (found,) = find_inputs([str(tmp_path / name)])
+        assert found.source == name
+    for name in ("a\nb.txt", "a\u2028b.txt", os.fsdecode(b"\xff.txt")):
+        (tmp_path / name).write_text("one")
+        with pytest.raises(InputError, match="rename it"):
+            find_inputs([str(tmp_path / name)])
+
+
 def test_inputs_that_cannot_be_read_are_errors_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "a.jsonl").write_bytes(LINES[0])
