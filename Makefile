@@ -72,10 +72,11 @@ test-fast: $(VENV)/.installed-test ## run the fast tests (9 minutes on two cores
 
 # In an environment of its own; with no constraints, they are what is tried.
 # Older releases of transformers draw other first weights, for which their figures don't hold, and
-# torch 2.11 compiles a guided student's backward pass to an IndexError.
+# torch 2.11 compiles a guided student's backward pass to an IndexError, and counts no experts in fp32.
 OF_NEW_RELEASES := --deselect 'tests/pipeline/methods/test_distill.py::test_a_running_teacher_teaches_what_was_stored_of_it' \
   --deselect 'tests/pipeline/methods/test_distill.py::test_several_teachers_train_a_student_from_the_command_line[likelier]' \
-  --deselect 'tests/pipeline/training/test_guided_student.py::test_torch_compile_reaches_the_model'
+  --deselect 'tests/pipeline/training/test_guided_student.py::test_torch_compile_reaches_the_model' \
+  --deselect 'tests/pipeline/training/test_dry_run.py::test_models_without_sdpa_are_counted[gpt_oss]'
 test-lowest: $(VENV)/bin/python ## run the fast tests with the lowest versions that setup.cfg allows (a second environment)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest

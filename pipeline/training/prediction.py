@@ -128,7 +128,13 @@ def _saved_by(config: TrainConfig, model: PreTrainedModel, weights: set[int]) ->
         saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=config.bf16),
     ):
-        model.base_model(input_ids=ids, use_cache=False)
+        try:
+            model.base_model(input_ids=ids, use_cache=False)
+        except RuntimeError as error:  # such as torch 2.11's, of experts in fp32
+            raise ValueError(
+                f"torch {torch.__version__} can't count the activations of {type(model).__name__} "
+                f"({error}): install a newer torch, or leave out --dry-run"
+            ) from error
     sizes = {place: tensor.untyped_storage().nbytes() for place, tensor in saved.items()}
     return sum(size for place, size in sizes.items() if place not in weights)
 

@@ -100,6 +100,16 @@ def test_models_without_sdpa_are_counted(world: Path, tmp_path: Path, kind: str)
     assert found.activations > 0 < found.teacher
 
 
+def test_a_model_whose_activations_are_not_counted_is_named(world: Path, tmp_path: Path) -> None:
+    """It was torch's traceback; this kind of experts needs the numbers themselves."""
+    sizes = {"vocab_size": 400, "hidden_size": 32, "moe_intermediate_size": 16, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = AutoConfig.for_model("qwen3_moe", num_experts=2, num_experts_per_tok=1, **sizes)
+    shape._experts_implementation = "eager"
+    with pytest.raises(ValueError, match=r"activations of Qwen3MoeForCausalLM \(.*leave out"):
+        count_memory(config_of(world, tmp_path), shape, None, 64)
+
+
 def test_only_the_experts_that_are_chosen_take_time() -> None:
     sizes = {"vocab_size": 400, "hidden_size": 32, "moe_intermediate_size": 16, "head_dim": 8}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
