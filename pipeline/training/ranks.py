@@ -60,7 +60,7 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
     """Join the other processes if torchrun started this one; leave them at the end.
 
     `device` "" is the GPU, if any, under torchrun that of the local number. ValueError if it is
-    invalid or shared.
+    invalid or shared, or another process ends while this one waits for it.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     place = find_device(device)
@@ -82,9 +82,11 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
     leaves = True
     try:
         yield Ranks(place, dist.get_rank(), count)
-    except Exception:
+    except Exception as error:
         # NCCL would wait for the others, which wait for this process: its exit ends them all.
         leaves = not on_gpu
+        if "gloo/transport" in str(error):
+            raise ValueError("another process has ended; its message says why") from error
         raise
     finally:
         if leaves:

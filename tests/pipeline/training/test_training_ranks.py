@@ -5,13 +5,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
+from pipeline.streaming import AlignedRows
 from pipeline.training.command import main, parse_config
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks
@@ -101,6 +104,32 @@ def test_two_processes_train_as_one_does(
         torch.testing.assert_close(weights[1][key], weights[0][key], rtol=1e-3, atol=1e-5)
     assert any((weights[0][key] - initial[key]).abs().max() > 1e-3 for key in initial)
     assert len(list((tmp_path / "two").glob("events.*"))) == (2 if start is torchrun else 0)
+
+
+@pytest.mark.slow
+def test_one_process_s_error_is_the_only_one_told(world: Path, tmp_path: Path) -> None:
+    """The others said it with a traceback of gloo's."""
+    given = arguments(world, tmp_path / "run", "--method", "full")
+    run_ranks(run_failing_rank, given, tmp_path)
+    assert "process 1: sample 7 is damaged" in (tmp_path / "1.txt").read_text()
+    lost = "vocag train, process 0: another process has ended; its message says why\n"
+    assert (tmp_path / "0.txt").read_text().endswith(lost)
+
+
+def run_failing_rank(arguments: Sequence[str], folder: Path) -> None:
+    """Train, with data that only the second process can't read from its second row on."""
+    rank, read, calls = os.environ["RANK"], AlignedRows.read_into, []
+
+    def fails(*given: Any) -> None:
+        calls.append(given)
+        if rank == "1" and len(calls) > 1:
+            raise ValueError("sample 7 is damaged")
+        read(*given)
+
+    with (folder / f"{rank}.txt").open("w") as told, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AlignedRows, "read_into", fails)
+        with redirect_stderr(told):
+            assert main(arguments) == 2
 
 
 @pytest.mark.slow
