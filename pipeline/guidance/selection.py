@@ -13,6 +13,8 @@ from pipeline.losses.loss_checks import check_finite, check_same_shape, count_br
 from pipeline.selection_rule import PAPER_RULE, RANKED_BY_ENTROPY, RANKED_BY_TEACHER, SelectionRule
 
 _FIXED_POINT = 2.0**24
+# Above what any scores store; four million tokens' sum stays within int64.
+_LARGEST_LOSS = 2.0**17
 
 
 @dataclass(frozen=True)
@@ -299,5 +301,6 @@ def _fixed_point_sums(candidates: Tensor, losses: Tensor | None) -> tuple[Tensor
         return nothing, nothing
     # Infinite ones are counted as broken, and no mean is taken.
     has_loss = losses.isfinite()
-    fixed = (torch.where(has_loss, losses, 0.0).double() * _FIXED_POINT).round().long()
+    counted = torch.where(has_loss, losses, 0.0).double().clamp_max(_LARGEST_LOSS)
+    fixed = (counted * _FIXED_POINT).round().long()
     return fixed.sum(-1), has_loss.sum(-1)

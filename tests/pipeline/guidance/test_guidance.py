@@ -152,6 +152,17 @@ class TestSelection:
         np.testing.assert_array_equal(selection.kept, expected)
         assert not (selection.kept & ~torch.tensor(mask)).any()
 
+    def test_a_mean_of_losses_beyond_int64_stays_large(self):
+        """One of 10^12 nats is finite, and made the mean negative: unmapped tokens won."""
+        selection = select_tokens(
+            torch.tensor([[5.0, 5.0]]),
+            torch.tensor([[1.0, torch.nan]]),
+            loss_mask=torch.ones(1, 2),
+            rule=SelectionRule(unmapped="mean", keep_fraction=0.5),
+            teacher_losses=torch.tensor([[1.0, 1e12]]),
+        )
+        assert selection.kept.tolist() == [[True, False]]
+
     @given(selection_inputs(), st.sampled_from(["include", "exclude", "mean"]))
     @settings(deadline=None, max_examples=100)
     def test_scope_row_is_a_microbatch_for_each_row(self, inputs, unmapped):
