@@ -38,6 +38,9 @@ from pipeline.training.run_opening import open_training
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"
+# Options of the Trainer that it would never ask, for rows, loss and measures are not its own.
+_UNASKED = ("compute_loss_func", "compute_metrics", "data_collator")
+_UNASKED += ("preprocess_logits_for_metrics",)
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +93,12 @@ class GuidedTrainer(Trainer):
                 fit.
         """
         _require_settings(args)
+        for name in _UNASKED:
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"{name} would not be called: rows, loss and measures are those of vocag "
+                    "train; leave it out"
+                )
         one = heldout is None or isinstance(heldout, str)
         resumed = _checkpoint(args, args.resume_from_checkpoint)
         opened = open_training(
@@ -358,6 +367,7 @@ def _require_settings(args: TrainingArguments) -> None:
         "label_smoothing_factor": (args.label_smoothing_factor != 0, "losses choose tokens"),
         "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),
         "ignore_data_skip": (args.ignore_data_skip, "a resumed run would read rows again"),
+        "batch_eval_metrics": (args.batch_eval_metrics, "sets are measured whole"),
         "train_sampling_strategy": (
             args.train_sampling_strategy not in ("random", "sequential"),
             "rows are packed and shuffled already",
