@@ -5,6 +5,13 @@ import torch
 from pipeline.command_line.failures import hinted
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that a device, or this machine, has too little memory."""
+    # A CPU's is a plain RuntimeError of torch.
+    kinds = MemoryError, torch.OutOfMemoryError
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
+
+
 def find_device(name: str = "") -> torch.device:
     """Return a device by its name, or raise ValueError; "" is the GPU, if any."""
     if not name:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from pipeline.command_line.failures import hinted
 from pipeline.losses.cross_entropy import linear_cross_entropy
 from pipeline.losses.logits import OutputLayer
+from pipeline.models.devices import lacks_memory
 from pipeline.models.output_layer import output_layer
 from pipeline.models.packed_attention import PACKED_ATTENTION, packed_arguments, register
 from pipeline.models.weights import foreign_code
@@ -85,10 +86,10 @@ def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: boo
         try:
             with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
                 failure = _compare(model, candidate, own, dtype, packed)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise  # the machine's, and known to commands
-        # An error of the model's own code: this attention doesn't suit it.
         except Exception as error:
+            if lacks_memory(error):
+                raise  # known to commands
+            # An error of the model's own code: this attention doesn't suit it.
             failure = f"{type(error).__name__}: {error}"
         if failure is not None:
             return failure

@@ -14,6 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from pipeline.models.broken_files import require_configuration, require_whole
+from pipeline.models.devices import lacks_memory
 from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tensors_read
 
 _NUM_NAMED = 3
@@ -137,9 +138,9 @@ def foreign_code(where: str) -> Iterator[None]:
             "transformers has code for, or serve this one as a teacher (vocag score --engine "
             "openai)"
         ) from error
-    except (MemoryError, torch.OutOfMemoryError, ModuleNotFoundError):
-        raise  # the machine's, and known to commands
     except Exception as error:
+        if lacks_memory(error) or isinstance(error, ModuleNotFoundError):
+            raise  # the machine's, and known to commands
         raise ForeignCodeError(
             f"{where}: its code in transformers {transformers.__version__} ends with "
             f"{type(error).__name__}: {error}: try another release of transformers, or another "

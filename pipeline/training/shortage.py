@@ -4,19 +4,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import quote
 
-import torch
-
 from pipeline.command_line.failures import hinted
+from pipeline.models.devices import lacks_memory
 from pipeline.training.config import TrainConfig
 
 
 @contextmanager
 def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None]:
-    """Turn a device's out-of-memory error into a ValueError with advice."""
+    """Turn an out-of-memory error of torch, or a reader's end, into a ValueError with advice."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        needs = str(error).partition("\n")[0]
+    except RuntimeError as error:
+        needs = str(error).partition("\n")[0].strip()
+        if "DataLoader worker" in needs:  # raised wherever the trainer is
+            refusal = ValueError(f"a process that reads ahead has ended ({needs}), as the system "
+                                 "ends those that lack memory, or room in /dev/shm")  # fmt: skip
+            raise hinted(refusal, "workers=0") from error
+        if not lacks_memory(error):
+            raise
         advice = smaller(config, has_checkpoint=has_checkpoint)
         refusal = ValueError(f"the device's memory is too small for this run ({needs}); see vocag "
                              "train --dry-run")  # fmt: skip

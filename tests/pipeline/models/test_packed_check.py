@@ -178,14 +178,18 @@ def test_what_a_model_s_code_raises_is_a_sentence() -> None:
 
 def test_too_little_memory_is_no_fault_of_an_attention() -> None:
     """Commands name what to lower."""
-    model = make("llama")
 
-    def fail(*_: Any) -> None:
+    def no_gpu(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    model.model.register_forward_pre_hook(fail)
-    with pytest.raises(torch.OutOfMemoryError):
-        keep_documents_apart(model)
+    def no_cpu(*_: Any) -> None:
+        torch.empty(1 << 50)
+
+    for fail, told in ((no_gpu, "^CUDA out of memory"), (no_cpu, "^.enforce fail at alloc_cpu")):
+        model = make("llama")
+        model.model.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match=told):
+            keep_documents_apart(model)
 
 
 def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_path: Path) -> None:

@@ -186,6 +186,32 @@ def test_out_of_memory_names_what_to_lower(
         assert told.splitlines()[-1] == f"hint: {hint}"
 
 
+def test_a_cpu_s_lack_of_memory_is_told_like_a_gpu_s(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch has no type of error for it: its traceback was all that a laptop showed."""
+    monkeypatch.setattr(loop, "train_step", lambda *_: torch.empty(1 << 50))
+    assert main(arguments(config_of(world, tmp_path / "run"), "--method", "full")) == 2
+    told = capsys.readouterr().err
+    assert "memory is too small for this run ([enforce fail at alloc_cpu.cpp" in told
+    assert told.splitlines()[-1] == "hint: --micro-batch-size 1"
+
+
+def test_a_killed_reader_is_told_in_a_line(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch raises its end amid a step, from a handler of signals."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(loop, "train_step", fails)
+    assert main(arguments(config_of(world, tmp_path / "run"), "--method", "full")) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "reads ahead has ended (DataLoader worker (pid 7) is killed by sig" in told[-2]
+    assert told[-1] == "hint: --workers 0"
+
+
 def test_each_shortage_has_another_remedy(world: Path, tmp_path: Path) -> None:
     config = config_of(world, tmp_path, micro_batch_size=6, global_batch_size=6)
     found = [smaller(config)]
