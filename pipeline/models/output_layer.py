@@ -47,7 +47,7 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
     """Return a model's output layer, with its configured scale and cap.
 
     Raises:
-        UnknownLogitsError: no output layer, or one with a bias.
+        UnknownLogitsError: no output layer, or one with a bias or an adapter of peft.
 
     Example:
         >>> output_layer(load_language_model("models/granite")).scale  # doctest: +SKIP
@@ -58,6 +58,12 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
         raise UnknownLogitsError(
             f"{type(model).__name__} has no output layer, or one with a bias, which losses are "
             f"not computed from here: {_REMEDY}"
+        )
+    if hasattr(layer, "base_layer"):
+        raise UnknownLogitsError(
+            f"{type(model).__name__} has an adapter in its output layer, of which losses read the "
+            "weight alone, so it would not count: leave the layer out of target_modules, train it "
+            "whole by modules_to_save, or merge the adapter"
         )
     config = model.config.get_text_config(decoder=True)
     found = {name: float(value) for name in _FIELDS if (value := getattr(config, name, None))}

@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
+from pipeline.models.output_layer import UnknownLogitsError
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.training.guided import GuidedStudent
+from pipeline.training.run_opening import open_training
 from tests.support.killing import run_ranks
 
 # Of all processes' rows together: one process has them all.
@@ -97,6 +99,38 @@ def test_adapters_of_peft_learn_and_nothing_else(world: Path) -> None:
     prompted = peft.get_peft_model(load_language_model(str(world / "student")), prompts)
     with pytest.raises(ValueError, match="puts learned prompts before a text"):
         GuidedStudent(prompted, METHOD)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"lm_head": [5, 6]}},
+    ],
+    ids=str,
+)
+def test_adapters_are_in_the_loss_or_refused(world: Path, where: dict[str, Any]) -> None:
+    """LoRA of the output layer got no gradient, without a word."""
+    peft = pytest.importorskip("peft")
+    student = load_language_model(str(world / "student"))
+    adapted = peft.get_peft_model(student, peft.LoraConfig(**where))
+    if "lm_head" in where["target_modules"]:
+        for model in (adapted, student):  # around the model, or only in it
+            with pytest.raises(UnknownLogitsError, match="an adapter in its output layer, of"):
+                open_training(StreamConfig(str(world / "data")), model, Method("full"))
+        return
+    learned = {name: each for name, each in adapted.named_parameters() if each.requires_grad}
+    for each in learned.values():
+        each.data.add_(torch.randn_like(each) / 20)  # adapters begin with nothing
+    batch = open_rows(world).__getitems__([0])
+    loss, found = gradients(GuidedStudent(adapted, Method("full")), batch)
+    assert len(found) == len(learned)
+    given = {"input_ids": batch["input_ids"].long(), "position_ids": batch["position_ids"].long()}
+    logits = adapted(**given, use_cache=False).logits[0]
+    own = torch.nn.functional.cross_entropy(logits, batch["labels"][0].long(), reduction="none")
+    assert loss == pytest.approx(float((own * batch["loss_mask"][0]).sum().detach()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["teacher", "uld"])
