@@ -39,8 +39,10 @@ from pipeline.training.update import check_gradient, divide_gradients, naming_st
 
 _ROWS_FILE = "vocag_rows.json"
 # Options of the Trainer that it would never ask, for rows, loss and measures are not its own.
-_UNASKED = ("compute_loss_func", "compute_metrics", "data_collator")
-_UNASKED += ("preprocess_logits_for_metrics",)
+_UNASKED = (
+    *("compute_loss_func", "compute_metrics", "data_collator"),
+    "preprocess_logits_for_metrics",
+)
 
 logger = logging.getLogger(__name__)
 
