@@ -388,3 +388,9 @@ def test_what_is_torn_stays_torn_however_deep(tmp_path: Path, torn: bytes) -> No
         b'{"id": "a", "text": "fine", "m": ' + torn + b"}", tmp_path, ReadingRules()
     )
     assert outcome.reason == Reason.BAD_JSON
+
+
+@pytest.mark.parametrize("page", ["docs/start/troubleshooting.md", "schemas/README.md"])
+def test_every_reason_is_explained(page: str) -> None:
+    text = (Path(__file__).parents[3] / page).read_text("utf-8")
+    assert not [reason for reason in Reason if f"`{reason}`" not in text]
