@@ -100,9 +100,8 @@ def load_checkpoint(
             if value != then.get(name)
         ]
     if differences:
-        error = ValueError(
-            f"{path} was made {'; '.join(differences)}: give another output=, or the same options"
-        )
+        told = "; ".join(dict.fromkeys(differences))  # a seed is the run's and its method's
+        error = ValueError(f"{path} was made {told}: give another output=, or the same options")
         raise hinted(error, f"output={quote(f'{config.output}-2')}")
     taught_by = checkpoint.get("teacher", "")
     if taught_by and teacher and taught_by != teacher:

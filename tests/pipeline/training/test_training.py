@@ -170,6 +170,8 @@ def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
     told = r"made with num_steps=6, this run has 7; with learning_rate=0\.001, this run has 0\.01: "
     with pytest.raises(ValueError, match=told):
         train(replace(six, learning_rate=0.01, num_steps=7))
+    with pytest.raises(ValueError, match=r"made with seed=0, this run has 1: give"):
+        train(replace(six, seed=1, method=replace(six.method, seed=1)))
 
 
 def test_another_method_is_told_as_one_difference(six: TrainConfig) -> None:
