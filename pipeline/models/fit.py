@@ -59,7 +59,8 @@ def _remedy(model: Path, dataset: Dataset, side: Side) -> str:
         return own
     place = dataset.location.rstrip("/")
     words = ["vocag", "align", "--input", place, f"--{side}", str(model), "--output", f"{place}-2"]
-    return f"{own}  # or {join(words)}"
+    is_name = source[:1] not in "./~" and source.count("/") < 2  # may be on the hub
+    return f"{own}  # or {join(words)}" if is_name or Path(source).exists() else join(words)
 
 
 def _is_alike(path: Path, own: Tokenizer, *, is_own_file: bool) -> bool:

@@ -113,7 +113,12 @@ def _require_same_student(path: str, heldout: AlignedRows, training: AlignedRows
             f"({own.sha256[:16]}…), data={data} with {wanted.source} ({wanted.sha256[:16]}…): "
             "align the held-out texts with that one, and name the result"
         )
-        places = map(quote, (path, wanted.source, f"{path.rstrip('/')}-2"))
+        if heldout.manifest.chats is not None:  # no input of vocag align
+            raise error
+        dataset = training.opened.datasets[0].dataset
+        # What was named may be a path from another folder; the dataset's copy is there.
+        tokenizer = f"{dataset.location}/{wanted.file}" if dataset.is_local else wanted.source
+        places = map(quote, (path, tokenizer, f"{path.rstrip('/')}-2"))
         raise hinted(error, "vocag align --input {} --student {} --output {}".format(*places))
 
 

@@ -58,6 +58,11 @@ def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Pat
         require_tokenizer(teacher, data, side="teacher")
     again = f"vocag align --input {data.location} --teacher {teacher} --output {data.location}-2"
     assert hints_of(refused.value) == [f"hint: teacher=tests/teacher  # or {again}"]
+    elsewhere = replace(manifest.teacher, source="../no such folder/teacher")
+    data = Dataset(data.location, replace(manifest, teacher=elsewhere))
+    with pytest.raises(ForeignTokenizerError) as refused:
+        require_tokenizer(teacher, data, side="teacher")
+    assert hints_of(refused.value) == [f"hint: {again}"]
     (teacher / "tokenizer.json").unlink()  # taken at its word
     require_tokenizer(teacher, data, side="teacher")
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.command_line.failures import hints_of
+from pipeline.dataset.files import open_dataset
 from pipeline.figures.command import main as figures
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.losses.loss_result import LossResult
@@ -28,6 +30,7 @@ from pipeline.models.probe import UntrainedTeacherError
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
+from pipeline.tokenization import load_tokenizer
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
@@ -535,9 +538,12 @@ def test_a_set_without_the_students_tokens_is_refused(world: Path, tmp_path: Pat
     config = _config(world, tmp_path, Method("full"), heldout=(str(tmp_path / "heldout"),))
     with pytest.raises(ForeignTokenizerError, match="align the held-out texts") as refused:
         open_heldout(config.heldout_sets, AlignedRows(config.stream))
-    assert f"hint: vocag align --input {tmp_path / 'heldout'} --student" in "".join(
-        (str(refused.value), *getattr(refused.value, "__notes__", ()))
-    )
+    [hint] = hints_of(refused.value)
+    _, *words, source, _, output = shlex.split(hint)
+    assert words == ["vocag", "align", "--input", f"{tmp_path / 'heldout'}", "--student"]
+    record = open_dataset(str(world / "pair")).manifest.student
+    assert load_tokenizer(source).sha256 == record.sha256
+    assert output == f"{tmp_path / 'heldout'}-2"
 
 
 def test_removed_documents_count_on_neither_side(
