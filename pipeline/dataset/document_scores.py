@@ -5,7 +5,7 @@ Missing tables, or those of another version, are recomputed from the losses.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -176,9 +176,12 @@ class ScoredDataset:
         return {**vars(summarise_losses(losses, index)), "num_text_bytes": num_bytes}
 
 
-def open_scored_documents(name: str, dataset: Dataset) -> ScoredDataset:
+def open_scored_documents(
+    name: str, dataset: Dataset, choose: Callable[[str], str] = "{}".format
+) -> ScoredDataset:
     """Find scores of a dataset's documents, as `find_scores` and `scores_of` do."""
-    return ScoredDataset(dataset, scores_of(find_scores(name, dataset.location), dataset))
+    found = find_scores(name, dataset.location, choose=choose)
+    return ScoredDataset(dataset, scores_of(found, dataset))
 
 
 def make_document_scores(losses: ShardLosses, index: ShardIndex, sidecar_sha256: str) -> bytes:

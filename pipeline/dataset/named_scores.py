@@ -1,8 +1,10 @@
 """Scores of documents in a condition: `qwen.bits_per_byte < 1.5`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from shlex import quote
 
 import numpy as np
 import pyarrow as pa
@@ -74,19 +76,33 @@ def name_scores(
     taken = {entry.name.lower() for entry in dataset.manifest.metadata}
     columns: dict[str, set[str]] = {}
     opened: dict[str, ScoredDataset] = {}
-    text, end, parts = where.encode(), 0, list[bytes]()
-    for place, name, column in paths:
+    names: dict[int, str] = {}
+    found = list(paths)
+
+    def rename(name: str, fingerprint: str) -> str:
+        everywhere = {place: fingerprint for place, other, _ in found if other == name}
+        return f"where={quote(_with_names(where, everywhere))}"
+
+    for place, name, column in found:
         if column.lower() not in SCORE_COLUMNS or f"{name}.{column}".lower() in taken:
             continue  # refused later, with the known columns
         try:
-            scores = opened[name] if name in opened else open_scored_documents(name, dataset)
+            scores = opened.get(name) or open_scored_documents(name, dataset, partial(rename, name))
         except DatasetError as error:
             raise WhereError(f"where {where}: {error}") from error
         opened |= {name: scores, scores.name: scores}
         columns.setdefault(scores.name, set()).add(column.lower())
+        names[place] = scores.name
+    named = (NamedScores(opened[name], tuple(sorted(columns[name]))) for name in sorted(columns))
+    return _with_names(where, names), tuple(named)
+
+
+def _with_names(where: str, names: Mapping[int, str]) -> str:
+    """Put other names, in double quotes, where a condition has some, by their places in bytes."""
+    text, end, parts = where.encode(), 0, list[bytes]()
+    for place, name in names.items():
         written = _NAME.match(text, place)
         assert written, f"{where} has no name at byte {place}"
-        parts += [text[end:place], f'"{scores.name}"'.encode()]
+        parts += [text[end:place], f'"{name}"'.encode()]
         end = written.end()
-    named = (NamedScores(opened[name], tuple(sorted(columns[name]))) for name in sorted(columns))
-    return b"".join([*parts, text[end:]]).decode(), tuple(named)
+    return b"".join([*parts, text[end:]]).decode()

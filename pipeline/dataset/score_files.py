@@ -2,7 +2,7 @@
 
 import glob
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from shlex import quote
@@ -49,6 +49,7 @@ def find_scores(
     where: str = "",
     with_distributions: bool = False,
     seq_length: int = 0,
+    choose: Callable[[str], str] = "stored_losses={}".format,
 ) -> ScoreFiles:
     """Find scores by name.
 
@@ -61,6 +62,7 @@ def find_scores(
         with_distributions: require distributions; otherwise, of several that differ only in these,
             take the smallest.
         seq_length: of the rows to be trained on, for the hint; 0: not known.
+        choose: gives the hint that names one of several, by its fingerprint.
 
     Raises:
         DatasetError: none, or several, of that name.
@@ -86,7 +88,7 @@ def find_scores(
         f'{which} "{source}"{of_what} in {location}: {remedy} run vocag score first'
     )
     if fitting:
-        raise hinted(missing, f"stored_losses={fitting[0].manifest.rule.fingerprint[:16]}")
+        raise hinted(missing, choose(fitting[0].manifest.rule.fingerprint[:16]))
     raise hinted(missing, _scoring(location, source, with_distributions, seq_length))
 
 

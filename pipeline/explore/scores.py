@@ -198,7 +198,7 @@ def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredData
     ]
     if not names:
         raise DatasetError(f"no teacher has scored {dataset.location}: run vocag score first")
-    opened = [open_scored_documents(name, dataset) for name in names]
+    opened = [open_scored_documents(name, dataset, "--teacher {}".format) for name in names]
     sources = [own.files.manifest.source.rstrip("/").rpartition("/")[2] for own in opened]
     return {
         source if sources.count(source) == 1 else f"{source} {own.name[:8]}": own

@@ -5,6 +5,7 @@ the teacher's largest loss over a student token's span. Real ones spread the ran
 """
 
 from dataclasses import dataclass
+from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,14 @@ def compare_scores(location: str, first: str, second: str) -> Comparison:
     ForeignLossesError if their contexts or documents differ.
     """
     dataset = open_dataset(location)
-    found_scores = (find_scores(name, dataset.location) for name in (first, second))
-    scores = [scores_of(each, dataset) for each in found_scores]
+
+    def find(name: str) -> ScoreFiles:
+        found = find_scores(
+            name, dataset.location, choose=lambda one: f"{one}  # in place of {quote(name)}"
+        )
+        return scores_of(found, dataset)
+
+    scores = [find(first), find(second)]
     _require_comparable(scores)
     found, total, absolute = Comparison(), 0.0, 0.0
     for number in range(len(dataset.manifest.shards)):

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shlex
 import shutil
 from dataclasses import replace
 from hashlib import sha256
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.align.command import align
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS, open_scored_documents, summarise_losses
@@ -170,8 +172,12 @@ def test_a_condition_keeps_the_score_that_it_named(copied_scores: tuple[Path, An
     write_scores(folder, "other/qwen", losses_of(3))
     again = select_documents(dataset, selection.where)
     assert again == selection
-    with pytest.raises(WhereError, match=r'2 teachers are named "qwen".*"models/qwen", float32'):
-        select_documents(dataset, "qwen.rank < 0.5")
+    twice = "qwen.rank < 0.5 and qwen.bits_per_byte > 0"
+    with pytest.raises(WhereError, match=r'2 teachers .* "qwen".*"models/qwen", float32') as error:
+        select_documents(dataset, twice)
+    [hint] = hints_of(error.value)
+    [written] = shlex.split(hint.removeprefix("hint: where="))
+    assert select_documents(dataset, written).where == written
 
 
 @pytest.mark.parametrize(

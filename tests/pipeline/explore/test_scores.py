@@ -216,6 +216,16 @@ def test_errors_are_one_line_and_a_hint_at_most(
     assert all(line.startswith("hint: vocag ") for line in hints)
 
 
+def test_one_of_several_scores_of_a_name_is_asked_for(
+    scored: tuple[Path, list[ScoreManifest]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(scored[0], tmp_path / "data")
+    write_scores(folder, "b/two", losses_of(3))
+    assert main(["scores", str(folder), "--teacher", "two"]) == 2
+    *_, hint = capsys.readouterr().err.splitlines()
+    assert main(["scores", str(folder), *hint.removeprefix("hint: ").split()]) == 0
+
+
 def test_a_dataset_without_scores_says_so(
     scored: tuple[Path, list[ScoreManifest]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

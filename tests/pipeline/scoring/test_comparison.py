@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from beam_jobs.score.compare_command import main
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import open_dataset
-from pipeline.dataset.score_files import list_scores
+from pipeline.dataset.score_files import find_scores, list_scores
 from pipeline.guidance.top_fraction import keep_top_fraction
 from pipeline.scoring.comparison import KEPT, compare_scores, kept_tokens
 from schemas.document import decode_document
-from schemas.errors import ForeignLossesError
+from schemas.errors import DatasetError, ForeignLossesError
 from schemas.sidecar import decode_sidecar
 from tests.support.datasets import byte_level, remove_documents
 from tests.support.hf_folders import write_model
@@ -111,6 +112,12 @@ def test_scores_that_can_t_be_compared_are_refused(
     (other,) = [s for s in list_scores(data) if s.manifest.rule.dtype == "bfloat16"]
     with pytest.raises(ForeignLossesError, match="were scored in different contexts"):
         compare_scores(data, "other", other.path)
+    with pytest.raises(DatasetError, match="2 teachers are named") as error:
+        compare_scores(data, "teacher", "other")
+    [hint] = hints_of(error.value)
+    chosen, *comment = hint.removeprefix("hint: ").split()
+    assert comment == ["#", "in", "place", "of", "teacher"]
+    assert find_scores(chosen, data)
     Path(other.path).unlink()
     assert main([data, "teacher", "teacher"]) == 2
     assert "is named twice" in capsys.readouterr().err
