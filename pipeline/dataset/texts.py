@@ -24,7 +24,7 @@ def read_texts(sources: Iterable[str], *, text_field: str = "text") -> Iterator[
         if source.endswith(".txt"):
             text = Path(source).read_bytes()
             _require_utf8(text, source)
-            yield SourceDocument(source, text)
+            yield SourceDocument(source, text.removeprefix(BOM_UTF8))
         elif source.endswith(".jsonl"):
             yield from _of_lines(Path(source), text_field)
         else:

@@ -54,4 +54,7 @@ def test_bytes_that_are_not_utf_8_are_named(tmp_path: Path, name: str) -> None:
 def test_a_byte_order_mark_and_windows_line_ends_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n\r\n')
-    assert [each.text for each in read_texts([str(path)])] == [b"a", b"b"]
+    plain = tmp_path / "b.txt"
+    plain.write_bytes(b"\xef\xbb\xbfc\r\n")
+    found = [each.text for each in read_texts([str(path), str(plain)])]
+    assert found == [b"a", b"b", b"c\r\n"]
