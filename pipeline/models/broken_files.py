@@ -56,9 +56,12 @@ def require_whole(folder: Path) -> None:
 
 
 def _require_shards(index: Path) -> None:
-    places = read_object(index).get("weight_map")
-    if not isinstance(places, dict):
+    parts = read_object(index)
+    places = parts.get("weight_map")
+    if not isinstance(places, dict) or not places:
         raise BrokenFileError(f'{index} has no "weight_map": download it again')
+    if "metadata" not in parts:
+        raise BrokenFileError(f'{index} has no "metadata": download it again, or add {{}} as that')
     for shard in sorted({index.parent / str(name) for name in places.values()}):
         if not shard.is_file():
             raise BrokenFileError(f"{shard} doesn't exist, {index.name} names it: download it")

@@ -73,6 +73,14 @@ SHARDED: dict[str, tuple[Change, str]] = {
     "no index": (without(INDEX), f"{INDEX} doesn't exist: download all"),
     "cut index": (cut(INDEX), f"{INDEX} isn't JSON"),
     "empty index": (holding(INDEX, "{}"), f'{INDEX} has no "weight_map": download it again'),
+    "empty map": (
+        holding(INDEX, '{"metadata": {}, "weight_map": {}}'),
+        f'{INDEX} has no "weight_map"',
+    ),
+    "no metadata": (
+        holding(INDEX, f'{{"weight_map": {{"a": "{SHARD}"}}}}'),
+        f'{INDEX} has no "metadata": download it again, or add {{}} as that',
+    ),
     "no shard": (without(SHARD), f"{SHARD} doesn't exist, {INDEX} names it: download it"),
     "cut shard": (cut(SHARD), f"{SHARD} {CUT}"),
 }
