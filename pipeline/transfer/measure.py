@@ -71,7 +71,17 @@ def require_rows(model: PreTrainedModel, tokenizer: Tokenizer, largest: int) -> 
 def num_positions(model: PreTrainedModel) -> int:
     """Return how many tokens a model was made for."""
     config = model.config.get_text_config(decoder=True)
-    return getattr(config, "max_position_embeddings", None) or sys.maxsize  # None: any number
+    most = getattr(config, "max_position_embeddings", None) or sys.maxsize  # None: any number
+    return most - max(positions_behind_padding(model).values(), default=-1) - 1
+
+
+def positions_behind_padding(model: PreTrainedModel) -> dict[str, int]:
+    """Return RoBERTa's kind of position embeddings by name, with the id behind which they begin."""
+    return {
+        name: padding
+        for name, module in model.named_modules()
+        if "position" in name and (padding := getattr(module, "padding_idx", None)) is not None
+    }
 
 
 def code_lengths(

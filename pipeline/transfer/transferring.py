@@ -21,7 +21,12 @@ from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
 from pipeline.transfer.options import TransferOptions
 from pipeline.transfer.origins import Origins, count_pairs, find_origins
-from pipeline.transfer.vocabulary_layers import keep_layers, require_layers, transfer_vocabulary
+from pipeline.transfer.vocabulary_layers import (
+    keep_layers,
+    require_layers,
+    require_transferable,
+    transfer_vocabulary,
+)
 
 _HELD_OUT_EVERY = 20
 _MAX_HELD_OUT, _MAX_HELD_OUT_BYTES = 40, 1000
@@ -47,6 +52,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is
     model: Any = load_weights(folder, dtype="auto")
+    require_transferable(model)
     if options.layers:
         require_layers(model, options.layers)
     num_rows = _count_rows(options, new)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from pipeline.models.packed_check import short_windows
 from pipeline.models.weights import make_model
+from pipeline.transfer.measure import positions_behind_padding
 from pipeline.transfer.origins import MEAN, Origins
 
 _LAYERS = "model.layers."
@@ -54,9 +55,9 @@ def transfer_vocabulary(
         UntransferableError: unknown kinds of embeddings or output layer, or another part has a row
             per token.
     """
+    require_transferable(model)
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
-    _require_transferable(model, embeddings, output)
     num_rows = num_rows or len(origins.rules)
     tied = output.weight is embeddings.weight
     bias = getattr(output, "bias", None)
@@ -69,6 +70,38 @@ def transfer_vocabulary(
     output.weight.data.copy_(of_output)
     if of_bias is not None:
         output.bias.data.copy_(of_bias)
+
+
+def require_transferable(model: PreTrainedModel) -> None:
+    """Raise UntransferableError if more than embeddings and output layer is by token."""
+    inner = cast(Any, model)
+    embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
+    if not isinstance(embeddings, nn.Embedding) or not isinstance(output, nn.Linear):
+        raise UntransferableError(
+            f"{type(model).__name__} has embeddings of {type(embeddings).__name__} and an output "
+            f"layer of {type(output).__name__}, not nn.Embedding and nn.Linear"
+        )
+    own = {id(p) for layer in (embeddings, output) for p in layer.parameters()}
+    config = model.config.get_text_config(decoder=True)
+    # Gemma 3n's further embeddings have fewer rows.
+    sizes = {embeddings.num_embeddings, getattr(config, "vocab_size_per_layer_input", None)}
+    others = [
+        name
+        for name, value in (*model.named_parameters(), *model.named_buffers())
+        if id(value) not in own and not sizes.isdisjoint(value.shape)
+    ]
+    if others:
+        raise UntransferableError(
+            f"{type(model).__name__} has {embeddings.num_embeddings} tokens, and rows for tokens "
+            f"also in {', '.join(others[:3])}: what these mean for a new vocabulary isn't known "
+            "here; choose a model whose tokens have embeddings and an output layer alone"
+        )
+    for name, padding in positions_behind_padding(model).items():
+        raise UntransferableError(
+            f"{type(model).__name__} counts the positions of {name} from its padding's id, "
+            f"{padding}, which another vocabulary changes: choose a model whose positions don't "
+            "depend on its tokens"
+        )
 
 
 def require_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
@@ -161,26 +194,3 @@ def _logits(model: PreTrainedModel, pruned: PreTrainedModel, layers: Sequence[in
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _require_transferable(
-    model: PreTrainedModel, embeddings: nn.Module | None, output: nn.Module | None
-) -> None:
-    if not isinstance(embeddings, nn.Embedding) or not isinstance(output, nn.Linear):
-        raise UntransferableError(
-            f"{type(model).__name__} has embeddings of {type(embeddings).__name__} and an output "
-            f"layer of {type(output).__name__}, not nn.Embedding and nn.Linear"
-        )
-    own = {id(p) for layer in (embeddings, output) for p in layer.parameters()}
-    size = embeddings.num_embeddings
-    others = [
-        name
-        for name, value in (*model.named_parameters(), *model.named_buffers())
-        if id(value) not in own and size in value.shape
-    ]
-    if others:
-        raise UntransferableError(
-            f"{type(model).__name__} has {size} tokens, and so many rows also in "
-            f"{', '.join(others[:3])}: what these mean for a new vocabulary isn't known here; "
-            "choose a model whose tokens have embeddings and an output layer alone"
-        )

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForCausalLM
 
 from pipeline.models.hf_models import load_language_model
-from pipeline.transfer.measure import bits_per_byte, code_lengths, context_of
+from pipeline.transfer.measure import bits_per_byte, code_lengths, context_of, num_positions
 from tests.support.datasets import byte_level
 from tests.support.hf_folders import write_model
 
@@ -61,3 +61,16 @@ def test_a_text_longer_than_the_model_s_positions_is_read_in_parts() -> None:
     read = {"context": context_of(tokenizer), "seq_length": 15}
     nats = sum(code_lengths(model, tokenizer, TEXTS, **read))
     assert found == pytest.approx(nats / math.log(2) / sum(map(len, TEXTS)))
+
+
+def test_positions_that_begin_behind_the_padding_are_fewer() -> None:
+    """RoBERTa's first position has the padding's id + 1."""
+    tokenizer = byte_level(400)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = RobertaConfig(
+        vocab_size=400, max_position_embeddings=18, num_attention_heads=1, is_decoder=True,
+        pad_token_id=1, **sizes,
+    )  # fmt: skip
+    model = RobertaForCausalLM(config).eval()
+    assert num_positions(model) == 16
+    assert bits_per_byte(model, tokenizer, TEXTS) > 0

@@ -30,6 +30,7 @@ from pipeline.transfer.vocabulary_layers import (
     transfer_rows,
     transfer_vocabulary,
 )
+from tests.pipeline.models.test_output_layer import GEMMA3N, make_model
 from tests.support import tokenizer_zoo
 from tests.support.datasets import byte_level, make_texts, with_control_tokens
 from tests.support.hf_folders import make_llama, write_model
@@ -200,6 +201,24 @@ def test_what_is_not_known_is_refused() -> None:
     model.register_buffer("per_token", torch.zeros(OLD.vocab_size))
     origins = find_origins(NEW, OLD, TokenPairs())
     with pytest.raises(UntransferableError, match="per_token"):
+        transfer_vocabulary(model, origins)
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "named"),
+    [
+        ("gemma3n_text", GEMMA3N, "rows for tokens also in model.embed_tokens_per_layer.weight"),
+        ("roberta", {"is_decoder": True}, "position_embeddings from its padding's id, 0, which"),
+        ("xglm", {"d_model": 32, "attention_heads": 4, "num_layers": 1}, "embed_positions from"),
+    ],
+)
+def test_models_in_which_more_depends_on_tokens_are_refused(
+    family: str, given: dict[str, Any], named: str
+) -> None:
+    """Gemma 3n's embeddings for each layer have fewer rows than its tokens."""
+    model = make_model(family, **{**given, "vocab_size": 400, "vocab_size_per_layer_input": 390})
+    origins = find_origins(NEW, OLD, TokenPairs())
+    with pytest.raises(UntransferableError, match=named):
         transfer_vocabulary(model, origins)
 
 
