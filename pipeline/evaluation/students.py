@@ -9,7 +9,7 @@ from lm_eval.models.huggingface import HFLM
 
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
-from pipeline.models.weights import generate_plainly, load_weights
+from pipeline.models.weights import generate_plainly, load_weights, refuse_nonsense
 
 # A run's subfolder for its student; the run's name is more specific.
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
@@ -112,6 +112,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
     ) -> None:
         model = load_weights(Path(pretrained), dtype=dtype, gguf_file=gguf_file or "")
         generate_plainly(model)  # answers are greedy, without a penalty
+        refuse_nonsense(model, f"student {Path(pretrained, gguf_file or '')}")
         self._model = model.to(self.device)
 
     def _create_tokenizer(

@@ -18,6 +18,7 @@ from pipeline.guidance import Aggregation, SelectionRule, aggregate_teacher_loss
 from pipeline.losses.cross_entropy import score_tokens
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.output_layer import output_layer
+from pipeline.models.weights import refuse_nonsense
 from pipeline.tokenization import Tokenizer
 
 _LEGEND = (
@@ -128,6 +129,7 @@ def draw_kept(tokens: KeptTokens, student: str, teacher: str) -> str:
 def _score(source: str, tokenizer: Tokenizer, ids: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
     """Return losses of a text's tokens and which are defined, [1, T] each."""
     model = load_language_model(source, packed=False)
+    refuse_nonsense(model, source)
     context = tokenizer.around_text.first_token_id
     tokens = [*([] if context is None else [context]), *ids.tolist()]
     limit = getattr(model.config, "max_position_embeddings", None)

@@ -107,6 +107,28 @@ def generate_plainly(model: PreTrainedModel) -> None:
     model.generation_config = GenerationConfig(**tokens)
 
 
+def refuse_nonsense(model: PreTrainedModel, where: str) -> None:
+    """Let a model refuse tokens without a row, and logits that aren't numbers, by ValueErrors."""
+
+    def require_row(layer: Any, given: tuple[torch.Tensor, ...]) -> None:
+        largest, rows = int(given[0].max()), len(layer.weight)
+        if largest >= rows:
+            raise ValueError(
+                f"{where}: token {largest} exceeds the model's {rows} rows: give it the tokenizer "
+                "that it was trained with"
+            )
+
+    def require_number(_: Any, __: Any, output: Any) -> None:
+        if not output.logits[:, -1].amax().isfinite():  # what precedes it would spread to it
+            raise ValueError(
+                f"{where}: its logits aren't numbers: it diverged in training, or overflows in "
+                f"{model.dtype}: name an earlier checkpoint, or store it in a wider type"
+            )
+
+    cast(Any, model).get_input_embeddings().register_forward_pre_hook(require_row)
+    model.register_forward_hook(require_number)
+
+
 def require_fit(
     where: str,
     *,

@@ -22,11 +22,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.models.fit import tokenize_alike
-from pipeline.models.weights import generate_plainly
+from pipeline.models.weights import generate_plainly, refuse_nonsense
 from pipeline.tokenization import Tokenizer
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import token_names
-from pipeline.transfer.measure import context_of, num_positions, require_rows
+from pipeline.transfer.measure import context_of, num_positions
 
 # llama.cpp's check
 _MAX_DIFFERENCE, _FIRST_COMPARED = 128, 5
@@ -67,6 +67,7 @@ class TokenizedModel:
     def __post_init__(self) -> None:
         """Let the model write what it finds likely: its distributions are compared."""
         generate_plainly(self.model)
+        refuse_nonsense(self.model, self.tokenizer.source)
 
     @property
     def num_rows(self) -> int:
@@ -111,7 +112,6 @@ class TokenizedModel:
         return predicted
 
     def _batch(self, ids: Sequence[int], num_more: int = 0) -> Tensor:
-        require_rows(self.model, self.tokenizer, max(ids))
         needed, room = len(ids) + num_more, num_positions(self.model)
         if needed > room:
             raise ValueError(

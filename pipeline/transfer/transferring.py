@@ -15,7 +15,12 @@ from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
-from pipeline.models.weights import generate_plainly, load_weights, read_config
+from pipeline.models.weights import (
+    generate_plainly,
+    load_weights,
+    read_config,
+    refuse_nonsense,
+)
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte
@@ -53,6 +58,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     seen = others or documents  # one text is all there is
     model: Any = load_weights(folder, dtype="auto")
     require_transferable(model)
+    refuse_nonsense(model, options.model)
     if options.layers:
         require_layers(model, options.layers)
     num_rows = _count_rows(options, new)

@@ -1,6 +1,8 @@
 """`vocag evaluate` as a user starts it, on real models."""
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,31 @@ def test_a_tokenizer_without_ends_is_refused(
     folder = write_model(tmp_path / "one", byte_level(300))
     assert main([str(folder), "--data", TINY, "--output", str(tmp_path), "--device", "cpu"]) == 2
     assert "names neither a BOS nor an EOS token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((slice(200), 1.0), r"one: token \d+ exceeds the model's 200 rows: give it the tokenizer"),
+        ((slice(None), math.nan), "one: its logits aren't numbers: it diverged in training"),
+    ],
+)
+def test_a_student_that_gives_no_numbers_is_refused(
+    change: tuple[slice, float], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of torch's index, and results that nobody could read, were what one got."""
+    folder, output = student(tmp_path / "one"), tmp_path / "evaluated"
+    weights, name = load_file(folder / "model.safetensors"), "model.embed_tokens.weight"
+    kept, factor = change
+    weights[name] = weights[name][kept] * factor
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] = len(weights[name])
+    (folder / "config.json").write_text(json.dumps(config))
+    command = [str(folder), "--data", TINY, "--output", str(output), "--device", "cpu"]
+    assert main([*command, "--tasks", "svamp", "--measures", "text"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (output / "one" / "results.json").exists()
 
 
 def test_a_model_s_own_penalties_change_no_greedy_answer(tmp_path: Path) -> None:

@@ -164,10 +164,19 @@ def test_what_a_model_has_no_row_or_position_for_is_refused() -> None:
     target, few = TokenizedModel(model, VOCABULARY), TokenizedModel(make_llama(300), VOCABULARY)
     with pytest.raises(ValueError, match="was made for 48: lower --prompt-bytes or --tokens"):
         list(measure_acceptance(target, target, PROMPTS, sampled=False, num_tokens=48))
-    with pytest.raises(
-        ValueError, match=r"token 3\d\d of .* exceeds the model's 300 rows: give it"
-    ):
+    with pytest.raises(ValueError, match=r": token 3\d\d exceeds the model's 300 rows: give it"):
         list(measure_acceptance(target, few, PROMPTS, sampled=False, num_tokens=2))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_whose_logits_are_not_numbers_is_refused(sampled: bool) -> None:
+    """A greedy one was never accepted, without a word; a sampled one had a rate of nan."""
+    model = make_llama(VOCABULARY.vocab_size)
+    target = TokenizedModel(make_llama(VOCABULARY.vocab_size), VOCABULARY)
+    model.model.norm.weight.data.fill_(float("nan"))
+    draft = TokenizedModel(model, VOCABULARY)
+    with pytest.raises(ValueError, match="its logits aren't numbers: it diverged in training"):
+        list(measure_acceptance(target, draft, PROMPTS, sampled=sampled, num_tokens=4))
 
 
 @pytest.mark.parametrize("sampled", [False, True])
