@@ -15,14 +15,18 @@ from pipeline.models.weights import generate_plainly, load_weights, refuse_nonse
 _PLAIN_NAMES = {"model", "student", "checkpoint", "checkpoints", "hf"}
 # Where our exports keep a tokenizer that transformers would change next to this kind of model.
 _OWN_TOKENIZER = "tokenizer"
-_TOKENIZER_FILES = ("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_TOKENIZER}/*")
+# The tokenizer's, and what names the tokens that end an answer.
+_FURTHER_FILES = (
+    *("tokenizer*", "*.model", "special_tokens_map.json", f"{_OWN_TOKENIZER}/*"),
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True)
 class Student:
     """A Hugging Face folder or a .gguf file.
 
-    `sha256` covers weights, configuration and tokenizer.
+    `sha256` covers weights, configuration, tokenizer and generation defaults.
     """
 
     name: str
@@ -34,7 +38,7 @@ class Student:
 def find_student(source: str) -> Student:
     """Find the student of [NAME=]SOURCE; ValueError if it is missing."""
     found, (name, _) = find_files(source), _split_name(source)
-    files = [*found.files, *_tokenizer_files(found.path)]
+    files = [*found.files, *_further_files(found.path)]
     return Student(name, source, found.path, digest_of_files(files))
 
 
@@ -141,6 +145,6 @@ def with_device(engine: StudentEngine) -> StudentEngine:
     return replace(engine, device=str(find_device(engine.device)))
 
 
-def _tokenizer_files(path: Path) -> list[Path]:
-    found = {file for glob in _TOKENIZER_FILES for file in path.glob(glob)} if path.is_dir() else ()
+def _further_files(path: Path) -> list[Path]:
+    found = {file for glob in _FURTHER_FILES for file in path.glob(glob)} if path.is_dir() else ()
     return sorted(file for file in found if file.is_file())

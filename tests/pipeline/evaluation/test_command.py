@@ -159,6 +159,15 @@ def test_a_student_that_gives_no_numbers_is_refused(
     assert not (output / "one" / "results.json").exists()
 
 
+def test_other_ends_make_another_student(tmp_path: Path) -> None:
+    """They end its answers, and kept ones would be taken for those."""
+    folder, found = student(tmp_path / "one"), set()
+    for ends in ([1], [1, 7]):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        found.add(find_student(str(folder)).sha256)
+    assert len(found) == 2
+
+
 def test_a_model_s_own_penalties_change_no_greedy_answer(tmp_path: Path) -> None:
     answers = []
     for name, own in (("plain", {}), ("own", {"repetition_penalty": 5.0, "num_beams": 2})):
