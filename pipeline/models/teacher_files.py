@@ -73,6 +73,11 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
     if path.is_dir():
         _require_content(file for pattern in _HUB_FILES for file in sorted(path.glob(pattern)))
         return path
+    if path.is_file():
+        raise ValueError(
+            f'{role} "{source}" is a file: name a folder in the layout of Hugging Face, or a '
+            "repository"
+        )
     failure, why = None, "not a Hugging Face repository name (owner/name): name one of them"
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         try:

@@ -12,7 +12,7 @@ from packaged_model import find_gguf
 from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import Dataset
 from pipeline.models.fit import require_tokenizer
-from pipeline.models.teacher_files import find_teacher
+from pipeline.models.teacher_files import find_folder, find_teacher
 from pipeline.tokenization import load_tokenizer
 from pipeline.tokenization.conversion import convert_sentencepiece, read_sentencepiece_model
 from schemas.errors import ForeignTokenizerError
@@ -47,6 +47,13 @@ def test_weights_and_configuration_decide_the_hash_and_nothing_else(
         tmp_path / "elsewhere" / "model-00001-of-00002.safetensors"
     )
     assert find_teacher(str(tmp_path / "elsewhere")).sha256 != before
+
+
+def test_a_file_where_a_folder_is_asked_for_is_called_one(tmp_path: Path) -> None:
+    """It was "no such folder or .gguf file" of a .gguf file, which vocag transfer can't take."""
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r'model ".*x\.gguf" is a file: name a folder in the'):
+        find_folder(str(tmp_path / "x.gguf"), role="model")
 
 
 def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Path) -> None:
