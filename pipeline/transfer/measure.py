@@ -21,8 +21,9 @@ def context_of(tokenizer: Tokenizer) -> int:
     found = next((token for token in candidates if token is not None), None)
     if found is None:
         raise ValueError(
-            f"tokenizer {tokenizer.source} has no token that begins a text, nor one that ends it: "
-            "a text's first token would have no loss"
+            f"tokenizer {tokenizer.source} has no token that begins a text, nor one that ends it, "
+            "so a text's first token would have no loss: give it a special token such as "
+            "<|endoftext|>, as a copy of its file with one more in added_tokens"
         )
     return found
 

@@ -23,7 +23,7 @@ from pipeline.models.weights import (
 )
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.disk import replacing
-from pipeline.transfer.measure import bits_per_byte
+from pipeline.transfer.measure import bits_per_byte, context_of
 from pipeline.transfer.options import TransferOptions
 from pipeline.transfer.origins import Origins, count_pairs, find_origins
 from pipeline.transfer.vocabulary_layers import (
@@ -52,6 +52,8 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     yield f"reading {options.model} and the tokenizer {options.tokenizer}"
     folder = find_folder(options.model, role="model")
     old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
+    for each in (old, new):
+        context_of(each)  # or it can't be measured
     documents = _read(options)
     held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]

@@ -138,6 +138,19 @@ def test_a_model_with_fewer_rows_than_its_texts_have_tokens_is_refused(
     assert "measuring" not in told.out
 
 
+def test_a_tokenizer_that_names_no_end_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
+    bare = json.loads(byte_level(480).file_bytes) | {"added_tokens": [], "post_processor": None}
+    (tmp_path / "bare.json").write_text(json.dumps(bare))
+    given = [str(old), "--tokenizer", str(tmp_path / "bare.json"), "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 2
+    told = capsys.readouterr()
+    assert "would have no loss: give it a special token such as <|endoftext|>" in told.err
+    assert "trying" not in told.out
+
+
 def test_missing_layers_are_named_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
