@@ -64,7 +64,10 @@ class ExportedTokenizer:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
         if (config := folder / "config.json").is_file():
-            config.write_bytes(_dump(json.loads(config.read_bytes()) | dict(self.token_ids)))
+            body = json.loads(config.read_bytes()) | dict(self.token_ids)
+            if isinstance(body.get("text_config"), dict):  # what multimodal models read
+                body["text_config"] |= self.token_ids
+            config.write_bytes(_dump(body))
 
     def __str__(self) -> str:
         return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"

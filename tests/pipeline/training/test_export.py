@@ -9,6 +9,7 @@ import pytest
 from transformers import GenerationConfig
 
 from pipeline.dataset.files import open_dataset
+from pipeline.models.exported_tokenizer import ExportedTokenizer
 from pipeline.tokenization import TokenizerError
 from pipeline.training import export
 from tests.support.datasets import build_dataset
@@ -34,3 +35,13 @@ def test_generation_defaults_stay_without_a_tokenizer_for_transformers(
     kept = json.loads((tmp_path / "model/generation_config.json").read_text())
     assert (kept["temperature"], kept["eos_token_id"]) == (0.6, [1, 3])
     assert (tmp_path / "model" / Path(dataset.manifest.student.file).name).is_file()
+
+
+def test_a_multimodal_model_s_text_part_names_the_tokens_too(tmp_path: Path) -> None:
+    """Its embeddings know the padding by that, and an old id may have no row any more."""
+    text = {"vocab_size": 300, "eos_token_id": 1, "pad_token_id": 409}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+    ends = {"bos_token_id": None, "eos_token_id": [4, 7], "pad_token_id": 4}
+    ExportedTokenizer({}, token_ids=ends).write(tmp_path)
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert found == {**ends, "text_config": {**text, **ends}}
