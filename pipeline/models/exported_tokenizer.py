@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from pipeline.chats.turns import habits_of
 from pipeline.dataset.chat_templates import load_speakers
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer
 from pipeline.models.generation_defaults import GENERATION_FILE, TOKENIZER_FILE, GenerationDefaults
+from pipeline.models.weights import generate_plainly
 from pipeline.tokenization import PROBES, Tokenizer, TokenizerError
 from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
@@ -71,6 +72,13 @@ class ExportedTokenizer:
 
     def __str__(self) -> str:
         return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
+
+
+def save_model(model: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
+    """Write a model and its tokenizer's files, the model's generation defaults among them."""
+    generate_plainly(model)
+    model.save_pretrained(folder)
+    tokenizer.write(folder)
 
 
 class KnownText(NamedTuple):

@@ -6,9 +6,8 @@ from pathlib import Path
 import fsspec
 from transformers import PreTrainedModel
 
-from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer, save_model
 from pipeline.models.generation_defaults import GENERATION_FILE, read_generation_defaults
-from pipeline.models.weights import generate_plainly
 from pipeline.streaming import AlignedRows
 from pipeline.tokenization import TokenizerError
 from pipeline.training.disk import replacing
@@ -48,6 +47,4 @@ def prove_tokenizer(rows: AlignedRows, student: PreTrainedModel) -> ExportedToke
 def export_model(student: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
     """Replace a folder by one that transformers loads; DiskFullError if it doesn't fit."""
     with replacing(folder, sum(weight.nbytes for weight in student.parameters())) as temporary:
-        generate_plainly(student)  # its defaults are among the tokenizer's files
-        student.save_pretrained(temporary)
-        tokenizer.write(temporary)
+        save_model(student, tokenizer, temporary)

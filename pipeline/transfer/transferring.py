@@ -12,15 +12,10 @@ from pipeline.dataset.conventions import describe_tokenizer
 from pipeline.dataset.texts import read_texts
 from pipeline.drawing.formatting import format_bytes, format_count, format_plural
 from pipeline.drawing.progress import watched
-from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer
+from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer, save_model
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
-from pipeline.models.weights import (
-    generate_plainly,
-    load_weights,
-    read_config,
-    refuse_nonsense,
-)
+from pipeline.models.weights import load_weights, read_config, refuse_nonsense
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte, context_of
@@ -87,9 +82,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     weights = list(model.parameters())
     output = Path(options.output).absolute()
     with replacing(output, sum(weight.nbytes for weight in weights)) as temporary:
-        generate_plainly(model)  # its defaults are among the tokenizer's files
-        model.save_pretrained(temporary)
-        tokenizer.write(temporary)
+        save_model(model, tokenizer, temporary)
     size = sum(weight.numel() for weight in weights)
     yield from _describe(options.output, size, num_rows, origins)
     yield (
