@@ -106,15 +106,15 @@ def require_transferable(model: PreTrainedModel) -> None:
 
 def require_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
     """Raise UntransferableError unless a model has these layers, under Llama's names."""
-    count = cast(Any, model.config).num_hidden_layers
+    count = len(getattr(getattr(model, "model", None), "layers", ()))
+    if not count or count != getattr(model.config, "num_hidden_layers", None):  # multimodal: None
+        raise UntransferableError(
+            f"{type(model).__name__} doesn't have all layers under {_LAYERS!r}: its weights aren't "
+            "named like Llama's; leave --layers out"
+        )
     if not layers or not all(0 <= layer < count for layer in layers):
         raise UntransferableError(
             f"--layers {' '.join(map(str, layers))} must be some of 0 … {count - 1}, the model's"
-        )
-    if len(getattr(getattr(model, "model", None), "layers", ())) != count:
-        raise UntransferableError(
-            f"{type(model).__name__} has no {count} layers under {_LAYERS!r}: its weights aren't "
-            "named like Llama's; leave --layers out"
         )
 
 

@@ -90,6 +90,12 @@ def test_layers_that_depend_on_their_numbers_are_refused(monkeypatch: pytest.Mon
         keep_layers(sparse, (0, 2, 3))
     with pytest.raises(UntransferableError, match="--layers 0 9 must be some of 0 … 7"):
         keep_layers(sparse, (0, 9))
+    # A multimodal model's configuration counts no layers: its text model's does.
+    vision = {"hidden_size": 24, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    parts = {"text_config": {**SIZES, "num_hidden_layers": 2}, "vision_config": vision}
+    seeing = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3", **parts))
+    with pytest.raises(UntransferableError, match=r"doesn't have all layers under 'model.layers"):
+        keep_layers(seeing, (0,))
     # A model of somebody's own, whose first layers count for more.
     own = LlamaForCausalLM.forward
 
