@@ -1,5 +1,6 @@
 """A run's checkpoint: one file, replaced whole."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from shlex import quote
 from typing import Any
@@ -31,16 +32,19 @@ def save_checkpoint(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     step: int,
+    values: Mapping[str, float],
     teacher: str,
 ) -> None:
     """Write a run's state after `step` steps; DiskFullError if it doesn't fit.
 
-    `teacher` is by `teacher_digest`, of the run's start.
+    `values` are the step's, which the log doesn't have yet. `teacher` is by `teacher_digest`, of
+    the run's start.
 
     Random numbers need no state: `loop.train_step` seeds them.
     """
     checkpoint = {
         "step": step,
+        "values": dict(values),
         "run": _identity(config),
         "teacher": teacher,
         "data": asdict(rows.state(step * config.global_batch_size)),
@@ -80,14 +84,14 @@ def load_checkpoint(
     student: nn.Module,
     optimizer: torch.optim.Optimizer,
     teacher: str,
-) -> int:
-    """Load the run's checkpoint, if any; return its step.
+) -> tuple[int, dict[str, float]]:
+    """Load the run's checkpoint, if any; return its step, and that step's values.
 
     ValueError if its options or data would give different weights.
     """
     path = config.output / CHECKPOINT
     if not path.exists():
-        return 0
+        return 0, {}
     checkpoint = _read(config)
     then, now = _OLDER | checkpoint["run"], _identity(config)
     if then.get("method.name") != now["method.name"]:
@@ -121,7 +125,7 @@ def load_checkpoint(
     optimizer.load_state_dict(checkpoint["optimizer"])
     consumed = rows.restore(StreamState(**checkpoint["data"]))
     assert consumed == checkpoint["step"] * config.global_batch_size
-    return int(checkpoint["step"])
+    return int(checkpoint["step"]), checkpoint.get("values", {})
 
 
 def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:

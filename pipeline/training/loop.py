@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -86,8 +86,8 @@ def train(
     with lock if ranks.is_first else nullcontext(), naming_memory(config, has_checkpoint=kept):
         with ranks.first_alone():
             rows = open_rows(config, ranks) if rows is None else rows
-            run, step = _start(config, ranks, rows)
-        return _train_from(run, step, RunLog(config, step) if ranks.is_first else None)
+            run, step, values = _start(config, ranks, rows)
+        return _train_from(run, step, values, RunLog(config, step) if ranks.is_first else None)
 
 
 def train_step(run: Run, loader: Iterator[Rows], step: int) -> dict[str, float]:
@@ -171,7 +171,9 @@ def read_so_far(rows: AlignedRows, consumed_samples: int) -> dict[str, float]:
     return told
 
 
-def _start(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> tuple[Run, int]:
+def _start(
+    config: TrainConfig, ranks: Ranks, rows: AlignedRows
+) -> tuple[Run, int, dict[str, float]]:
     opened = open_training(
         rows,
         _first_student(config, ranks.device),
@@ -192,8 +194,8 @@ def _start(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> tuple[Run, i
     optimizer = _optimizer(student, config)
     # Now, not at a checkpoint that a signal asks for: a large teacher takes seconds.
     teacher = teacher_digest(config) if ranks.is_first else ""
-    step = load_checkpoint(config, opened.rows, student, optimizer, teacher)
-    return Run(config, ranks, opened, opened.guided, optimizer, teacher), step
+    step, values = load_checkpoint(config, opened.rows, student, optimizer, teacher)
+    return Run(config, ranks, opened, opened.guided, optimizer, teacher), step, values
 
 
 def _first_student(config: TrainConfig, device: torch.device) -> str | PreTrainedModel:
@@ -205,7 +207,9 @@ def _first_student(config: TrainConfig, device: torch.device) -> str | PreTraine
     return cast(PreTrainedModel, cast(Any, student).to(device))
 
 
-def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
+def _train_from(
+    run: Run, step: int, values: dict[str, float], log: RunLog | None
+) -> dict[str, float]:
     config, ranks, opened = run.config, run.ranks, run.opened
     _require_one_step(step, ranks)
     run = _wrapped(run)
@@ -220,7 +224,7 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
             pin_memory=ranks.device.type == "cuda",
         )
     )
-    values = _make_up(run, step, log) if step else {}
+    values = _make_up(run, step, values, log) if step else {}
     with listening() as request:
         step, made = _make_steps(run, loader, step, log, request)
     if log is not None:
@@ -230,16 +234,18 @@ def _train_from(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
     return made or values
 
 
-def _make_up(run: Run, step: int, log: RunLog | None) -> dict[str, float]:
-    """Make what a kill after a step's checkpoint has prevented: its model and measurements."""
+def _make_up(run: Run, step: int, values: dict[str, float], log: RunLog | None) -> dict[str, float]:
+    """Make what a kill after a step's checkpoint has prevented: its model, and its log's line."""
     config, ranks, opened = run.config, run.ranks, run.opened
     name = _model_of(config, step)
     if log is not None and name and not (config.output / name).exists():
         export_model(opened.student, opened.tokenizer, config.output / name)
-    if not _measures(config, step) or not ranks.any(log is not None and log.step < step):
+    if not ranks.any(log is not None and log.step < step):
         return {}
-    values = evaluate(config, opened.student, opened.heldout, ranks)
-    if log is not None and values:
+    if _measures(config, step):
+        values |= evaluate(config, opened.student, opened.heldout, ranks)
+    values |= read_so_far(opened.rows, step * config.global_batch_size)
+    if log is not None and values:  # older checkpoints have none
         log.write(step, values)
     return values
 
@@ -261,12 +267,13 @@ def _make_steps(
         stops = _stops(run, request)
         is_last, kept = stops or step == config.last_step, False
         if log is not None and (is_last or _is_due(step, config.checkpoint_every)):
-            kept = _keep_checkpoint(run, step, is_last=is_last)  # before measuring, which may fail
+            # Before measuring, which may fail.
+            kept = _keep_checkpoint(run, step, values, is_last=is_last)
         if _measures(config, step):
             values |= evaluate(config, opened.student, opened.heldout, run.ranks)
             stops = stops or _stops(run, request)
             if log is not None and stops and not kept:
-                _keep_checkpoint(run, step, is_last=True)
+                _keep_checkpoint(run, step, values, is_last=True)
         values |= read_so_far(opened.rows, step * config.global_batch_size)
         if log is not None:
             log.write(step, values)
@@ -282,11 +289,11 @@ def _measures(config: TrainConfig, step: int) -> bool:
     return step == config.num_steps or _is_due(step, config.evaluate_every)
 
 
-def _keep_checkpoint(run: Run, step: int, *, is_last: bool) -> bool:
+def _keep_checkpoint(run: Run, step: int, values: Mapping[str, float], *, is_last: bool) -> bool:
     """Write a checkpoint; False if there is no room."""
     config, rows, student = run.config, run.opened.rows, run.opened.student
     with _going_on(step, unless=is_last):
-        save_checkpoint(config, rows, student, run.optimizer, step, run.teacher)
+        save_checkpoint(config, rows, student, run.optimizer, step, values, run.teacher)
         return True
     return False
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from pipeline.training import disk, loop
 from pipeline.training.checkpoint import CHECKPOINT
 from pipeline.training.command import main
 from pipeline.training.config import TrainConfig
-from pipeline.training.log import RUN_FILE, write_run_file
+from pipeline.training.log import RUN_FILE, RunLog, write_run_file
 from pipeline.training.loop import OUTPUT_LOCK, train
 from pipeline.training.stopping import RunStoppedError
 from schemas.errors import DatasetError
@@ -57,6 +58,10 @@ def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("whole")
     train(train_config(world, output, **SIZES))
     return output
+
+
+def without_seconds(output: Path) -> list[dict[str, Any]]:
+    return [each | {"seconds": None} for each in read_log(output)]
 
 
 def arguments(config: TrainConfig) -> list[str]:
@@ -231,9 +236,30 @@ def test_what_goes_wrong_while_measuring_costs_no_step(
             train(config)
     assert torch.load(config.output / "checkpoint.pt")["step"] == config.num_steps
     monkeypatch.setattr("pipeline.training.loop.evaluate", lambda *_: {"heldout": 1.0})
-    assert train(config) == {"heldout": 1.0}
-    assert read_log(config.output)[-1] == {"step": config.num_steps, "heldout": 1.0}
+    assert train(config)["heldout"] == 1.0
+    *steps, last = without_seconds(config.output)
+    assert last == {**without_seconds(whole)[-1], "heldout": 1.0}
+    assert len(steps) == config.num_steps - 1
     require_equal_weights(config.output, whole)
+
+
+def test_a_kill_between_a_checkpoint_and_its_line_in_the_log_costs_no_line(
+    config: TrainConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, original = replace(config, checkpoint_every=1), RunLog.write
+    for killed in range(1, run.num_steps + 1):
+
+        def write(log: RunLog, step: int, values: Mapping[str, float], at: int = killed) -> None:
+            if step == at:
+                raise KeyboardInterrupt
+            original(log, step, values)
+
+        monkeypatch.setattr(RunLog, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+    monkeypatch.setattr(RunLog, "write", original)
+    train(run)
+    assert without_seconds(run.output) == without_seconds(whole)
 
 
 def test_an_export_that_a_kill_prevented_is_made_up_for(config: TrainConfig) -> None:
