@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from pipeline.command_line.failures import naming
 from pipeline.drawing.formatting import format_bytes
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -24,22 +25,27 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
 
     DiskFullError without room, before writing if possible.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary, old = (path.with_name(f".{path.name}.{end}") for end in ("tmp", "old"))
     _remove(temporary)
+    _remove(old)
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
     needs = f"{path} needs {format_bytes(num_bytes)} of disk"
     if free < num_bytes:
         raise DiskFullError(f"{needs}, {format_bytes(free)} are free: make room")
     try:
-        yield temporary
+        with naming(str(path)):
+            yield temporary
     except (OSError, SafetensorError) as error:
-        if not is_full(error):
-            raise
-        _remove(temporary)
-        raise DiskFullError(f"{needs}, and the disk is full: make room") from error
+        if is_full(error):
+            _remove(temporary)
+            raise DiskFullError(f"{needs}, and the disk is full: make room") from error
+        if isinstance(error, SafetensorError):
+            raise OSError(f"{path} can't be written: {error}") from error
+        raise
     if path.is_dir():
-        shutil.rmtree(path)
+        os.replace(path, old)  # a kill leaves no half of it under its name
+        shutil.rmtree(old)
     os.replace(temporary, path)
 
 

@@ -1,0 +1,50 @@
+"""Files and folders that are replaced whole."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+
+from pipeline.training.disk import replacing
+
+
+def write_new(folder: Path) -> None:
+    with replacing(folder, 1) as temporary:
+        temporary.mkdir()
+        for name in ("one", "two"):
+            (temporary / name).write_text("new")
+
+
+def test_a_kill_leaves_no_half_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that finds the folder takes it for whole, and doesn't export again."""
+    folder = tmp_path / "model"
+    write_new(folder)
+
+    def die(path: Path) -> Any:
+        os.remove(path / "one")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.training.disk.shutil.rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_new(folder)
+    assert not folder.exists()
+    write_new(folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "one", "two"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EFBIG, os.strerror(errno.EFBIG)),
+        SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
+    ],
+)
+def test_other_failures_are_told_with_their_place(tmp_path: Path, error: Exception) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(OSError, match="File too large") as raised, replacing(folder, 1):
+        raise error
+    assert str(folder) in str(raised.value)
