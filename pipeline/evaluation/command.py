@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pipeline.command_line.failures import naming
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.command_line.option_parsing import (
     Folder,
     Option,
@@ -17,6 +19,9 @@ from pipeline.command_line.option_parsing import (
 from pipeline.drawing.printing import prints
 from pipeline.evaluation.sets import SETS
 from pipeline.evaluation.settings import Asked, StudentEngine
+
+OUTPUT_LOCK = ".evaluate-lock"
+"""The lock's name in a student's results; it goes when they are measured."""
 
 _GROUPS = {
     "tasks": "what is measured",
@@ -89,17 +94,19 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     student, engine = find_student(options.student), with_device(options.engine)
     steps = plan(asked)
     folder = output / student.name
-    results = open_results(student, folder, engine)
-    model = open_model(student, engine)
-    made = measure_all(model, results, steps, asked=asked, engine=engine, folder=folder)
-    for number, (name, measure, measurement) in enumerate(made, 1):
-        yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
-    yield ""
-    yield from describe_results(results)
-    for other in student_folders(output):
-        if other != folder:
-            yield from describe_differences(folder, other)
-    yield f"wrote {folder / 'results.json'} and {write_report(output)}"
+    # Two at once would each write only their own results.
+    with hold_folder(str(folder / OUTPUT_LOCK), str(output)), naming(str(output)):
+        results = open_results(student, folder, engine)
+        model = open_model(student, engine)
+        made = measure_all(model, results, steps, asked=asked, engine=engine, folder=folder)
+        for number, (name, measure, measurement) in enumerate(made, 1):
+            yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
+        yield ""
+        yield from describe_results(results)
+        for other in student_folders(output):
+            if other != folder:
+                yield from describe_differences(folder, other)
+        yield f"wrote {folder / 'results.json'} and {write_report(output)}"
 
 
 def _quieten() -> None:

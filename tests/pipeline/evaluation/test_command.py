@@ -12,7 +12,8 @@ pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 from lm_eval.api.instance import Instance
 from safetensors.torch import load_file, save_file
 
-from pipeline.evaluation.command import main
+from pipeline.command_line.folder_lock import hold_folder
+from pipeline.evaluation.command import OUTPUT_LOCK, main
 from pipeline.evaluation.results import read_results
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.evaluation.students import find_student, name_of, open_model
@@ -124,6 +125,28 @@ def test_one_table_adds_measures_and_does_not_mix_runs(
     told = capsys.readouterr().err
     assert "has results of a different student" in told
     assert f"name this one, NAME={other}, or" in told
+
+
+def test_results_that_another_process_writes_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, output = student(tmp_path / "one"), tmp_path / "evaluated"
+    with hold_folder(str(output / "one" / OUTPUT_LOCK), str(output)):
+        assert main([str(one), "--data", TINY, "--output", str(output), "--device", "cpu"]) == 2
+    assert f"writes to --output {output}; wait until it has ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".results.json.tmp", "samples/svamp.text.tmp"])
+def test_a_full_disk_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, output = student(tmp_path / "one"), tmp_path / "evaluated"
+    full = output / "one" / name
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")
+    asked = ["--tasks", "svamp", "--measures", "text", "--device", "cpu", "--data", TINY]
+    assert main([str(one), *asked, "--output", str(output)]) == 2
+    assert f"{output} can't be written, for its disk is full" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_ends_is_refused(
