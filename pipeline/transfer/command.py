@@ -1,7 +1,9 @@
 """`vocag transfer`: a new tokenizer for a model."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.command_line.option_parsing import parse_options
 from pipeline.drawing.printing import prints
 from pipeline.transfer.options import TransferOptions
@@ -38,4 +40,7 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
     options = parse_options(TransferOptions, argv, prog="vocag transfer", epilog=_EPILOG)
     from pipeline.transfer.transferring import transfer_model  # help does without
 
-    return transfer_model(options)
+    output = Path(options.output).absolute()
+    # Two at once would write one model of both.
+    with hold_folder(str(output.with_name(f".{output.name}.lock")), options.output):
+        yield from transfer_model(options)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.drawing import progress
 from pipeline.models.exported_tokenizer import ExportedTokenizer, convert_tokenizer
 from pipeline.tokenization import Tokenizer
@@ -207,6 +208,16 @@ def test_a_transfer_that_was_ended_leaves_nothing_in_the_way(
     assert told[0] == f"reading {old} and the tokenizer bytes"
     steps = ["reading", "trying", "aligning 1 document (", "measuring", "making 258", "measuring"]
     assert [line[: len(step)] for line, step in zip(told, steps, strict=False)] == steps
+
+
+def test_a_model_that_another_process_makes_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, output = write_texts(tmp_path), tmp_path / "new"
+    given = [str(tmp_path), "--tokenizer", "bytes", "--text", str(texts), "--output", str(output)]
+    with hold_folder(str(tmp_path / ".new.lock"), str(output)):
+        assert transfer(given) == 2
+    assert f"writes to --output {output}; wait until it has ended" in capsys.readouterr().err
 
 
 def test_no_model_is_made_where_it_can_t_be_renamed_to(
