@@ -166,6 +166,15 @@ def list_folder(folder: str) -> Mapping[str, int]:
     return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
 
 
+def list_folders(folder: str, prefix: str) -> list[str]:
+    """Paths of a folder's folders by a prefix of their names; a store has none without files."""
+    pattern = join(glob.escape(folder), f"{prefix}*")
+    if is_local(folder):
+        return sorted(glob.glob(pattern))
+    found = _stores().match([join(pattern, "*")])[0].metadata_list
+    return sorted({_stores().split(m.path)[0] for m in found})
+
+
 def delete_files(folder: str, names: Iterable[str]) -> None:
     """Delete a folder's files, if they exist; OSError if one stays."""
     paths = [join(folder, name) for name in names]

@@ -28,7 +28,7 @@ class ShelfFileSystem(LocalFileSystem):
         return head, tail
 
     def _list(self, dir_or_prefix: str) -> Iterator[FileMetadata]:
-        folder = _local(dir_or_prefix)
+        folder = _local(dir_or_prefix).rpartition("/")[0]  # a prefix may end within a name
         for found in super()._list(folder):
             yield FileMetadata(_PREFIX + found.path, found.size_in_bytes)
 
@@ -40,6 +40,9 @@ class ShelfFileSystem(LocalFileSystem):
 
     def exists(self, path: str) -> bool:
         return super().exists(_local(path))
+
+    def delete(self, paths: list[str]) -> None:
+        super().delete([*map(_local, paths)])
 
     def metadata(self, path: str) -> FileMetadata:
         found = super().metadata(_local(path))

@@ -3,7 +3,6 @@
 A job seeks and rereads, which pipes don't allow.
 """
 
-import glob
 import sys
 import uuid
 from collections.abc import Iterator
@@ -54,10 +53,9 @@ def spool_standard_input(
 
 def remove_abandoned(output: str, patterns: tuple[str, ...]) -> None:
     """Remove copies that killed jobs left."""
-    if storage.is_local(output):
-        for folder in glob.glob(f"{glob.escape(output)}/{SPOOL_PREFIX}*"):
-            if not any(pattern.startswith(folder) for pattern in patterns):
-                storage.remove_folder(folder)
+    for folder in storage.list_folders(output, SPOOL_PREFIX):
+        if not any(pattern.startswith(folder) for pattern in patterns):
+            storage.remove_folder(folder)
 
 
 def is_spooled(path: str) -> bool:

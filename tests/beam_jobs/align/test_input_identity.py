@@ -19,6 +19,7 @@ from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.input_identity import InputChangedError, content_of
 from beam_jobs.align.inputs.parts import decode_task, plan_tasks
+from beam_jobs.align.inputs.standard_input import remove_abandoned
 from beam_jobs.align.opened_input import reading_rules
 from beam_jobs.align.options import parse_options
 from beam_jobs.job_errors import InputError, OptionsError
@@ -34,6 +35,7 @@ from tests.support.corpus import (
     small_corpus,
 )
 from tests.support.datasets import flip
+from tests.support.shelf import SCHEME
 
 LINES = [json_line(f"doc-{n}", make_text(n)) for n in range(40)]
 FILES = {"a": LINES[:20], "b": LINES[20:]}
@@ -239,6 +241,18 @@ def test_a_killed_job_over_standard_input_is_resumed(
     assert len(list(output.glob(".vocag-*"))) == 1, "the run's folder, no copies"
     assert align_input(monkeypatch, output, data) == 0
     assert read_manifest(str(output)).totals["num_documents"] == len(LINES)
+
+
+def test_a_copy_that_a_killed_job_left_in_a_store_is_removed(tmp_path: Path) -> None:
+    left, own = (tmp_path / f".vocag-stdin-{name}" / "stdin.jsonl" for name in ("left", "own"))
+    for path in (left, own, tmp_path / "corpus.jsonl"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    url = f"{SCHEME}://{tmp_path}"
+    remove_abandoned(url, (f"{url}/.vocag-stdin-own/stdin.jsonl",))
+    assert not left.exists()
+    assert own.exists()
+    assert (tmp_path / "corpus.jsonl").exists()
 
 
 @pytest.mark.parametrize(
