@@ -137,6 +137,11 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
         raise
     except Exception as error:  # of as many types as torch's readers have
         told = str(error).partition("\n")[0]
+        if "allocate memory" in told:
+            raise ValueError(
+                f"memory ran out while {path} was read ({told}): end other programs, raise ulimit "
+                "-v, or continue on a machine with more"
+            ) from error
         refusal = ValueError(
             f"{path} can't be read ({told}): it is cut or damaged; move it away to begin anew, or "
             "give another output="

@@ -206,6 +206,17 @@ def test_a_damaged_checkpoint_is_named(six: TrainConfig, tmp_path: Path, damage:
     assert hints_of(error.value) == [f"hint: output={tmp_path}-2"]
 
 
+def test_a_checkpoint_too_large_for_the_memory_is_not_called_damaged(
+    six: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 B")
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(ValueError, match=r"memory ran out while .* was read .* allocate 8 B"):
+        train(six)
+
+
 def test_a_student_of_another_shape_than_the_checkpoints_is_refused(
     six: TrainConfig, tmp_path: Path
 ) -> None:
