@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from pipeline.command_line.failures import naming
 from pipeline.drawing.formatting import format_share
 from pipeline.drawing.web_page import clean
 
@@ -197,7 +198,8 @@ def write_figure(figure: "Figure", output: Path) -> None:
     """Write a chart as .svg, .pdf or .png; errors as in `require_drawable`."""
     require_drawable(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    _save(figure, output, output.suffix[1:])
+    with naming(str(output)):
+        _save(figure, output, output.suffix[1:])
 
 
 def can_draw() -> bool:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 
-from pipeline.command_line.failures import report
+from pipeline.command_line.failures import naming, report
 
 
 def prints[**P](name: str) -> Callable[[Callable[P, Iterable[str]]], Callable[P, int]]:
@@ -23,3 +24,9 @@ def prints[**P](name: str) -> Callable[[Callable[P, Iterable[str]]], Callable[P,
         return main
 
     return command
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page; an error names the file."""
+    with naming(str(path)):
+        path.write_text(page, "utf-8")

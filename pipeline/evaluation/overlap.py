@@ -18,6 +18,7 @@ from shlex import quote
 from tqdm import tqdm
 
 from pipeline.chats.messages import CONTENT, ChatError
+from pipeline.command_line.failures import naming
 from pipeline.dataset.chosen_documents import open_remaining
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_read
@@ -99,7 +100,7 @@ def check_overlap(
     documents: set[str] = set()
     total, num_lost = count_read(dataset).totals["num_documents"], 0
     temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with naming(str(path)), temporary.open("w", encoding="utf-8") as file:
         for document_id, text in _texts(dataset, total):
             num_lost += text is None
             for question in questions.find((text or b"").decode()):

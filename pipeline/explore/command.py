@@ -13,7 +13,7 @@ from pipeline.command_line.option_parsing import (
     parse_command,
     require_known,
 )
-from pipeline.drawing.printing import prints
+from pipeline.drawing.printing import prints, write_page
 from pipeline.packing.reading import Reading
 
 # Commands' modules are imported in `lines`: help needs no numpy.
@@ -103,7 +103,7 @@ class PreviewOptions:
             max_tokens=self.max_tokens,
         )
         if self.html is not None:
-            self.html.write_text(render_page(dataset, documents), "utf-8")
+            write_page(self.html, render_page(dataset, documents))
             yield f"wrote {self.html}"
             return
         width = shutil.get_terminal_size((100, 24)).columns
@@ -199,7 +199,7 @@ class ScoresOptions:
                 quantiles=quantiles,
                 num_documents=self.documents,
             )
-            self.html.write_text(page, "utf-8")
+            write_page(self.html, page)
             yield f"wrote {self.html}"
 
 

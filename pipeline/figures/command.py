@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pipeline.command_line.option_parsing import ModelSource, Option, TokenizerSource, parse_command
 from pipeline.drawing.charts import require_drawable, write_figure
 from pipeline.drawing.formatting import short_names
-from pipeline.drawing.printing import prints
+from pipeline.drawing.printing import prints, write_page
 
 # Figures' modules are imported in `lines`: help needs no tokenizer.
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class TokensOptions:
         width = shutil.get_terminal_size((100, 24)).columns
         yield from describe_text(result, width=width)
         if self.output is not None:
-            self.output.write_text(draw_text(result), "utf-8")
+            write_page(self.output, draw_text(result))
             yield f"wrote {self.output}"
 
 
@@ -182,7 +182,7 @@ class KeptOptions:
         )
         yield kept.describe_kept(tokens)
         if self.output is not None:
-            self.output.write_text(kept.draw_kept(tokens, student[0], teacher[0]), "utf-8")
+            write_page(self.output, kept.draw_kept(tokens, student[0], teacher[0]))
             yield f"wrote {self.output}"
 
 

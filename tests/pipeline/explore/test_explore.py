@@ -207,6 +207,11 @@ def _centres(drawing: Element, block: Block, side: str) -> dict[int, float]:
     }
 
 
+def test_a_page_on_a_full_disk_is_named(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preview", str(dataset), "--html", "/dev/full"]) == 2
+    assert "/dev/full can't be written, for its disk is full" in capsys.readouterr().err
+
+
 def test_the_page_is_self_contained_and_escaped(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
