@@ -5,6 +5,7 @@ alike.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -41,10 +42,16 @@ class Texts:
     data: Sequence[bytes]
 
 
-def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitted:
+def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: Sequence[bytes]) -> Fitted:
     """Find each text in a rendering, `marked` by `mark_texts`; ChatError if one is missing."""
-    shape = find_shape(speaker, marked)
     rendered = speaker.template.render(chat.messages, chat.tools).encode()
+    for form in marked[:-1]:
+        with suppress(ChatError):
+            return _fit(find_shape(speaker, form), rendered, texts)
+    return _fit(find_shape(speaker, marked[-1]), rendered, texts)
+
+
+def _fit(shape: Shape, rendered: bytes, texts: Texts) -> Fitted:
     whole = [texts.data[number] for number in shape.texts]
     if b"".join(chain(*zip(shape.own, whole, strict=False), shape.own[-1:])) == rendered:
         held = [(n, 0, len(data)) for n, data in zip(shape.texts, whole, strict=True)]
@@ -55,7 +62,12 @@ def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: bytes) -> Fitte
         at += len(own) + stop - start
         firsts.append(at)
     said = [(firsts[s.own] + s.start, firsts[s.own] + s.stop, s) for s in shape.said]
-    return Fitted(rendered, [*shape.own], held, said)
+    own = [*shape.own]
+    for place in reversed(range(len(held))):
+        if held[place][1] == held[place][2]:  # nothing of it is shown
+            own[place : place + 2] = [own[place] + own[place + 1]]
+            del held[place]
+    return Fitted(rendered, own, held, said)
 
 
 def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
@@ -102,7 +114,7 @@ def _forms(text: str, size: int) -> Iterator[tuple[int, int]]:
     if text and (text[0].isspace() or text[-1].isspace()):
         for blank in (None, "\n"):
             start = size - len(text.lstrip(blank).encode())
-            stop = len(text.rstrip(blank).encode())
+            stop = max(start, len(text.rstrip(blank).encode()))
             yield start, stop
             yield 0, stop
             yield start, size

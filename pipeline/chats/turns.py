@@ -153,15 +153,22 @@ def _with_calls(template: ChatTemplate) -> ChatTemplate:
     return taken[0] if taken else template
 
 
-def mark_texts(chat: Chat, texts: Sequence[Text]) -> bytes:
-    """Return a chat, as JSON, with marks instead of its texts."""
+def mark_texts(chat: Chat, texts: Sequence[Text]) -> tuple[bytes, ...]:
+    """Return a chat, as JSON, with marks instead of its texts.
+
+    The last marks no blank text, which a template may treat as none; the first does, calls aside.
+    """
     if len(texts) > _LAST_MARK - _FIRST_MARK:
         raise ChatError(f"{len(texts)} texts are too many for one chat")
-    messages = [dict(message) for message in chat.messages]
-    for number, text in enumerate(texts):
-        if text.text and not text.text.isspace():
-            messages[text.message][text.field] = chr(_FIRST_MARK + number)
-    return Chat(messages, chat.tools).encode()
+    forms = []
+    for with_blank in (True, False):
+        messages = [dict(message) for message in chat.messages]
+        for number, text in enumerate(texts):
+            is_plain = text.field == CONTENT and CALLS not in messages[text.message]
+            if text.text.strip() or (with_blank and is_plain):
+                messages[text.message][text.field] = chr(_FIRST_MARK + number)
+        forms.append(Chat(messages, chat.tools).encode())
+    return (*dict.fromkeys(forms),)
 
 
 @lru_cache(maxsize=1024)

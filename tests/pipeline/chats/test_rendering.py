@@ -305,6 +305,30 @@ def test_an_earlier_empty_answer_ends_as_others() -> None:
     assert _said(chat) == ["<|im_end|>\n", "Bye.<|im_end|>\n"]
 
 
+_SPEAKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("blank", ["", "  ", " \n"])
+@pytest.mark.parametrize("last", [[], [said("Yes."), user("Sure?")]])
+@pytest.mark.parametrize(
+    ("text", "before"), [(template("chatml").text, ""), (_SPEAKS, "<|answer|>")]
+)
+def test_a_blank_answer_is_learned_to_its_line_end(
+    blank: str, last: list[dict[str, Any]], text: str, before: str
+) -> None:
+    """The line end was lost; what stands before a content was taken for the next turn's."""
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    messages = [user("Say nothing."), said(blank), user("Really?"), *last, said(blank)]
+    chat = render_chat(read_chat(messages), (side, side), LearnRule())
+    silent = f"{before}{blank}<|im_end|>\n"
+    assert _said(chat) == [silent, *([f"{before}Yes.<|im_end|>\n"] if last else []), silent]
+    assert _put_together(chat, 0) == chat.sides[0].text
+
+
 def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> None:
     other = ChatTemplate(
         "{% for m in messages %}<s>{{ m.role }}|{{ m.content }}{% for c in m.tool_calls or [] %}"
