@@ -88,6 +88,7 @@ class _Habits:
         prompt: a generation prompt's text after that.
         asking: a user's end and the generation prompt, without a header.
         end: ends an assistant's turn.
+        always: a generation prompt that follows the last turn, whether or not it is asked for.
         user_end: ends a user's.
         no_reasoning: marks empty reasoning, without white space.
     """
@@ -97,6 +98,7 @@ class _Habits:
     prompt: str
     asking: str
     end: str
+    always: str
     user_end: str
     no_reasoning: str
 
@@ -232,9 +234,15 @@ def habits_of(speaker: Speaker) -> _Habits:
     _, between, end = _MARK.split(both)
     prompted = _behind(template, [user], prompt=True)
     user_end = commonprefix([_behind(template, [user]), prompted])
+    earlier, turn_end = _earlier(template, between, end)
+    always = ""
+    if user_end == prompted:
+        always = _begun(end, turn_end, both.removeprefix(template.names.get("bos_token", "")))
+        always = always if prompted.endswith(always) else ""
+        end, user_end = end.removesuffix(always), prompted.removesuffix(always)
     shared = commonprefix([prompted, between])
     last_header = shared[len(user_end) :]
-    header = commonprefix([last_header, _earlier(template, between)[len(user_end) :]])
+    header = commonprefix([last_header, earlier[len(user_end) :]])
     thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(_FIRST_MARK + 2)}
     no_reasoning = ""
     try:
@@ -244,20 +252,30 @@ def habits_of(speaker: Speaker) -> _Habits:
     except ChatError:
         pass
     return _Habits(
-        header, last_header, prompted[len(shared) :], prompted, end, user_end, no_reasoning
+        header, last_header, prompted[len(shared) :], prompted, end, always, user_end, no_reasoning
     )
 
 
-def _earlier(template: ChatTemplate, last: str) -> str:
-    """Return the text between a user's and an assistant's that aren't the last; else `last`."""
+def _earlier(template: ChatTemplate, last: str, end: str) -> tuple[str, str]:
+    """Return the texts around an assistant's that isn't the last; else those given."""
     marks = [chr(_FIRST_MARK + number) for number in range(4)]
     roles = ("user", "assistant", "user", "assistant")
     messages = [{"role": r, CONTENT: mark} for r, mark in zip(roles, marks, strict=True)]
     try:
         rendered = template.render(messages)
     except ChatError:
-        return last
-    return _MARK.split(rendered)[1] if _MARK.findall(rendered) == marks else last
+        return last, end
+    found = _MARK.split(rendered)
+    return (found[1], found[2]) if _MARK.findall(rendered) == marks else (last, end)
+
+
+def _begun(behind: str, before_user: str, chat: str) -> str:
+    """Return another turn's beginning, behind a last answer: as before a user's, or the chat's."""
+    end = commonprefix([behind, before_user])
+    sizes = range(len(end), 0, -1)
+    begun = next((size for size in sizes if chat.startswith(end[-size:])), 0)
+    begun = behind[len(end) - begun :] if len(end) < len(behind) else ""
+    return begun if begun.strip() else ""
 
 
 def _behind(
@@ -296,6 +314,7 @@ class _Turns:
     ) -> None:
         self._speaker, self._chat, self._rendered = speaker, chat, rendered
         self._habits = habits_of(speaker)
+        self._stop = len(rendered.removesuffix(self._habits.always))
         self._places: list[dict[str, int]] = [{} for _ in chat.messages]
         for number, text in enumerate(chat.texts()):
             if number in places:
@@ -348,7 +367,7 @@ class _Turns:
 
     def _next_mark(self, number: int) -> int:
         later = (place for marks in self._places[number + 1 :] for place in marks.values())
-        return min(later, default=len(self._rendered))
+        return min(later, default=self._stop)
 
     def _start(self, number: int, at: int, first: int, *, has_text: bool) -> int | None:
         """Return a turn's start, after the header; None if it is invisible."""
@@ -425,7 +444,7 @@ class _Turns:
             alone = self._speaker.template.render(
                 [*self._chat.messages[:number], message], self._chat.tools
             )
-        tail = _MARK.split(alone)[-1]
+        tail = _MARK.split(alone)[-1].removesuffix(habits.always)
         if not self._places[number]:  # the calls come after the header and the mark of no reasoning
             place = len(commonprefix([self._asking(number), tail]))
             near = max(0, place - len(habits.last_header + habits.prompt))

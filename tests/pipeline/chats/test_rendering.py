@@ -305,6 +305,39 @@ def test_an_earlier_empty_answer_ends_as_others() -> None:
     assert _said(chat) == ["<|im_end|>\n", "Bye.<|im_end|>\n"]
 
 
+@pytest.mark.parametrize("preamble", [False, True])
+@pytest.mark.parametrize(
+    ("header", "end"),
+    [("<|%s|>", "<|end|>"), ("<|turn|>%s\n", "<|end|>\n"), ("### %s: ", "\n\n")],
+)
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (TWO_TURNS, ["It is 4.", "6, of course."]),
+        (TOOLS, ['weather {"city": "Bonn", "days": 2}', "18 degrees."]),
+        (TOOLS[:2], ['weather {"city": "Bonn", "days": 2}']),
+    ],
+)
+def test_a_generation_prompt_that_a_template_always_writes_is_not_learned(
+    messages: list[dict[str, Any]], expected: list[str], header: str, end: str, preamble: bool
+) -> None:
+    """As Command R7B's for tools and Phi-4-mini's; what it begins with begins other turns, too."""
+    text = (
+        "{{ bos_token }}"
+        + (f"{header % 'system'}Be kind.{end}" if preamble else "")
+        + "{% for m in messages %}"
+        + header % "{{ m.role }}"
+        + "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }} "
+        + "{{ c.function.arguments | tojson }}{% endfor %}"
+        + f"{{{{ {end!r} }}}}{{% endfor %}}{{{{ {header % 'assistant'!r} }}}}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat(messages), (side, side), LearnRule())
+    assert _said(chat) == [answer + end for answer in expected]
+    everything = render_chat(read_chat(messages), (side, side), LearnRule("all"))
+    assert _said(everything)[0] == messages[0]["content"] + end
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
