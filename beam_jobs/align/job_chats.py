@@ -87,7 +87,8 @@ def open_chats(
     for side, source, tokenizer in zip(SIDES, sources, tokenizers, strict=True):
         defaults = _defaults_of(source)
         text = _read_template(side, source, files.get(side), defaults, tools=options.tools)
-        names = {**_names_of(tokenizer), **defaults.names}
+        known = {**_names_of(tokenizer), **defaults.names}
+        names = {role: name for role, name in known.items() if name}
         own = tuple(control_tokens(orjson.loads(tokenizer.file_bytes)))
         template = ChatTemplate(text, dict(sorted(names.items())), chosen[side])
         try:

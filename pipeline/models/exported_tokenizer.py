@@ -119,7 +119,7 @@ def _as_in(dataset: Dataset, defaults: GenerationDefaults) -> GenerationDefaults
     return replace(
         defaults,
         templates={**defaults.templates, "default": template.text},
-        names={**template.names, **defaults.names},
+        names={**defaults.names, **template.names},
         end_ids=tuple(dict.fromkeys((*defaults.end_ids, *(token for _, token in ends[:1])))),
     )
 
@@ -206,7 +206,7 @@ def _sentencepiece_file(
 
 def _ends(own: int | None, defaults: GenerationDefaults, names: Mapping[int, str]) -> list[int]:
     """The tokens that end a text, the rows' first."""
-    called = defaults.names.get("eos_token")
+    called = defaults.names.get("eos_token") or None
     further = (*defaults.end_ids, *(token for token, name in names.items() if name == called))
     return [*dict.fromkeys(token for token in (own, *further) if token is not None)]
 

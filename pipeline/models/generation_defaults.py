@@ -37,7 +37,8 @@ class GenerationDefaults:
 
     Attributes:
         templates: chat templates by name; most models have one, "default".
-        names: special tokens, by their names in templates, such as `eos_token`.
+        names: special tokens, by their names in templates, such as `eos_token`; "" of one that is
+            null, which templates render as nothing.
         end_ids: tokens that end its output.
         settings: others, such as `temperature`.
     """
@@ -55,7 +56,7 @@ class GenerationDefaults:
             >>> own.chat_template({"eos_token": "<|endoftext|>"})
             '{%- set eos_token = "</s>" %}{{ eos_token }}'
         """
-        others = {role: name for role, name in self.names.items() if names.get(role) != name}
+        others = {r: name for r, name in self.names.items() if names.get(r, "") != name}
         made = {}
         for title, text in self.templates.items():
             meant = {role: name for role, name in others.items() if re.search(rf"\b{role}\b", text)}
@@ -84,11 +85,12 @@ def read_generation_defaults(source: str) -> GenerationDefaults:
     if not (generation or own or has_template):
         return GenerationDefaults()
     ends = generation.get("eos_token_id", _read(folder / "config.json").get("eos_token_id"))
-    special = _read(beside / "special_tokens_map.json") | own
+    given = {name: value for name, value in own.items() if value is not None}
+    special = dict.fromkeys(own) | _read(beside / "special_tokens_map.json") | given
     tokens = {
-        role: token["content"] if isinstance(token, dict) else token
+        role: token["content"] if isinstance(token, dict) else token or ""
         for role, token in special.items()
-        if role.endswith("_token") and isinstance(token, (str, dict))
+        if role.endswith("_token") and isinstance(token, (str, dict, type(None)))
     }
     templates = own.get("chat_template") or {}
     if isinstance(templates, list):

@@ -251,6 +251,21 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> 
         assert (output / "aligned" / made.chats.student.file).read_text() == expected
 
 
+def test_a_begin_that_is_null_is_rendered_as_nothing(tmp_path: Path) -> None:
+    """As transformers does; it was taken from the vocabulary."""
+    folder = write_tokenizer(tmp_path / "null", chat_tokenizer(320), "chatml")
+    (folder / "tokenizer_config.json").write_text(json.dumps(NAMES | {"bos_token": None}))
+    text = "{{ bos_token }}" + (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(text)
+    aligned, made = align_chats_job(tmp_path, _CHATS[:1], student=str(folder))
+    assert made.chats is not None
+    assert made.chats.student.names == {"eos_token": "</s>"}
+    (document,) = read_documents(aligned).values()
+    assert document.chat is not None
+    assert document.text is not None
+    assert document.chat.student.render(document.text).startswith(b"<|im_start|>user")
+
+
 def test_a_name_that_is_not_utf_8_costs_its_document_alone(tmp_path: Path) -> None:
     """It ended the job, at every start."""
     good = json.dumps({"id": "good", "messages": TWO_TURNS}).encode()

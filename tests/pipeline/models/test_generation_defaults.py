@@ -34,6 +34,22 @@ def _export(folder: Path, defaults: GenerationDefaults, tokenizer: Any = CHAT) -
     convert_tokenizer(tokenizer, record, known, config=config, defaults=defaults).write(folder)
 
 
+@pytest.mark.parametrize("in_map", [False, True])
+def test_a_begin_that_is_null_stays_nothing_in_a_template(in_map: bool, tmp_path: Path) -> None:
+    """The exported tokenizer names its vocabulary's, and the template wrote it."""
+    tokenizer = with_control_tokens(byte_level(400), "<s>", "</s>")
+    own, trained = (write_model(tmp_path / name, tokenizer) for name in ("own", "trained"))
+    (own / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    settings = {"bos_token": None, "eos_token": "</s>"}
+    (own / "tokenizer_config.json").write_text(json.dumps(settings))
+    if in_map:  # which transformers then reads
+        (own / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>"}))
+    _export(trained, read_generation_defaults(str(own)), tokenizer)
+    for folder in (own, trained):
+        chat = AutoTokenizer.from_pretrained(folder).apply_chat_template(MESSAGES, tokenize=False)
+        assert chat == ("<s>Two and two?" if in_map else "Two and two?")
+
+
 @pytest.mark.parametrize("layout", ["config", "list", "jinja", "more jinja"])
 def test_an_exported_model_chats_as_its_own_and_its_files_agree(
     layout: str, tmp_path: Path
