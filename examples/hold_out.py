@@ -22,14 +22,18 @@ def hold_out(corpus: Path, output: Path, *, every: int, text_field: str = "text"
     """Write both files; return their numbers of documents.
 
     Raises:
-        ValueError: nothing would be held out.
+        ValueError: nothing would be held out, a line has no text, or a file would be replaced.
     """
-    # Not splitlines: a JSON string may hold U+2028, which it takes for a line's end.
-    with corpus.open(encoding="utf-8", newline="\n") as file:
-        lines = file.readlines()
+    files = {name: output / f"{name}.jsonl" for name in ("heldout", "train")}
+    if corpus.resolve() in [file.resolve() for file in files.values()]:
+        raise ValueError(f"--output {output} would replace {corpus}: name another folder")
+    # Bytes: a JSON string may hold U+2028, which splitlines takes for a line's end.
+    numbered = [*enumerate(corpus.read_bytes().split(b"\n"), 1)]
+    texts = [_text_of(f"{corpus}:{n}", line, text_field) for n, line in numbered if line.strip()]
+    lines = [line + b"\n" for _, line in numbered if line.strip()]
     if not 1 < every <= len(lines):
         raise ValueError(f"--every {every} must lie in 2..{len(lines)}, the documents of {corpus}")
-    groups = group_documents([json.loads(line)[text_field] for line in lines])
+    groups = group_documents(texts)
     held = choose_groups(groups, every=every)
     if not held:
         raise ValueError(
@@ -42,8 +46,19 @@ def hold_out(corpus: Path, output: Path, *, every: int, text_field: str = "text"
     }
     output.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
-        (output / f"{name}.jsonl").write_text("".join(part), "utf-8")
+        files[name].write_bytes(b"".join(part))
     return {name: len(part) for name, part in parts.items()}
+
+
+def _text_of(place: str, line: bytes, field: str) -> str:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} is no line of JSON in UTF-8 ({error})") from None
+    text = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f'{place} is no object with a text "{field}"')
+    return text
 
 
 def group_documents(texts: Sequence[str]) -> list[int]:
@@ -100,7 +115,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--every", type=int, default=100, help="one of so many is held out (100)")
     options = parser.parse_args()
-    print(hold_out(options.input, options.output, every=options.every))
+    try:
+        print(hold_out(options.input, options.output, every=options.every))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -63,3 +63,38 @@ def test_nothing_to_hold_out_is_an_error(tmp_path: Path) -> None:
         hold_out(tmp_path / "all.jsonl", tmp_path, every=26)
     with pytest.raises(ValueError, match="its 25 documents share so many runs of 13 words"):
         hold_out(tmp_path / "all.jsonl", tmp_path, every=5)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{text}", r"all\.jsonl:3 is no line of JSON in UTF-8"),
+        (b'{"text": "caf\xe9"}', r"all\.jsonl:3 is no line of JSON in UTF-8"),
+        (b'{"messages": []}', r'all\.jsonl:3 is no object with a text "text"'),
+        (b'{"text": 5}', r'all\.jsonl:3 is no object with a text "text"'),
+        (b"[1]", r'all\.jsonl:3 is no object with a text "text"'),
+    ],
+)
+def test_a_line_without_a_text_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+    (tmp_path / "all.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
+    with pytest.raises(ValueError, match=words):
+        hold_out(tmp_path / "all.jsonl", tmp_path, every=2)
+
+
+def test_the_input_is_not_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", corpus(20))
+    before = (tmp_path / "train.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"would replace .*train\.jsonl: name another folder"):
+        hold_out(tmp_path / "train.jsonl", tmp_path / "x/..", every=5)
+    assert (tmp_path / "train.jsonl").read_bytes() == before
+
+
+def test_a_blank_line_and_a_missing_line_end_cost_nothing(tmp_path: Path) -> None:
+    texts = corpus(20)
+    write(tmp_path / "all.jsonl", texts)
+    bare = (tmp_path / "all.jsonl").read_bytes().replace(b"\n", b"\n\n").rstrip()
+    (tmp_path / "all.jsonl").write_bytes(bare)
+    counts = hold_out(tmp_path / "all.jsonl", tmp_path, every=5)
+    assert sum(counts.values()) == len(texts)
+    parts = (texts_of(tmp_path / f"{name}.jsonl") for name in counts)
+    assert sorted(text for part in parts for text in part) == sorted(texts)
