@@ -181,9 +181,10 @@ def _is_in_order(each: Fitted, place: tuple[int, int], texts: Texts, message: in
     at = 0
     for number, own in enumerate(each.own):
         if at <= place[0] and place[1] <= at + len(own):
-            before = [texts.texts[n].message for n, _, _ in each.held[:number]]
-            later = [texts.texts[n].message for n, _, _ in each.held[number:]]
-            return max(before, default=-1) <= message < min(later, default=message + 1)
+            before = texts.texts[each.held[number - 1][0]].message if number else -1
+            if number == len(each.held):
+                return before <= message
+            return before <= message < texts.texts[each.held[number][0]].message
         at += len(own)
         if number < len(each.held):
             at += each.held[number][2] - each.held[number][1]

@@ -6,11 +6,12 @@ chats of one structure share it. An assistant's turn begins after the text of
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, product
+from itertools import accumulate, product
 from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
@@ -217,7 +218,7 @@ def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
 
 def _in_own(said: Said, bounds: Sequence[int], own: Sequence[str]) -> Said:
     """Convert characters of the whole rendering to bytes of their own text."""
-    number = sum(place < said.start for place in bounds)
+    number = bisect_left(bounds, said.start)
     first = bounds[number - 1] + 1 if number else 0
     start, stop = (len(own[number][: at - first].encode()) for at in (said.start, said.stop))
     return said._replace(own=number, start=start, stop=stop)
@@ -314,11 +315,21 @@ class _Turns:
     ) -> None:
         self._speaker, self._chat, self._rendered = speaker, chat, rendered
         self._habits = habits_of(speaker)
-        self._stop = len(rendered.removesuffix(self._habits.always))
         self._places: list[dict[str, int]] = [{} for _ in chat.messages]
         for number, text in enumerate(chat.texts()):
             if number in places:
                 self._places[text.message][text.field] = places[number]
+        until = [len(rendered.removesuffix(self._habits.always))]
+        for marks in reversed(self._places):
+            until.append(min(marks.values(), default=until[-1]))
+        self._next_mark = until[-2::-1]
+        ends = (max(marks.values(), default=-1) + 1 for marks in self._places)
+        self._mark_end = [0, *accumulate(ends, max)]
+        roles = [message["role"] for message in chat.messages]
+        self._last_user, self._last_answer = (  # before each
+            [*accumulate((n if r == role else -1 for n, r in enumerate(roles)), max, initial=-1)]
+            for role in ("user", "assistant")
+        )
 
     def find(self) -> list[Said]:
         found: list[Said] = []
@@ -338,7 +349,7 @@ class _Turns:
 
     def _assistant(self, number: int, at: int) -> list[Said]:
         marks = self._places[number]
-        first = min(marks.values(), default=self._next_mark(number))
+        first = min(marks.values(), default=self._next_mark[number])
         start = self._start(number, at, first, has_text=bool(marks))
         calls = self._chat.messages[number].get(CALLS)
         if start is None:
@@ -364,10 +375,6 @@ class _Turns:
     def _hands_over(self, number: int) -> bool:
         later = self._chat.messages[number + 1 : number + 2]
         return any(message["role"] in ("user", "system") for message in later)
-
-    def _next_mark(self, number: int) -> int:
-        later = (place for marks in self._places[number + 1 :] for place in marks.values())
-        return min(later, default=self._stop)
 
     def _start(self, number: int, at: int, first: int, *, has_text: bool) -> int | None:
         """Return a turn's start, after the header; None if it is invisible."""
@@ -395,18 +402,30 @@ class _Turns:
         asked = number > 0 and self._chat.messages[number - 1]["role"] == "user"
         if asked and usual and self._rendered.startswith(usual, at):
             return at + len(usual)
-        begin = max((p + 1 for p in chain(*map(dict.values, self._places[:number]))), default=0)
-        asking = self._asking(number)
+        begin, asking, whole = self._mark_end[number], "", False
+        for earlier in self._before(number):
+            asking = self._asking(earlier)
+            whole = bool(asking) and self._rendered.startswith(asking, begin, first)
+            if whole:
+                break
         start = max(at, begin + len(commonprefix([asking, self._rendered[begin:first]])))
         if not self._habits.header:
             return start
         behind = self._rendered[start:first]
-        whole = asking and self._rendered.startswith(asking, begin, first)
         return start + len(behind) - len(behind.lstrip()) if whole else None
 
-    def _asking(self, number: int) -> str:
-        earlier = self._chat.messages[:number]
+    def _asking(self, earlier: Sequence[Mapping[str, Any]]) -> str:
         return _behind(self._speaker.template, earlier, self._chat.tools, prompt=True)
+
+    def _before(self, number: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+        """Yield the nearest messages before one, as all take long to render, then all."""
+        messages, user = self._chat.messages, self._last_user[number]
+        system = [m for m in messages[:1] if m["role"] == "system"]
+        since = max(user + 1, self._last_answer[number])
+        near = [*system, messages[user], *messages[since:number]]
+        if user >= 0 and len(near) < number:
+            yield near
+        yield messages[:number]
 
     def _end(self, number: int, last: int) -> tuple[int, int]:
         rendered, usual = self._rendered, self._habits.end
@@ -414,7 +433,7 @@ class _Turns:
             number == len(self._chat.messages) - 1,
             self._chat.messages[number].get(CALLS),
         )
-        until = self._next_mark(number)
+        until = self._next_mark[number]
         if calls:
             whole = until if is_last else last + self._length_of_calls(number, last, until)
             length = self._closing(rendered[last:whole])
@@ -436,24 +455,11 @@ class _Turns:
     def _length_of_calls(self, number: int, last: int, until: int) -> int:
         """Return the length of text after `last` until the calls stop."""
         behind, habits = self._rendered[last:until], self._habits
-        alone = ""
-        message = dict(self._chat.messages[number])
-        if REASONING not in self._places[number]:  # it may be dropped only before a later turn
-            message.pop(REASONING, None)
-        with suppress(ChatError):
-            alone = self._speaker.template.render(
-                [*self._chat.messages[:number], message], self._chat.tools
-            )
-        tail = _MARK.split(alone)[-1].removesuffix(habits.always)
-        if not self._places[number]:  # the calls come after the header and the mark of no reasoning
-            place = len(commonprefix([self._asking(number), tail]))
-            near = max(0, place - len(habits.last_header + habits.prompt))
-            if habits.header and habits.header in tail[near:]:
-                place = max(place, habits.after_header(tail, tail.find(habits.header, near)))
-            tail = tail[place:]
-            tail = tail[_length_of(habits.no_reasoning, tail) :]
-        if tail and behind.lstrip().startswith(tail.lstrip()):
-            return len(behind) - len(behind.lstrip()) + len(tail.lstrip())
+        tail = ""
+        for earlier in self._before(number):
+            tail = self._calls_alone(number, earlier)
+            if tail and behind.lstrip().startswith(tail.lstrip()):
+                return len(behind) - len(behind.lstrip()) + len(tail.lstrip())
         place = behind.find(habits.end) if habits.end else -1
         if place >= 0:
             return place + len(habits.end)
@@ -465,6 +471,24 @@ class _Turns:
             if any(text.startswith(name, shared - size) for text in (tail, behind))
         )
         return min(halves, default=shared)
+
+    def _calls_alone(self, number: int, earlier: Sequence[Mapping[str, Any]]) -> str:
+        """Return what follows a message's texts, or its header, if it is the last."""
+        habits, message, alone = self._habits, dict(self._chat.messages[number]), ""
+        if REASONING not in self._places[number]:  # it may be dropped only before a later turn
+            message.pop(REASONING, None)
+        with suppress(ChatError):
+            alone = self._speaker.template.render([*earlier, message], self._chat.tools)
+        tail = _MARK.split(alone)[-1].removesuffix(habits.always)
+        if self._places[number]:
+            return tail
+        # The calls come after the header and the mark of no reasoning.
+        place = len(commonprefix([self._asking(earlier), tail]))
+        near = max(0, place - len(habits.last_header + habits.prompt))
+        if habits.header and habits.header in tail[near:]:
+            place = max(place, habits.after_header(tail, tail.find(habits.header, near)))
+        tail = tail[place:]
+        return tail[_length_of(habits.no_reasoning, tail) :]
 
     def _closing(self, turn: str) -> int:
         if self._habits.end and turn.endswith(self._habits.end):

@@ -338,6 +338,35 @@ def test_a_generation_prompt_that_a_template_always_writes_is_not_learned(
     assert _said(everything)[0] == messages[0]["content"] + end
 
 
+@pytest.mark.parametrize("header", ["<|im_start|>%s\n", ""])
+def test_a_long_chat_of_calls_is_rendered_few_times(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call, and every answer to a result, rendered all that was before it, twice."""
+    text = (
+        "{% for m in messages %}"
+        + header.replace("%s", "{{ m.role }}")
+        + "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+        + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
+        + header.replace("%s", "assistant")
+        + "{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    messages = [TOOLS[0], *TOOLS[1:3] * 200, TOOLS[3], user("Thanks"), said("Bye.")]
+    chat, sizes = read_chat(messages), list[int]()
+    render = ChatTemplate.render
+
+    def count(self: ChatTemplate, given: Any, *rest: Any, **more: Any) -> str:
+        sizes.append(len(given))
+        return render(self, given, *rest, **more)
+
+    monkeypatch.setattr(ChatTemplate, "render", count)
+    rendered = render_chat(chat, (side, side), LearnRule())
+    assert sum(sizes) < 20 * len(messages)
+    call = '{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}<|im_end|>\n'
+    assert _said(rendered) == [*[call] * 200, "18 degrees.<|im_end|>\n", "Bye.<|im_end|>\n"]
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
