@@ -485,8 +485,9 @@ class _Turns:
         # The calls come after the header and the mark of no reasoning.
         place = len(commonprefix([self._asking(earlier), tail]))
         near = max(0, place - len(habits.last_header + habits.prompt))
-        if habits.header and habits.header in tail[near:]:
-            place = max(place, habits.after_header(tail, tail.find(habits.header, near)))
+        if habits.header and habits.header in tail[near:]:  # of the prompt all or nothing
+            place = habits.after_header(tail, tail.find(habits.header, near))
+            place += len(habits.prompt) if tail.startswith(habits.prompt, place) else 0
         tail = tail[place:]
         return tail[_length_of(habits.no_reasoning, tail) :]
 

@@ -367,6 +367,21 @@ def test_a_long_chat_of_calls_is_rendered_few_times(
     assert _said(rendered) == [*[call] * 200, "18 degrees.<|im_end|>\n", "Bye.<|im_end|>\n"]
 
 
+def test_a_call_that_begins_like_the_prompts_thoughts_is_learned() -> None:
+    """As Gemma 4's: half of its prompt's mark was taken for the header, and the call as dropped."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ m.content }}<response|>{% else %}"
+        "<|turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}"
+        "<|call>{{ c.function | tojson }}<call|>{% endfor %}{{ m.content }}"
+        "{{ '<|response>' if m.tool_calls else '<turn|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>assistant\n<|thought>\n<thought|>{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    call = '<|call>{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}<call|><|response>'
+    chat = render_chat(read_chat([*TOOLS[:3], *TOOLS[1:]]), (side, side), LearnRule())
+    assert _said(chat) == [call, call, "18 degrees.<turn|>\n"]
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
