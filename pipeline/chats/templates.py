@@ -34,6 +34,7 @@ class ChatTemplate:
         parts: it takes contents only as lists of parts.
         json_arguments: it takes calls' arguments only as JSON.
         null_content: it shows calls only if the content is None, not missing.
+        tools_list: it takes no tools only as an empty list.
     """
 
     text: str
@@ -42,6 +43,7 @@ class ChatTemplate:
     parts: bool = False
     json_arguments: bool = False
     null_content: bool = False
+    tools_list: bool = False
 
     def render(
         self,
@@ -55,9 +57,8 @@ class ChatTemplate:
         try:
             template = _compile(self.text, self.options.get(TODAY, ""))
             given = [self._given(message) for message in messages]
-            return template.render(
-                messages=given, tools=list(tools) or None, documents=None, **values
-            )
+            taken = list(tools) or ([] if self.tools_list else None)
+            return template.render(messages=given, tools=taken, documents=None, **values)
         except Exception as error:  # of any kind: a template is a program
             raise ChatError(f"the chat template refuses it: {_words(error)}") from error
 

@@ -112,20 +112,21 @@ class _Habits:
 def settle_speaker(
     template: ChatTemplate, controls: Sequence[str], *, side: str, remedy: str = ""
 ) -> Speaker:
-    """Return a side's template with the forms of content and calls that it takes.
+    """Return a side's template with the forms of tools, content and calls that it takes.
 
     ChatError, with `remedy` or an option of align, if it shows contents neither as strings nor as
     text parts.
     """
     reasons = []
-    for parts in (False, True):
-        speaker = Speaker(replace(template, parts=parts), tuple(controls))
+    for tools_list, parts in product((False, True), repeat=2):
+        form = replace(template, parts=parts, tools_list=tools_list)
+        speaker = Speaker(form, tuple(controls))
         try:
             habits_of(speaker)
             return replace(speaker, template=_with_calls(speaker.template))
         except ChatError as error:
             reasons.append(str(error))
-    why, in_parts = reasons
+    why, in_parts = reasons[:2]
     if in_parts != why:
         why += f" ({in_parts} if contents are lists of parts)"
     raise ChatError(

@@ -458,6 +458,16 @@ def test_a_template_that_takes_parts_gets_parts() -> None:
     assert chat.sides[0].text.startswith(b"user: What is 2+2?</s>assistant: It is 4.</s>")
 
 
+def test_a_template_for_tools_takes_a_chat_without_any() -> None:
+    """Hermes' and Command R+'s `tool_use` loop over tools, and were refused with all chats."""
+    text = "{% for t in tools %}{{ t.function.name }}\n{% endfor %}" + template("chatml").text
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    for tools, before in (((), b""), ([WEATHER], b"weather\n")):
+        chat = render_chat(read_chat(TWO_TURNS, [*tools]), (side, side), LearnRule())
+        assert chat.sides[0].text.startswith(before + b"<|im_start|>user")
+        assert _said(chat) == ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n"]
+
+
 def test_the_day_of_a_template_is_the_one_that_is_given() -> None:
     text = "{{ strftime_now('%Y/%m/%d') }}{% for m in messages %}{{ m.content }}</s>{% endfor %}"
     side = settle_speaker(ChatTemplate(text, NAMES, {"today": "2026-01-31"}), (), side="student")
