@@ -62,12 +62,12 @@ def _fit(shape: Shape, rendered: bytes, texts: Texts) -> Fitted:
         at += len(own) + stop - start
         firsts.append(at)
     said = [(firsts[s.own] + s.start, firsts[s.own] + s.stop, s) for s in shape.said]
-    own = [*shape.own]
+    around = [*shape.own]
     for place in reversed(range(len(held))):
         if held[place][1] == held[place][2]:  # nothing of it is shown
-            own[place : place + 2] = [own[place] + own[place + 1]]
+            around[place : place + 2] = [around[place] + around[place + 1]]
             del held[place]
-    return Fitted(rendered, own, held, said)
+    return Fitted(rendered, around, held, said)
 
 
 def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:

@@ -275,8 +275,8 @@ def _begun(behind: str, before_user: str, chat: str) -> str:
     """Return another turn's beginning, behind a last answer: as before a user's, or the chat's."""
     end = commonprefix([behind, before_user])
     sizes = range(len(end), 0, -1)
-    begun = next((size for size in sizes if chat.startswith(end[-size:])), 0)
-    begun = behind[len(end) - begun :] if len(end) < len(behind) else ""
+    shared = next((size for size in sizes if chat.startswith(end[-size:])), 0)
+    begun = behind[len(end) - shared :] if len(end) < len(behind) else ""
     return begun if begun.strip() else ""
 
 
