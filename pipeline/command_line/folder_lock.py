@@ -53,7 +53,7 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
 def make_local_folder(path: str) -> None:
     """Create a folder.
 
-    NotADirectoryError if a file is in the way, PermissionError if refused.
+    NotADirectoryError if a file is in the way, PermissionError if refused, OSError of a full disk.
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -63,6 +63,8 @@ def make_local_folder(path: str) -> None:
         refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
         raise hinted(refusal, f"--output {quote(f'{file}-2')}") from error
     except OSError as error:  # not this user's, read-only, or not a real file system
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise PermissionError(
             f"{path} can't be made ({error.strerror}): name a folder that you may write to"
         ) from error
