@@ -32,10 +32,10 @@ from measure import Report, Times, measure, run_process
 from pipeline.alignment import align_batch
 from pipeline.batches import SourceDocument
 from pipeline.chats.chat_alignment import ChatSide, align_chats
+from pipeline.chats.habits import Speaker, settle_speaker
 from pipeline.chats.messages import Chat
 from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import Speaker, settle_speaker
 from pipeline.dataset.writing import ShardWriter
 from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
 

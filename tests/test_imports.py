@@ -46,7 +46,7 @@ ALLOWED = {
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
     "pipeline.packing.opening": "pipeline.packing pipeline.dataset",
     "pipeline.models": "pipeline.dataset pipeline.losses pipeline.tokenization pipeline.remote"
-    " pipeline.chats.turns pipeline.packing.opening pipeline.packing.rules",
+    " pipeline.chats.habits pipeline.packing.opening pipeline.packing.rules",
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.losses"

@@ -21,9 +21,9 @@ from schemas.manifest import ChatsRecord, TemplateRecord
 
 if TYPE_CHECKING:
     from beam_jobs.align.inputs.documents import PlacedDocument
+    from pipeline.chats.habits import Speaker
     from pipeline.chats.rendering import LearnRule
     from pipeline.chats.templates import ChatTemplate
-    from pipeline.chats.turns import Speaker
     from pipeline.models.generation_defaults import GenerationDefaults
     from pipeline.tokenization import Tokenizer
 
@@ -45,7 +45,7 @@ class JobChats:
     @cached_property
     def speakers(self) -> tuple[Speaker, Speaker]:
         """Templates with their tokenizers' control tokens."""
-        from pipeline.chats.turns import Speaker
+        from pipeline.chats.habits import Speaker
 
         student, teacher = map(Speaker, self.templates, self.controls)
         return student, teacher
@@ -78,9 +78,9 @@ def open_chats(
     refuse_controls: bool,
 ) -> JobChats:
     """Read both sides' templates; OptionsError if one isn't usable."""
+    from pipeline.chats.habits import settle_speaker
     from pipeline.chats.rendering import LearnRule
     from pipeline.chats.templates import ChatTemplate
-    from pipeline.chats.turns import settle_speaker
 
     files, chosen = options.template_files, options.template_values
     templates, controls = [], []

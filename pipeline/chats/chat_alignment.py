@@ -25,6 +25,7 @@ from pipeline.batches import (
     join_batches,
     without_failures,
 )
+from pipeline.chats.habits import Speaker
 from pipeline.chats.kernels import (
     count_seams,
     find_origins,
@@ -36,7 +37,6 @@ from pipeline.chats.kernels import (
 )
 from pipeline.chats.messages import ChatError, decode_chat
 from pipeline.chats.rendering import LearnRule, RenderedChat, Rendering, render_chat
-from pipeline.chats.turns import Speaker
 from pipeline.tokenization import Tokenizer
 
 _PART_BYTES = 1 << 18

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from pipeline.chats.habits import Speaker
 from pipeline.chats.messages import CALLS, Chat, ChatError, Text
 from pipeline.chats.templates import to_json
-from pipeline.chats.turns import Said, Shape, Speaker, find_shape
+from pipeline.chats.turns import Said, Shape, find_shape
 
 Held = tuple[int, int, int]
 """Part of a text that a rendering holds: the text's number, and the range of its bytes."""

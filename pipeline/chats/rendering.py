@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple
 import orjson
 
 from pipeline.chats.fitting import Fitted, Texts, fit_chat, share_calls
+from pipeline.chats.habits import Speaker
 from pipeline.chats.messages import CALLS, CONTENT, REASONING, WEIGHT, Chat, ChatError
-from pipeline.chats.turns import Said, Speaker, mark_texts
+from pipeline.chats.turns import Said, mark_texts
 
 Learn = Literal["assistant", "last", "all"]
 """Texts to learn: assistants', the last assistant's, or all."""

@@ -5,38 +5,28 @@ chats of one structure share it. An assistant's turn begins after the text of
 `add_generation_prompt`, and ends as at a chat's end.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, product
+from itertools import accumulate
 from os.path import commonprefix
 from typing import Any, Literal, NamedTuple
 
-from pipeline.chats.messages import (
-    CALLS,
-    CONTENT,
-    REASONING,
-    Chat,
-    ChatError,
-    Text,
-    decode_chat,
+from pipeline.chats.habits import (
+    FIRST_MARK,
+    LAST_MARK,
+    MARK,
+    Speaker,
+    habits_of,
+    length_of,
+    text_behind,
 )
-from pipeline.chats.templates import ChatTemplate
+from pipeline.chats.messages import CALLS, CONTENT, REASONING, Chat, ChatError, Text, decode_chat
 
 Kind = Literal["reasoning", "content", "calls", "end"]
 """The use of own text: marks of reasoning, before a content, calls of tools, the end of a turn."""
-
-_FIRST_MARK, _LAST_MARK = 0xF0000, 0xFFFFD  # a plane for private use
-_MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
-_USER, _SAID = chr(_FIRST_MARK), chr(_FIRST_MARK + 1)
-_CALL: dict[str, Any] = {
-    "type": "function",
-    "id": "call00000",
-    "function": {"name": "look", "arguments": {}},
-}
 
 
 class Said(NamedTuple):
@@ -68,101 +58,12 @@ class Shape:
     said: tuple[Said, ...]
 
 
-@dataclass(frozen=True)
-class Speaker:
-    """A side's template, and its tokenizer's control strings."""
-
-    template: ChatTemplate
-    controls: tuple[str, ...] = ()
-
-    def __hash__(self) -> int:
-        return hash(self.template)  # there may be hundreds of control tokens
-
-
-@dataclass(frozen=True)
-class _Habits:
-    """A template's text around turns, as small chats show it.
-
-    Attributes:
-        header: begins every assistant's turn.
-        last_header: begins the last one, by the header and what is put before its reasoning.
-        prompt: a generation prompt's text after that.
-        asking: a user's end and the generation prompt, without a header.
-        end: ends an assistant's turn.
-        always: a generation prompt that follows the last turn, whether or not it is asked for.
-        user_end: ends a user's.
-        no_reasoning: marks empty reasoning, without white space.
-    """
-
-    header: str
-    last_header: str
-    prompt: str
-    asking: str
-    end: str
-    always: str
-    user_end: str
-    no_reasoning: str
-
-    def after_header(self, text: str, place: int) -> int:
-        """Return the end of the header at a place."""
-        whole = text.startswith(self.last_header, place)
-        return place + len(self.last_header if whole else self.header)
-
-
-def settle_speaker(
-    template: ChatTemplate, controls: Sequence[str], *, side: str, remedy: str = ""
-) -> Speaker:
-    """Return a side's template with the forms of tools, content and calls that it takes.
-
-    ChatError, with `remedy` or an option of align, if it shows contents neither as strings nor as
-    text parts.
-    """
-    reasons = []
-    for tools_list, parts in product((False, True), repeat=2):
-        form = replace(template, parts=parts, tools_list=tools_list)
-        speaker = Speaker(form, tuple(controls))
-        try:
-            habits_of(speaker)
-            return replace(speaker, template=_with_calls(speaker.template))
-        except ChatError as error:
-            reasons.append(str(error))
-    why, in_parts = reasons[:2]
-    if in_parts != why:
-        why += f" ({in_parts} if contents are lists of parts)"
-    raise ChatError(
-        f"the {side}'s chat template doesn't show the texts of a user and an assistant: "
-        f"{why}: a template that needs images can't be used; "
-        + (remedy or f"give another one, --chat-template {side}=FILE")
-    )
-
-
-def _with_calls(template: ChatTemplate) -> ChatTemplate:
-    """Choose the form of calls that a template shows, else one that it takes."""
-    name, arguments = _CALL["function"]["name"], {"city": "Bonn"}
-    call = {**_CALL, "function": {"name": name, "arguments": arguments}}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", CONTENT: "?"},
-        {"role": "assistant", CALLS: [call]},
-    ]
-    taken = []
-    for null_content, json_arguments in product((False, True), repeat=2):
-        settled = replace(template, null_content=null_content, json_arguments=json_arguments)
-        with suppress(ChatError):
-            rendered = settled.render(messages)
-            if str(arguments) in rendered:  # Python's form: it expects JSON
-                continue
-            if name in rendered:
-                return settled
-            taken.append(settled)
-    return taken[0] if taken else template
-
-
 def mark_texts(chat: Chat, texts: Sequence[Text]) -> tuple[bytes, ...]:
     """Return a chat, as JSON, with marks instead of its texts.
 
     The last marks no blank text, which a template may treat as none; the first does, calls aside.
     """
-    if len(texts) > _LAST_MARK - _FIRST_MARK:
+    if len(texts) > LAST_MARK - FIRST_MARK:
         raise ChatError(f"{len(texts)} texts are too many for one chat")
     forms = []
     for with_blank in (True, False):
@@ -170,7 +71,7 @@ def mark_texts(chat: Chat, texts: Sequence[Text]) -> tuple[bytes, ...]:
         for number, text in enumerate(texts):
             is_plain = text.field == CONTENT and CALLS not in messages[text.message]
             if text.text.strip() or (with_blank and is_plain):
-                messages[text.message][text.field] = chr(_FIRST_MARK + number)
+                messages[text.message][text.field] = chr(FIRST_MARK + number)
         forms.append(Chat(messages, chat.tools).encode())
     return (*dict.fromkeys(forms),)
 
@@ -185,7 +86,7 @@ def find_shape(speaker: Speaker, marked: bytes) -> Shape:
     rendered = speaker.template.render(chat.messages, chat.tools)
     texts = [*chat.texts()]
     places = _places(rendered, texts)
-    own = tuple(_MARK.split(rendered))
+    own = tuple(MARK.split(rendered))
     said = _Turns(speaker, chat, rendered, places).find()
     bounds = sorted(places.values())
     return Shape(
@@ -199,8 +100,8 @@ def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
     """Return texts' places in the rendering by number, ascending."""
     places: dict[int, int] = {}
     last = -1
-    for match in _MARK.finditer(rendered):
-        number = ord(match[0]) - _FIRST_MARK
+    for match in MARK.finditer(rendered):
+        number = ord(match[0]) - FIRST_MARK
         if number >= len(texts):
             raise ChatError("its tools hold a character that is kept for marks")
         what = f"{texts[number].field} of message {texts[number].message}"
@@ -212,7 +113,7 @@ def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
         places[number] = match.start()
         last = number
     for number, text in enumerate(texts):
-        if number not in places and text.field == CONTENT and _MARK.match(text.text):
+        if number not in places and text.field == CONTENT and MARK.match(text.text):
             raise _drops(CONTENT, text.message)
     return places
 
@@ -223,91 +124,6 @@ def _in_own(said: Said, bounds: Sequence[int], own: Sequence[str]) -> Said:
     first = bounds[number - 1] + 1 if number else 0
     start, stop = (len(own[number][: at - first].encode()) for at in (said.start, said.stop))
     return said._replace(own=number, start=start, stop=stop)
-
-
-@lru_cache(maxsize=64)
-def habits_of(speaker: Speaker) -> _Habits:
-    """Find a template's text around turns; ChatError if it doesn't show two small texts."""
-    template = speaker.template
-    user = {"role": "user", CONTENT: _USER}
-    both = template.render([user, {"role": "assistant", CONTENT: _SAID}])
-    if _MARK.findall(both) != [_USER, _SAID]:
-        raise ChatError("it shows " + ("one of them twice" if _USER in both else "none of them"))
-    _, between, end = _MARK.split(both)
-    prompted = _behind(template, [user], prompt=True)
-    user_end = commonprefix([_behind(template, [user]), prompted])
-    earlier, turn_end = _earlier(template, between, end)
-    always = ""
-    if user_end == prompted:
-        always = _begun(end, turn_end, both.removeprefix(template.names.get("bos_token", "")))
-        always = always if prompted.endswith(always) else ""
-        end, user_end = end.removesuffix(always), prompted.removesuffix(always)
-    shared = commonprefix([prompted, between])
-    last_header = shared[len(user_end) :]
-    header = commonprefix([last_header, earlier[len(user_end) :]])
-    thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(_FIRST_MARK + 2)}
-    no_reasoning = ""
-    try:
-        parts = _MARK.split(template.render([user, thinking]))
-        if len(parts) == 4:
-            no_reasoning = _dense(parts[1][len(shared) :] + parts[2])
-    except ChatError:
-        pass
-    return _Habits(
-        header, last_header, prompted[len(shared) :], prompted, end, always, user_end, no_reasoning
-    )
-
-
-def _earlier(template: ChatTemplate, last: str, end: str) -> tuple[str, str]:
-    """Return the texts around an assistant's that isn't the last; else those given."""
-    marks = [chr(_FIRST_MARK + number) for number in range(4)]
-    roles = ("user", "assistant", "user", "assistant")
-    messages = [{"role": r, CONTENT: mark} for r, mark in zip(roles, marks, strict=True)]
-    try:
-        rendered = template.render(messages)
-    except ChatError:
-        return last, end
-    found = _MARK.split(rendered)
-    return (found[1], found[2]) if _MARK.findall(rendered) == marks else (last, end)
-
-
-def _begun(behind: str, before_user: str, chat: str) -> str:
-    """Return another turn's beginning, behind a last answer: as before a user's, or the chat's."""
-    end = commonprefix([behind, before_user])
-    sizes = range(len(end), 0, -1)
-    shared = next((size for size in sizes if chat.startswith(end[-size:])), 0)
-    begun = behind[len(end) - shared :] if len(end) < len(behind) else ""
-    return begun if begun.strip() else ""
-
-
-def _behind(
-    template: ChatTemplate,
-    messages: Sequence[Any],
-    tools: Sequence[Any] = (),
-    *,
-    prompt: bool = False,
-) -> str:
-    """Return the text after a chat's last text; "" if it is refused."""
-    try:
-        rendered = template.render(messages, tools, add_generation_prompt=prompt)
-    except ChatError:
-        return ""
-    return _MARK.split(rendered)[-1] if _MARK.search(rendered) else ""
-
-
-def _dense(text: str) -> str:
-    return "".join(text.split())
-
-
-def _length_of(dense: str, text: str) -> int:
-    """Return the length of a text's start that spells `dense`, white space aside, or 0."""
-    at = 0
-    for character in dense:
-        at += len(text[at:]) - len(text[at:].lstrip())
-        if not text.startswith(character, at):
-            return 0
-        at += 1
-    return at and at + len(text[at:]) - len(text[at:].lstrip())
 
 
 class _Turns:
@@ -388,7 +204,7 @@ class _Turns:
             start = start if start != at or has_text else None
         if start is None:
             return first if has_text else None
-        empty = _length_of(habits.no_reasoning, rendered[start:first])
+        empty = length_of(habits.no_reasoning, rendered[start:first])
         if not empty and rendered.startswith(habits.prompt, start, first):
             return start + len(habits.prompt)
         return start + empty
@@ -416,7 +232,7 @@ class _Turns:
         return start + len(behind) - len(behind.lstrip()) if whole else None
 
     def _asking(self, earlier: Sequence[Mapping[str, Any]]) -> str:
-        return _behind(self._speaker.template, earlier, self._chat.tools, prompt=True)
+        return text_behind(self._speaker.template, earlier, self._chat.tools, prompt=True)
 
     def _before(self, number: int) -> Iterator[Sequence[Mapping[str, Any]]]:
         """Yield the nearest messages before one, as all take long to render, then all."""
@@ -480,7 +296,7 @@ class _Turns:
             message.pop(REASONING, None)
         with suppress(ChatError):
             alone = self._speaker.template.render([*earlier, message], self._chat.tools)
-        tail = _MARK.split(alone)[-1].removesuffix(habits.always)
+        tail = MARK.split(alone)[-1].removesuffix(habits.always)
         if self._places[number]:
             return tail
         # The calls come after the header and the mark of no reasoning.
@@ -490,7 +306,7 @@ class _Turns:
             place = habits.after_header(tail, tail.find(habits.header, near))
             place += len(habits.prompt) if tail.startswith(habits.prompt, place) else 0
         tail = tail[place:]
-        return tail[_length_of(habits.no_reasoning, tail) :]
+        return tail[length_of(habits.no_reasoning, tail) :]
 
     def _closing(self, turn: str) -> int:
         if self._habits.end and turn.endswith(self._habits.end):

@@ -5,9 +5,9 @@ from hashlib import sha256
 
 import orjson
 
+from pipeline.chats.habits import Speaker, settle_speaker
 from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import Speaker, settle_speaker
 from pipeline.dataset.dataset_reading import read_whole
 from pipeline.dataset.files import Dataset
 from pipeline.tokenization.definition import control_tokens

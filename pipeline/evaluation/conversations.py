@@ -14,10 +14,10 @@ from lm_eval.api.model import LM
 
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.chats.chat_alignment import ChatSide, align_chats
+from pipeline.chats.habits import settle_speaker
 from pipeline.chats.messages import CONTENT, Chat, ChatError
 from pipeline.chats.rendering import LearnRule
 from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import settle_speaker
 from pipeline.evaluation.answer_log import AnswerLog
 from pipeline.evaluation.context_room import Room
 from pipeline.evaluation.sets import Item, chat_of

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from transformers import AutoTokenizer, PreTrainedModel
 
-from pipeline.chats.turns import habits_of
+from pipeline.chats.habits import habits_of
 from pipeline.dataset.chat_templates import load_speakers
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import find_text, load_dataset_tokenizer

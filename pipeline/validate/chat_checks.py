@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from pipeline.batches import TokenBatch
 from pipeline.chats.chat_alignment import count_controls
+from pipeline.chats.habits import Speaker
 from pipeline.chats.kernels import find_origins
 from pipeline.chats.messages import ChatError
 from pipeline.chats.rendering import LearnRule, render_chat, restore_chat
-from pipeline.chats.turns import Speaker
 from pipeline.dataset.chat_index import count_learned
 from schemas.document import AlignedDocument, StoredSide, tokens_over
 

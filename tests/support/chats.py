@@ -7,8 +7,8 @@ from typing import Any
 
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions, ChatOptions
+from pipeline.chats.habits import Speaker, settle_speaker
 from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import Speaker, settle_speaker
 from pipeline.tokenization import Tokenizer
 from schemas.manifest import Manifest
 from tests.support.datasets import byte_level, with_control_tokens

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from pipeline.chats.habits import settle_speaker
 from pipeline.chats.messages import ChatError, read_chat
 from pipeline.chats.rendering import Learn, LearnRule, RenderedChat, render_chat, restore_chat
 from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import settle_speaker
 from tests.support.chats import (
     CONTROLS,
     NAMES,

@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from pipeline.chats.habits import habits_of, settle_speaker
 from pipeline.chats.messages import ChatError, read_chat
 from pipeline.chats.rendering import LearnRule, render_chat
 from pipeline.chats.templates import ChatTemplate
-from pipeline.chats.turns import habits_of, settle_speaker
 from tests.support.chats import SYSTEM, THINKING, TOOLS, TWO_TURNS, WEATHER, said, user
 from tests.support.tokenizer_zoo import PACKAGED
 
