@@ -487,7 +487,7 @@ def test_a_whole_chain_makes_a_table_and_goes_on_where_it_stopped(tmp_path: Path
     run()
     assert (own / "records" / "distill-0.json").stat().st_mtime_ns == before
     names = {path.stem for path in (own / "records").glob("*.json")}
-    assert names == {"start-0", "teacher-0", *(f"{arm.name}-0" for arm in few.ARMS)}
+    assert names == {"start-0", "original-0", *(f"{arm.name}-0" for arm in few.ARMS)}
     for arm in few.ARMS:
         path = own / "records" / f"{arm.name}-0.json"
         record = json.loads(path.read_text("utf-8"))
