@@ -42,7 +42,7 @@ from beam_jobs.running.job_progress import JobStage, reset_progress, run_with_ba
 from beam_jobs.running.run_options import HERE, RunOptions
 from beam_jobs.running.workers import WorkerDiedError, Workers, run_supervised
 from beam_jobs.shortages import explain_shortage
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import HINT, hinted
 
 _OF_CLUSTERS = (
     *(WorkerOptions, PortableOptions, FlinkRunnerOptions, SparkRunnerOptions, PrismRunnerOptions),
@@ -55,6 +55,10 @@ _OF_ANY_RUNNER = {
     *("--save_main_session", "--no_save_main_session", "--no_gcsio_throttling_counter"),
 }
 """Options of clusters that work anywhere, as do names with gcs, gcp or bucket."""
+
+_AGAIN = "run the same command again"
+_HINT_LINE = re.compile(rf"^{HINT}(.+)", re.MULTILINE)
+"""In a traceback, also in a worker's that a runner hands on as text."""
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +172,16 @@ def _job_error(error: Exception, run_folder: str, disk_bytes: int | None) -> Job
     shortage = explain_shortage(details, os.path.dirname(run_folder), disk_bytes)
     if shortage is not None:
         cause = f"{cause}: {shortage}" if has_died else shortage
+    hints = [] if has_died or shortage else _HINT_LINE.findall(details)
+    told = "" if hints or _AGAIN in cause else f"; {RESUME}"
     path = storage.join(run_folder, "error.txt")
     try:
         storage.write_atomically(path, f"{cause}\n\n{details}".encode(), scratch=run_folder)
+        told = f" ({'its log' if has_died else 'traceback'} in {path}){told}"
     except OSError:  # the disk is full
-        return JobError(f"{cause}; {RESUME}")
-    return JobError(f"{cause} ({'its log' if has_died else 'traceback'} in {path}); {RESUME}")
+        pass
+    failure = JobError(f"{cause}{told}")
+    return hinted(failure, hints[-1]) if hints else failure
 
 
 def _require_ours_to_start(

@@ -3,6 +3,7 @@
 import logging
 import math
 
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import load_dataset_tokenizer
 
@@ -45,9 +46,11 @@ def require_trained(
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)
     if mean_loss < _CHANCE_SHARE * chance:
         return
-    remedy = f"pass {accepted_by} only to test or to measure speed" if accepted_by else ""
-    raise UntrainedTeacherError(
+    error = UntrainedTeacherError(
         f"the teacher's mean loss on {text} is {mean_loss:.2f} nats per token, chance is "
-        f"{chance:.2f}: its weights did not load, or they belong to another tokenizer; "
-        + (remedy or "check the files")
+        f"{chance:.2f}: its weights did not load, or they belong to another tokenizer; check the "
+        "files"
     )
+    if accepted_by:
+        hinted(error, f"{accepted_by}  # only to test or to measure speed")
+    raise error

@@ -16,6 +16,7 @@ from safetensors.numpy import load
 
 from beam_jobs import shortages
 from beam_jobs.job_errors import JobError
+from beam_jobs.running.exits import RESUME
 from beam_jobs.score import summary
 from beam_jobs.score.command import main
 from beam_jobs.score.summary import estimate_disk
@@ -206,7 +207,7 @@ def test_teachers_and_rules_lie_side_by_side(copied: Path) -> None:
     assert len({scores.sidecars[0].context_sha256 for scores in found}) == 2
 
 
-@pytest.mark.parametrize("damage", ["teacher", "document"])
+@pytest.mark.parametrize("damage", ["teacher", "device", "document"])
 def test_what_stops_the_job(
     unscored: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,12 +215,19 @@ def test_what_stops_the_job(
     if damage == "teacher":
         arguments.remove("--allow-untrained-teacher")
         message = r"mean loss on a plain English text is 6\..*chance is 6\.17: its weights did not"
+        hint = "hint: --allow-untrained-teacher  # only to test or to measure speed"
+    elif damage == "device":
+        arguments += ["--device", "cuda:99"]
+        message, hint = r"--device cuda:99: torch \S+ sees \d GPUs here", "hint: --device cpu"
     else:
         tar = sorted((unscored / "data").glob("*.tar"))[1]
         flip(tar, 5000)
         message = r"sample \w{32} in shard docs-000001-of-000003.tar has CRC-32"
+        hint = ""
     assert main(arguments) == 1
-    assert re.search(message, capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(message, said)
+    assert (RESUME in said, said.splitlines()[-1] == hint) == (not hint, bool(hint))
     assert not list((unscored / "data").glob("teacher-*.json"))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.command_line.failures import hints_of
 from pipeline.dataset.files import Dataset
 from pipeline.models.probe import PROBE_TEXT, UntrainedTeacherError, probe_tokens, require_trained
 from tests.support.datasets import build_dataset, byte_level
@@ -20,11 +21,13 @@ def test_a_loss_near_chance_is_refused(vocab_size: int) -> None:
 
 
 def test_the_remedy_names_an_option_only_where_there_is_one() -> None:
-    with pytest.raises(UntrainedTeacherError, match=r"pass --accept only to test") as raised:
+    with pytest.raises(UntrainedTeacherError, match=r"; check the files\nhint") as raised:
         require_trained(9.0, 300, text="row 0", accepted_by="--accept")
     assert "on row 0 is 9.00 nats" in str(raised.value)
-    with pytest.raises(UntrainedTeacherError, match=r"another tokenizer; check the files$"):
+    assert hints_of(raised.value) == ["hint: --accept  # only to test or to measure speed"]
+    with pytest.raises(UntrainedTeacherError, match=r"; check the files$") as raised:
         require_trained(9.0, 300)
+    assert not hints_of(raised.value)
 
 
 def test_the_probe_is_in_the_dataset_s_teacher_tokens(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_rows_without_what_the_method_needs_are_refused(world: Path) -> None:
 def test_a_teacher_that_the_data_name_is_loaded(world: Path) -> None:
     paper = Method("teacher")
     named = data_of(world, stored_losses=None, teacher=str(world / "teacher"))
-    with pytest.raises(UntrainedTeacherError, match="pass allow_untrained_teacher only to test"):
+    with pytest.raises(UntrainedTeacherError, match="; check the files"):
         open_training(named, str(world / "student"), paper)
     opened = open_training(named, str(world / "student"), paper, allow_untrained_teacher=True)
     loss = opened.guided(opened.rows.__getitems__([0]), teacher=opened.teacher)

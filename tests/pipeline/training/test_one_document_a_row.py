@@ -100,5 +100,5 @@ def test_an_untrained_teacher_runs_if_it_is_allowed(
     given = [*arguments(copied, copied / "student", tmp_path / "run")[:-1], "teacher"]
     given += ["--teacher", str(copied / "teacher")]
     assert main(given) == 2
-    assert "pass --allow-untrained-teacher only to test" in capsys.readouterr().err
+    assert "hint: --allow-untrained-teacher  # only to test" in capsys.readouterr().err
     assert main([*given, "--allow-untrained-teacher"]) == 0
