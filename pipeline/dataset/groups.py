@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import floor, isfinite, log10
+from decimal import Decimal
+from math import isfinite
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,8 @@ Value = str | int | float | bool | None
 class Group:
     """The documents with one value of a field, None if missing.
 
-    Fractions are grouped by their first digit: 0.2 means 0.2 … 0.3. `byte_iou_sum` adds up the
-    mapped tokens' intersections over union, in bytes.
+    Fractions are grouped by their first digit, as "0.2 to 0.3". `byte_iou_sum` adds up the mapped
+    tokens' intersections over union, in bytes.
     """
 
     value: Value
@@ -101,14 +102,15 @@ def _count_shard(
     names = ["num_documents", *_SUMS]
     grouped = table.group_by("value").aggregate([(column, "sum") for column in names])
     sums = np.stack([grouped.column(f"{column}_sum").to_numpy() for column in names], axis=1)
-    yield from zip(map(_round, grouped.column("value").to_pylist()), sums, strict=True)
+    yield from zip(map(_group_of, grouped.column("value").to_pylist()), sums, strict=True)
 
 
-def _round(value: Value) -> Value:
-    """Round a fraction down to its first digit."""
+def _group_of(value: Value) -> Value:
+    """Return a fraction's range, of one first digit; the end nearer to 0 is in it."""
     if not isinstance(value, float) or not value or not isfinite(value):
         return value
-    step = 10.0 ** floor(log10(abs(value)))
-    # The nearest float below a digit, such as 0.30000000000000004 / 0.1, is that digit.
-    digit = floor(abs(value) / step * (1 + 1e-12))
-    return float(f"{(digit * step) * (1 if value > 0 else -1):.1g}")
+    exact = Decimal(repr(value))
+    power = exact.adjusted()
+    digit = exact.as_tuple().digits[0] * (1 if value > 0 else -1)
+    ends = (float(f"{end}e{power}") for end in sorted((digit, digit + (1 if value > 0 else -1))))
+    return " to ".join(map(str, ends))
