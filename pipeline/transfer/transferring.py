@@ -44,12 +44,12 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
         TokenizerError: a tokenizer can't be loaded or exported.
         ValueError: no text.
     """
+    documents = _read(options)  # first, for to find none costs least
     yield f"reading {options.model} and the tokenizer {options.tokenizer}"
     folder = find_folder(options.model, role="model")
     old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
     for each in (old, new):
         context_of(each)  # or it can't be measured
-    documents = _read(options)
     held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is

@@ -30,6 +30,17 @@ def write_texts(folder: Path) -> Path:
     return path
 
 
+def test_a_missing_text_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(tmp_path / "old"), "--tokenizer", str(tmp_path / "new")]
+    given += ["--text", str(tmp_path / "missing.txt"), "--output", str(tmp_path / "draft")]
+    assert transfer(given) == 2
+    said = capsys.readouterr()
+    assert "missing.txt" in said.err
+    assert not said.out
+
+
 def test_an_instruct_model_drafts_for_a_target_with_padded_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
