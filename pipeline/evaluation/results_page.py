@@ -50,7 +50,9 @@ def write_report(output: Path) -> Path:
         style=_STYLE,
     )
     path = output / REPORT_FILE
-    path.write_text(page, "utf-8")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(page, "utf-8")
+    temporary.replace(path)
     return path
 
 

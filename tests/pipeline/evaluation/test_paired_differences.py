@@ -88,8 +88,12 @@ def test_a_table_is_of_the_items_that_both_answered(tmp_path: Path) -> None:
     assert heading == "a less b, on the items that both answered:"
     assert columns.split() == ["set", "items", "accuracy", "%", "stated", "%"]
     assert row.split()[:4] == ["GSM8K", "2", "+100.0", "(-19"], "two items are few"
+    earlier = tmp_path / "earlier"
+    earlier.write_text("a report")
+    (tmp_path / "report.html").hardlink_to(earlier)
     page = write_report(tmp_path).read_text("utf-8")
     assert heading in page
+    assert earlier.read_text() == "a report", "replaced whole"
 
 
 def test_students_without_a_common_set_have_no_difference(tmp_path: Path) -> None:
