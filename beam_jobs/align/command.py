@@ -1,8 +1,9 @@
 """The work of `vocag align`."""
 
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -53,19 +54,24 @@ def _align(options: AlignOptions, started: float) -> Manifest:
     options, beam_options = _settle(options)
     for place in (*options.input, options.output):
         storage.require_answer(place)
-    with spool_standard_input(options.input, options.output, format=options.format) as patterns:
+    lock = storage.join(options.output, OUTPUT_LOCK)
+    hold = partial(hold_lock, lock, options.output)
+    # A stream's job holds it while it copies, else another takes the copy for an abandoned one.
+    of_stream = STANDARD_INPUT in options.input
+    early, late = (hold, nullcontext) if of_stream else (nullcontext, hold)
+    spooled = spool_standard_input(options.input, options.output, format=options.format)
+    with early(), spooled as patterns:
         opened = open_input(replace(options, input=patterns))
         attempt = Attempt(opened, configure(opened), beam_options, started)
-        lock = storage.join(attempt.output, OUTPUT_LOCK)
         if storage.num_bytes_of(storage.join(attempt.output, MANIFEST_FILE)) is not None:
             finished = _find_finished(attempt)
             if finished is not None:
                 if storage.num_bytes_of(lock) is not None:  # of a job killed after its manifest
-                    with suppress(OptionsError), hold_lock(lock, attempt.output):
+                    with suppress(OptionsError), late():
                         remove_abandoned(attempt.output, patterns)
                         storage.remove_folder(attempt.run_folder)
                 return finished
-        with hold_lock(lock, attempt.output):
+        with late():
             remove_abandoned(attempt.output, patterns)
             # The lock's last holder may have finished the same dataset, or added to it.
             attempt = replace(attempt, configuration=configure(opened))

@@ -14,6 +14,7 @@ from beam_jobs.align import dataset_making
 from beam_jobs.align import steps as sharding
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
+from beam_jobs.align.inputs import standard_input
 from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.input_files import find_inputs
@@ -23,6 +24,8 @@ from beam_jobs.align.inputs.standard_input import remove_abandoned
 from beam_jobs.align.opened_input import reading_rules
 from beam_jobs.align.options import parse_options
 from beam_jobs.job_errors import InputError, OptionsError
+from beam_jobs.locks import OUTPUT_LOCK
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.dataset.dataset_reading import read_manifest
 from tests.support.corpus import (
     Corpus,
@@ -241,6 +244,18 @@ def test_a_killed_job_over_standard_input_is_resumed(
     assert len(list(output.glob(".vocag-*"))) == 1, "the run's folder, no copies"
     assert align_input(monkeypatch, output, data) == 0
     assert read_manifest(str(output)).totals["num_documents"] == len(LINES)
+
+
+def test_a_stream_is_copied_by_the_lock_s_holder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy made before was taken for an abandoned one by the lock's holder."""
+    output, made = tmp_path / "out", []
+    monkeypatch.setattr(standard_input, "_copy", lambda *arguments: made.append(arguments))
+    with hold_folder(str(output / OUTPUT_LOCK), str(output)):
+        assert align_input(monkeypatch, output, b"".join(LINES)) == 2
+    assert "wait until it has ended" in capsys.readouterr().err
+    assert not made
 
 
 def test_a_copy_that_a_killed_job_left_in_a_store_is_removed(tmp_path: Path) -> None:
