@@ -2,13 +2,15 @@
 
 import json
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import Any
 
@@ -233,24 +235,40 @@ def _check_shards(
         ]
     # Spawned, not forked: arrow and numba hold threads, which a fork would leave half alive.
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(num_processes, spawn, initializer=_end_with_command) as pool:
-        futures = {
-            pool.submit(check_shard, small, shard, with_tokenizers=with_tokenizers): shard
-            for shard in shards
-        }
-        for future in as_completed(futures):
-            future.result()
-            advance(futures[future].num_bytes)
-        return [future.result() for future in futures]
+    ended, end = spawn.Pipe(duplex=False)
+    with ProcessPoolExecutor(num_processes, spawn, _end_with_command, (ended,)) as pool:
+        try:
+            with _deaf_to_interrupts():
+                futures = {
+                    pool.submit(check_shard, small, shard, with_tokenizers=with_tokenizers): shard
+                    for shard in shards
+                }
+            for future in as_completed(futures):
+                future.result()
+                advance(futures[future].num_bytes)
+            return [future.result() for future in futures]
+        except BaseException:
+            end.close()  # else the pool waits for all shards
+            raise
 
 
-def _end_with_command() -> None:
-    """End this worker with its command, even a killed one."""
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Start processes that no Ctrl-C reaches, from their first line on; here it comes later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_command(ended: Connection) -> None:
+    """End this worker with its command, even a killed one, or once that needs none."""
     command = parent_process()
     assert command is not None
 
     def watch() -> None:
-        wait([command.sentinel])
+        wait([command.sentinel, ended])
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()

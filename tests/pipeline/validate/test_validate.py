@@ -60,25 +60,39 @@ def read_index(folder: Path) -> ShardIndex:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
-def test_workers_end_with_the_command(dataset: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("send", "status"),
+    [
+        ("os.kill(os.getppid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os.kill(os.getppid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getppid(), signal.SIGINT)", 130),
+        ("os.killpg(0, signal.SIGINT)", 130),
+    ],
+)
+def test_workers_end_with_the_command(dataset: Path, send: str, status: int) -> None:
     (dataset.parent / "sitecustomize.py").write_text(
         "import sys\n"
         "if 'spawn_main' in ' '.join(sys.orig_argv):\n"
         "    import os, signal, threading\n"
         "    from pipeline.validate import shard\n"
         "    def end(*_, **__):\n"
-        f"        os.kill(os.getppid(), signal.{name})\n"
+        f"        {send}\n"
         "        threading.Event().wait()\n"
         "    shard.check_shard = end\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "vocag", "validate", str(dataset), "--workers", "2"],
         env={**os.environ, "PYTHONPATH": f"{dataset.parent}:{os.getcwd()}"},
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
         check=False,
+        start_new_session=True,  # whose processes a terminal's Ctrl-C reaches
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert done.returncode == -getattr(signal, name)
+    assert done.returncode == status
+    if status == 130:
+        assert done.stderr == "vocag validate: interrupted\n"
     require_ended(str(dataset.parent))
 
 
