@@ -88,7 +88,7 @@ def find_scores(
         f'{which} "{source}"{of_what} in {location}: {remedy} run vocag score first'
     )
     if fitting:
-        raise hinted(missing, choose(fitting[0].manifest.rule.fingerprint[:16]))
+        raise hinted(missing, choose(_likeliest(fitting, seq_length)))
     raise hinted(missing, _scoring(location, source, with_distributions, seq_length))
 
 
@@ -97,6 +97,13 @@ def _scoring(location: str, teacher: str, with_distributions: bool, seq_length: 
     rows = str(seq_length) if seq_length else "2048  # student tokens per row in training"
     teacher = quote(teacher or "MODEL")
     return f"vocag score {quote(location)} --teacher {teacher}{top} --seq-length {rows}"
+
+
+def _likeliest(found: list[ScoreFiles], seq_length: int) -> str:
+    """Name the scores of rows of this length, if any."""
+    rules = [scores.manifest.rule for scores in found]
+    of_length = [rule for rule in rules if rule.context["seq_length"] == seq_length]
+    return (of_length or rules)[0].fingerprint[:16]
 
 
 def _fitting(named: list[ScoreFiles], where: str, *, with_distributions: bool) -> list[ScoreFiles]:
@@ -131,7 +138,7 @@ def scores_to_paste(location: str, *, with_distributions: bool, seq_length: int)
     found = _fitting(list_scores(location), "", with_distributions=with_distributions)
     if not found:
         return _scoring(location, "", with_distributions, seq_length)
-    name = '""' if len(found) == 1 else found[0].manifest.rule.fingerprint[:16]
+    name = '""' if len(found) == 1 else _likeliest(found, seq_length)
     return f"stored_losses={name}"
 
 

@@ -129,8 +129,13 @@ def test_lengths_that_split_no_document_agree_with_each_other(copied: Path) -> N
     require_online_losses(copied, batch)
     with pytest.raises(ForeignLossesError, match="rows of 500 student and"):
         open_rows(copied, stored_losses=path)
-    with pytest.raises(DatasetError, match=r'2 teachers are named "teacher" in .* rows of 500'):
-        open_rows(copied)
+    for length in (SEQ_LENGTH, 500):
+        with pytest.raises(DatasetError, match=r'2 teachers are named "teacher" in .*') as told:
+            open_rows(copied, seq_length=length)
+        assert "rows of 500" in str(told.value)
+        (hint,) = hints_of(told.value)
+        path = path_of(copied, seq_length=length)
+        assert hint == f"hint: stored_losses={Path(path).stem.removeprefix('teacher-')}"
 
 
 def test_another_convention_is_refused(world: Path) -> None:
