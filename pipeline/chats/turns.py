@@ -171,23 +171,33 @@ class _Turns:
         calls = self._chat.messages[number].get(CALLS)
         if start is None:
             if calls:
-                raise _drops(CALLS, number)
+                raise self._unfound(number, at)
             return []
-        found = []
-        if marks:
-            if start < first:
-                found.append(Said(0, start, first, number, _kind(next(iter(marks)))))
-            if len(marks) == 2:
-                found.append(Said(0, first + 1, marks[CONTENT], number, "reasoning"))
         last = max(marks.values(), default=start - 1) + 1
         end, stop = self._end(number, last)
         while stop > end and self._rendered[stop - 1] == " ":  # the next turn's token may have it
             stop -= 1
-        if calls and (last == end or not _shows(self._rendered[start:stop], calls)):
-            raise _drops(CALLS, number)
+        if calls and (start == end or not _shows(self._rendered[start:end], calls)):
+            raise self._unfound(number, at)
+        found = []
+        if marks and start < first:
+            found.append(Said(0, start, first, number, _kind(next(iter(marks)))))
+        if len(marks) == 2:
+            # Some templates write calls before a content, and nothing after it.
+            kind: Kind = "calls" if calls and last == end else "reasoning"
+            found.append(Said(0, first + 1, marks[CONTENT], number, kind))
         if last < end:
             found.append(Said(0, last, end, number, "calls" if calls else "reasoning"))
         return [*found, Said(0, end, stop, number, "end", self._hands_over(number))]
+
+    def _unfound(self, number: int, at: int) -> ChatError:
+        turn = self._rendered[at : self._next_mark[number]]
+        if _shows(turn, self._chat.messages[number][CALLS]):
+            return ChatError(
+                f"the chat template drops some of the tool_calls of message {number}, or writes "
+                "them where they can't be told from what is around"
+            )
+        return _drops(CALLS, number)
 
     def _hands_over(self, number: int) -> bool:
         later = self._chat.messages[number + 1 : number + 2]
@@ -213,7 +223,7 @@ class _Turns:
         """Return the end of what asks for a turn without a header.
 
         After a call's result it may name the call. If others have a header, None unless the text
-        that asks is all there; white space after it is the template's.
+        that asks is all there, or calls follow; white space after it is the template's.
         """
         usual = self._habits.asking
         asked = number > 0 and self._chat.messages[number - 1]["role"] == "user"
@@ -225,10 +235,11 @@ class _Turns:
             whole = bool(asking) and self._rendered.startswith(asking, begin, first)
             if whole:
                 break
-        start = max(at, begin + len(commonprefix([asking, self._rendered[begin:first]])))
+        start = max(at, begin + self._shared(asking, self._rendered[begin:first]))
         if not self._habits.header:
             return start
         behind = self._rendered[start:first]
+        whole = whole or CALLS in self._chat.messages[number]
         return start + len(behind) - len(behind.lstrip()) if whole else None
 
     def _asking(self, earlier: Sequence[Mapping[str, Any]]) -> str:
@@ -280,12 +291,16 @@ class _Turns:
         place = behind.find(habits.end) if habits.end else -1
         if place >= 0:
             return place + len(habits.end)
-        shared = len(commonprefix([tail, behind]))
-        halves = (  # of a control string, which this turn and the next begin alike
+        return self._shared(tail, behind)  # this turn and the next may begin alike
+
+    def _shared(self, one: str, other: str) -> int:
+        """Return the length of two texts' common beginning, without half a control string."""
+        shared = len(commonprefix([one, other]))
+        halves = (
             shared - size
             for name in self._speaker.controls
             for size in range(1, min(len(name), shared + 1))
-            if any(text.startswith(name, shared - size) for text in (tail, behind))
+            if any(text.startswith(name, shared - size) for text in (one, other))
         )
         return min(halves, default=shared)
 
@@ -300,7 +315,7 @@ class _Turns:
         if self._places[number]:
             return tail
         # The calls come after the header and the mark of no reasoning.
-        place = len(commonprefix([self._asking(earlier), tail]))
+        place = self._shared(self._asking(earlier), tail)
         near = max(0, place - len(habits.last_header + habits.prompt))
         if habits.header and habits.header in tail[near:]:  # of the prompt all or nothing
             place = habits.after_header(tail, tail.find(habits.header, near))

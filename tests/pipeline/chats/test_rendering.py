@@ -217,6 +217,45 @@ def test_calls_that_a_template_drops_are_named(
         render_chat(read_chat(messages), (side, side), LearnRule())
 
 
+_CALLS_FIRST = (
+    "{%% for m in messages %%}<|{{ m.role }}|>\n{%% for c in m.tool_calls or [] %%}"
+    "[{{ c.function.name }}]%s{%% endfor %%}{{ m.content or '' }}<|end|>\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<|assistant|>\n{%% endif %%}"
+)
+
+
+@pytest.mark.parametrize("later", [[], [user("Well?"), said("Warm.")], TOOLS[2:]])
+def test_calls_before_a_content_are_learned(later: list[dict[str, Any]]) -> None:
+    """As Gemma 4 and pythonic templates write them: they were refused as dropped."""
+    side = settle_speaker(ChatTemplate(_CALLS_FIRST % "", NAMES), CONTROLS, side="student")
+    messages = [TOOLS[0], said("Wait.", **_CALLS), *later]
+    chat = render_chat(read_chat(messages), (side, side), LearnRule())
+    assert _said(chat)[0] == "[weather]Wait.<|end|>\n"
+
+
+def test_calls_that_are_not_found_are_not_called_dropped() -> None:
+    """DeepSeek R1's distilled models write them in a turn of their own."""
+    text = _CALLS_FIRST % "<|end|>\n<|assistant|>\n"
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    messages = [TOOLS[0], said("Wait.", **_CALLS), *TOOLS[2:]]
+    with pytest.raises(ChatError, match="some of the tool_calls of message 1, or writes them"):
+        render_chat(read_chat(messages), (side, side), LearnRule())
+
+
+def test_a_call_after_a_result_without_what_asks_for_it_is_learned() -> None:
+    """As Apertus' and DeepSeek V3's second call: it was refused as dropped."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% else %}"
+        "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|{{ m.role }}|>{% endif %}"
+        "{% for c in m.tool_calls or [] %}<|end|>{{ c.function.name }}{% endfor %}"
+        "{{ m.content }}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat([*TOOLS[:3], *TOOLS[1:]]), (side, side), LearnRule())
+    assert _said(chat) == ["<|end|>weather</s>", "<|end|>weather</s>", "18 degrees.</s>"]
+
+
 @pytest.mark.parametrize("later", [[user("Well?")], [TOOLS[2]]])
 @pytest.mark.parametrize("as_json", ["", " | tojson"])
 def test_a_call_is_learned_as_json_and_to_the_end_of_its_turn(
