@@ -81,11 +81,14 @@ def settle_speaker(
         except ChatError as error:
             reasons.append(str(error))
     why, in_parts = reasons[:2]
+    # One that refuses both forms says itself what it needs.
+    images = any("refuses it" not in reason for reason in (why, in_parts))
     if in_parts != why:
         why += f" ({in_parts} if contents are lists of parts)"
     raise ChatError(
         f"the {side}'s chat template doesn't show the texts of a user and an assistant: "
-        f"{why}: a template that needs images can't be used; "
+        f"{why}: "
+        + "a template that needs images can't be used; " * images
         + (remedy or f"give another one, --chat-template {side}=FILE")
     )
 

@@ -1,6 +1,7 @@
 """A model's chat template, rendered as in `transformers`, and always the same."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -94,6 +95,8 @@ def _words(error: Exception) -> str:
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if "strftime_now" in words:
         return "it asks for the day of rendering (vocag align --template-options today=2026-01-31)"
+    if missing := re.fullmatch(r"UndefinedError: '(\w+)' is undefined", words):
+        return f"it asks for {missing[1]} (vocag align --template-options {missing[1]}=VALUE)"
     return words if len(words) < 300 else f"{words[:300]}…"
 
 

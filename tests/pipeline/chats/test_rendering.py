@@ -469,6 +469,10 @@ def test_of_calls_that_sides_write_otherwise_only_equal_arguments_are_text() -> 
         ("{{ strftime_now('%d') }}{{ messages[0].content }}", "today=2026-01-31"),
         ("{% for m in messages %}{{ m.content[0].image }}{% endfor %}", "needs images"),
         ("{{ messages[0].content", "TemplateSyntaxError"),
+        (
+            "{% for m in messages %}{{ m.content + functions }}{% endfor %}",
+            r"asks for functions \(vocag align --template-options functions=VALUE\): give another",
+        ),
     ],
 )
 def test_a_template_that_shows_no_texts_is_refused(text: str, words: str) -> None:
