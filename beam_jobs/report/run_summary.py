@@ -8,6 +8,7 @@ from beam_jobs import storage
 from beam_jobs.left_out import OF_FILES, find_unread
 from beam_jobs.report.card import CARD_FILE, MARK, render_card
 from beam_jobs.report.page import RunSummary, render_report
+from pipeline.dataset.chosen_documents import why_nothing
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_read
 from pipeline.drawing.formatting import (
@@ -125,6 +126,9 @@ def _of_chats(dataset: Dataset) -> list[str]:
         f"  learned         {format_count(sums['num_learned_student_tokens'])} student tokens, "
         f"{format_bytes(sums['num_learned_bytes'])} of text"
     ]
+    record = dataset.manifest.chats
+    if record is not None and not sums["num_learned_student_tokens"]:
+        lines[0] += f"; can't be trained on: {why_nothing(record.learn)}"
     if sums["num_control_strings"]:
         lines.append(
             f"  control tokens  {format_count(sums['num_control_strings'])} in texts, read as such "

@@ -35,7 +35,11 @@ from beam_jobs.score.summary import describe_trial, estimate_disk, learned_share
 from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
 from beam_jobs.shortages import require_disk
 from pipeline.command_line.option_parsing import option_names
-from pipeline.dataset.chosen_documents import ChosenDocuments, require_documents
+from pipeline.dataset.chosen_documents import (
+    ChosenDocuments,
+    require_documents,
+    require_learned,
+)
 from pipeline.drawing.formatting import format_plural
 from pipeline.packing.opening import OpenedDataset, open_run
 from pipeline.packing.rules import PackingRules
@@ -149,6 +153,8 @@ def _score_dataset(
 ) -> ScoreManifest | None:
     run, reuse = options.run, tuple(map(storage.absolute, options.reuse or ()))
     documents = opened.documents
+    if job.rule.learned_only:
+        require_learned(documents, "num_learned_teacher_tokens")
     shards = _count_scored(documents)
     if options.dry_run:
         known = find_reusable(reuse, job.rule, run)

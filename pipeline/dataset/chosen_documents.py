@@ -22,6 +22,7 @@ from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.document_scores import SCORE_COLUMNS
 from pipeline.dataset.files import Dataset, open_dataset
 from pipeline.dataset.named_scores import NamedScores, name_scores
+from schemas.errors import DatasetError
 from schemas.index import METADATA_TYPES, ShardIndex
 from schemas.manifest import Manifest
 
@@ -162,6 +163,31 @@ def require_documents(num_documents: int, selection: ChosenDocuments) -> None:
             f"no document of {location} matches {where}; {_told(selection.dataset.manifest)}"
         )
     raise WhereError(f"no document of {location} is left: all are removed")
+
+
+def require_learned(documents: ChosenDocuments, column: str) -> None:
+    """Raise DatasetError if a column of an index counts nothing of chats that is learned."""
+    chats = documents.dataset.manifest.chats
+
+    def has_some(index: ShardIndex, kept: Kept) -> bool:
+        counts = index.chats[column]
+        return bool(counts.any() if kept is None else counts[kept].any())
+
+    if chats is None or any(documents.each(has_some)):
+        return
+    kind = column.removeprefix("num_learned_").replace("_", " ")
+    which = f"the chats of {documents.dataset.location}"
+    which += f" that match {documents.where}" * bool(documents.where)
+    raise DatasetError(f"nothing is learned of {which}: no {kind}, as {why_nothing(chats.learn)}")
+
+
+def why_nothing(learn: str) -> str:
+    """Return why nothing may be learned of chats, and the remedy."""
+    whose = {"assistant": "assistants' messages", "last": "each chat's last assistant's message"}
+    return (
+        f"--learn {learn} takes {whose.get(learn, 'all messages')}, and these are missing, empty "
+        'or have "weight": 0: align chats with others, or with another --learn'
+    )
 
 
 def open_remaining(path: str) -> Dataset:

@@ -7,6 +7,7 @@ from numpy import int32, int64, uint8, zeros_like
 from numpy.typing import NDArray
 
 from pipeline.dataset.cache import ShardCache
+from pipeline.dataset.chosen_documents import require_learned
 from pipeline.dataset.files import Dataset
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.packing.kernels import ENDS, FORCED, STARTS
@@ -41,6 +42,8 @@ class DatasetRows:
         # A mixture reads its datasets' epochs whole; of one dataset each is cut to whole batches.
         # Before tokenizers and losses are opened, which takes longer.
         whole = 1 if opened.entry.name else config.global_batch_size
+        column = "num_learned_bytes" if config.text_labels else "num_learned_student_tokens"
+        require_learned(opened.documents, column)
         self.num_rows = whole_batches(len(self.plan), whole)
         self.order = order_rows(
             self.plan,

@@ -56,7 +56,8 @@ class AlignedRows(TorchDataset[Rows]):
             opened: the data, if already open, with the seed and epochs of `config`.
 
         Raises:
-            DatasetError: damage that is not to be quarantined, or parts that share documents.
+            DatasetError: damage that is not to be quarantined, parts that share documents, or chats
+                of which nothing is learned.
             ForeignLossesError: stored losses are incomplete, of other rows, or of several teachers.
             WhereError: a condition matches no document.
             ValueError: impossible configuration. Also the errors of `open_run`.

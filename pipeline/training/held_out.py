@@ -56,10 +56,6 @@ def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, Al
         _require_same_student(path, rows, training)
         if around.first_token_id is None and not is_chats:
             raise ValueError(f"{path}: without a context token the first token has no loss")
-        if not heldout_bytes(rows):
-            raise ValueError(
-                f"heldout={name}={path} has no text that counts: its chats have no learned byte"
-            )
         opened[name] = rows
     return opened
 

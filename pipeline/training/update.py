@@ -44,4 +44,7 @@ def check_gradient(norm: float) -> None:
             f"the gradient's norm is {norm}, so the step isn't made, and the last checkpoint stays"
         )
     if norm == 0:
-        logger.warning("a step kept no token, so nothing is learned: raise the share that is kept")
+        logger.warning(
+            "a step kept no token, so nothing is learned: raise the share that is kept"
+            ", or rows a step if chats have long prompts"
+        )

@@ -78,6 +78,23 @@ def _score(root: Path, *more: str) -> None:
     assert score([str(root / "aligned"), "--teacher", str(root / "teacher"), *given]) == 0
 
 
+def test_chats_of_which_nothing_is_learned_are_refused_by_name(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = [[user("Why?"), said("So.", weight=0)], [user("Nobody answers.")]]
+    aligned, _ = align_chats_job(tmp_path, chats)
+    why = "--learn assistant takes assistants' messages, and these are missing, empty or have \"w"
+    assert f"0 student tokens, 0 B of text; can't be trained on: {why}" in capsys.readouterr().out
+    given = ["--teacher", str(world / "teacher"), "--allow-untrained-teacher"]
+    assert score([str(aligned), *given, "--seq-length", str(_LENGTH)]) == 2
+    assert f"no teacher tokens, as {why}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="no student tokens, as --learn assistant takes"):
+        open_training(str(aligned), str(world / "student"), Method("full"))
+    rows = AlignedRows(StreamConfig(str(world / "aligned")))
+    with pytest.raises(ValueError, match="no bytes, as --learn assistant takes"):
+        open_heldout({"held": str(aligned)}, rows)
+
+
 def _from_nothing(root: Path, number: int) -> tuple[list[int], torch.Tensor]:
     """Return a chat's teacher tokens and their losses, by nothing of vocag."""
     (text,), _ = render_jinja_template(
