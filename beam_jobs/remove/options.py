@@ -22,8 +22,9 @@ the list: one id a line; in a file .jsonl or .ndjson, one JSON object a line wit
 The dataset gets a new generation. New runs never see these documents again; a run that has started
 keeps its exact rows, unless you pass --generation latest. The documents' bytes stay in the shards,
 and readers other than vocag (webdataset, datasets, pandas, DuckDB) still deliver them:
-vocag align --input DATASET --output NEW writes a dataset without them. Their ids stay taken, so
-vocag align --append does not bring them back.
+vocag align --input DATASET --output NEW writes a dataset without them (not of conversations, which
+are aligned again from their files). Their ids stay taken, so vocag align --append does not bring
+them back.
 
 exit status: 0 done, or nothing was left to do; 2 wrong usage, and nothing was written.
 

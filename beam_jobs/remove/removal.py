@@ -41,7 +41,9 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _FIELDS = ("document_id", "id")
 _OTHER_READERS = """\
 note: the shards still hold removed documents, and readers other than vocag deliver them
-next: vocag align --input {} --output {}  # writes a dataset without them"""
+next: """
+_WITHOUT = "vocag align --input {} --output {}  # writes a dataset without them"
+_CHATS_WITHOUT = "align the conversations again without these, for a dataset that doesn't hold them"
 
 
 def remove(options: RemoveOptions) -> Manifest:
@@ -131,7 +133,8 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
         _tidy(location, manifest)
     say(f"{location} is at generation {manifest.generation}")
     if manifest.removed:
-        say(_OTHER_READERS.format(quote(location), quote(f"{location}-clean")))
+        anew = _WITHOUT.format(quote(location), quote(f"{location}-clean"))
+        say(_OTHER_READERS + (anew if manifest.chats is None else _CHATS_WITHOUT))
     return manifest
 
 

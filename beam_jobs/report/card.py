@@ -100,7 +100,8 @@ _USE_LESS_REMOVED = f"""\
 
 **Removed documents** are left out by vocag alone: `webdataset`, `datasets`, pandas and DuckDB still
 deliver them, texts included. `vocag align --input DATASET --output NEW` writes a dataset without
-them. Any other reader must leave out their keys:
+them, but for conversations, which are aligned again from their files. Any other reader
+must leave out their keys:
 
 ```python
 from glob import glob

@@ -27,6 +27,7 @@ from schemas.document import document_key
 from schemas.errors import DatasetError
 from schemas.manifest import encode_manifest
 from schemas.removed import RemovedDocuments, encode_removed
+from tests.support.chats import SYSTEM, TWO_TURNS, align_chats_job
 from tests.support.datasets import build_dataset, files_of, seen_ids
 
 ALL = {f"doc-0-{number}" for number in range(24)}
@@ -42,6 +43,17 @@ def write_ids(folder: Path, *ids: str) -> str:
     path = folder / "ids.txt"
     path.write_text("".join(f"{name}\n" for name in ids), "utf-8")
     return str(path)
+
+
+def test_chats_are_not_sent_to_a_command_that_refuses_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, _ = align_chats_job(tmp_path, [TWO_TURNS, SYSTEM])
+    capsys.readouterr()
+    assert main([str(output), "--ids", write_ids(tmp_path, "chat-0")]) == 0
+    shown = capsys.readouterr().out
+    assert "next: align the conversations again without these" in shown
+    assert "vocag align" not in shown
 
 
 def test_documents_leave_and_shards_stay(
