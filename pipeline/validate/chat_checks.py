@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline.batches import TokenBatch
 from pipeline.chats.chat_alignment import count_controls
 from pipeline.chats.habits import Speaker
-from pipeline.chats.kernels import find_origins
+from pipeline.chats.kernels import find_origins, mark_overlaps
 from pipeline.chats.messages import ChatError
 from pipeline.chats.rendering import LearnRule, render_chat, restore_chat
 from pipeline.dataset.chat_index import count_learned
@@ -22,6 +22,9 @@ Speakers = tuple[tuple[Speaker, Speaker], LearnRule]
 _NOWHERE = np.empty((0, 3), np.int64), np.empty(0, np.int64)
 RENDERED_AGAIN = 32
 """Chats of each window that are rendered again; jinja is slow."""
+
+ANOTHER_RELEASE = "if another release made it, align the conversations again"
+"""The remedy: what is learned of a chat may change from release to release."""
 
 
 def find_wrong_parts(document: AlignedDocument) -> Iterator[str]:
@@ -72,6 +75,31 @@ def find_other_rendering(document: AlignedDocument, speakers: Speakers) -> str |
         if again.sides[place].text != getattr(chat, side).render(text):
             return f"the {side}'s template renders it otherwise"
     return None
+
+
+def find_other_labels(
+    documents: Sequence[AlignedDocument], tokens: TokenBatch, speakers: Speakers
+) -> Iterator[tuple[int, str]]:
+    """Yield chats whose student learns other tokens if they are rendered again.
+
+    `tokens` are of the student's renderings, with offsets in these.
+    """
+    for d, document in enumerate(documents[:RENDERED_AGAIN]):
+        chat, (first, stop) = document.chat, tokens.cu_tokens[d : d + 2]
+        if chat is None or document.text is None or stop - first != len(document.student):
+            continue
+        try:
+            again = render_chat(restore_chat(chat.messages, document.text), *speakers)
+        except ChatError:  # told by `find_other_rendering`
+            continue
+        said, offsets = _array(again.sides[0].said), tokens.byte_offsets[first:stop]
+        whole, all_said = (np.array([0, len(each)]) for each in (offsets, said))
+        marks = mark_overlaps(offsets, whole, said, all_said)
+        other = marks != chat.student.is_learned(len(marks))
+        if other.any():
+            place = int(np.argmax(other))
+            is_learned = "is learned" if marks[place] else "isn't learned"
+            yield d, f"student token {place} {is_learned} if it is rendered again"
 
 
 def counts_of(document: AlignedDocument, speakers: Speakers) -> Mapping[str, int]:

@@ -23,9 +23,11 @@ from pipeline.validate.arrays import (
     stack_documents,
 )
 from pipeline.validate.chat_checks import (
+    ANOTHER_RELEASE,
     RENDERED_AGAIN,
     Speakers,
     counts_of,
+    find_other_labels,
     find_other_rendering,
     find_wrong_parts,
     renderings_of,
@@ -79,7 +81,7 @@ def check_samples(
     for d, message in find_wrong_cuts(batch, cuts):
         findings.add("cut_points", message, key=index.key[entries[d].place])
     if tokenizers is not None:
-        _check_tokenization(entries, tokenizers, index, findings)
+        _check_tokenization(entries, tokenizers, speakers, index, findings)
     batch, entries = _without(wrong_spans, batch, entries)
     statistics, quality = measure_documents(batch)
     _check_quality(entries, quality, index, findings)
@@ -119,7 +121,7 @@ def _check_chats(
         if len(sound) <= RENDERED_AGAIN:
             other = find_other_rendering(entry.document, speakers)
             if other is not None:
-                findings.add("chats", other, key=key)
+                findings.add("chats", f"{other}; {ANOTHER_RELEASE}", key=key)
     return sound
 
 
@@ -196,6 +198,7 @@ def _without(
 def _check_tokenization(
     entries: Iterable[_Decoded],
     tokenizers: Mapping[Side, Tokenizer],
+    speakers: Speakers | None,
     index: ShardIndex,
     findings: Findings,
 ) -> None:
@@ -211,6 +214,10 @@ def _check_tokenization(
         foreign = dict(find_foreign_content(fresh, texts, tokenizer))
         for d, message in {**foreign, **other}.items():
             findings.add("tokenization", f"{side} {message}", key=index.key[kept[d].place])
+        if side == "student" and speakers is not None:
+            for d, message in find_other_labels(documents, fresh, speakers):
+                found = f"{message}; {ANOTHER_RELEASE}"
+                findings.add("chats", found, key=index.key[kept[d].place])
 
 
 def _check_quality(

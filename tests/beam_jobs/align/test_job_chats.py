@@ -1,6 +1,7 @@
 """Chats, from a file to a dataset that keeps every rule, and to rows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,17 @@ def test_a_dry_run_of_chats_foretells_their_tokens(tmp_path: Path) -> None:
 def test_the_dataset_keeps_every_rule(aligned: Path) -> None:
     report = validate_dataset(str(aligned), with_tokenizers=True)
     assert report.findings == ()
+
+
+def test_labels_that_a_release_no_longer_gives_are_found(tmp_path: Path) -> None:
+    """What of the template is learned was compared with nothing."""
+    output, manifest = align_chats_job(tmp_path, [TWO_TURNS], chat_options={"learn_end": "no"})
+    assert manifest.chats is not None
+    other = replace(manifest, chats=replace(manifest.chats, learn_end=True))
+    (output / "manifest.json").write_bytes(encode_manifest(other))
+    report = validate_dataset(str(output), with_tokenizers=True)
+    (finding,) = (each for each in report.findings if each.check == "chats")
+    assert "is learned if it is rendered again; if another release made it" in finding.message
 
 
 def test_a_token_covers_the_bytes_of_the_document_that_it_is_from(aligned: Path) -> None:
