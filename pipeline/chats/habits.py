@@ -43,7 +43,7 @@ class Habits:
         prompt: a generation prompt's text after that.
         asking: a user's end and the generation prompt, without a header.
         end: ends an assistant's turn.
-        always: a generation prompt that follows the last turn, whether or not it is asked for.
+        always: follows the last turn, whoever's, such as a prompt that isn't asked for.
         user_end: ends a user's.
         no_reasoning: marks empty reasoning, without white space.
     """
@@ -61,6 +61,13 @@ class Habits:
         """Return the end of the header at a place."""
         whole = text.startswith(self.last_header, place)
         return place + len(self.last_header if whole else self.header)
+
+    def after_prompt(self, text: str, start: int, stop: int) -> int:
+        """Return the end of the prompt at a place, or of its last part alone, as of thoughts."""
+        parts = (self.prompt[cut:] for cut in range(len(self.prompt)))
+        found = (part for part in parts if text.startswith(part, start, stop))
+        part = next((part for part in found if part == self.prompt or part.strip()), "")
+        return start + len(part)
 
 
 def settle_speaker(
@@ -124,13 +131,12 @@ def habits_of(speaker: Speaker) -> Habits:
         raise ChatError("it shows " + ("one of them twice" if _USER in both else "none of them"))
     _, between, end = MARK.split(both)
     prompted = text_behind(template, [user], prompt=True)
-    user_end = commonprefix([text_behind(template, [user]), prompted])
+    unprompted = text_behind(template, [user])
     earlier, turn_end = _earlier(template, between, end)
-    always = ""
-    if user_end == prompted:
-        always = _begun(end, turn_end, both.removeprefix(template.names.get("bos_token", "")))
-        always = always if prompted.endswith(always) else ""
-        end, user_end = end.removesuffix(always), prompted.removesuffix(always)
+    always = _begun(end, turn_end, both.removeprefix(template.names.get("bos_token", "")))
+    always = always if unprompted.endswith(always) and always in prompted else ""
+    end = end.removesuffix(always)
+    user_end = commonprefix([unprompted, prompted]).removesuffix(always)
     shared = commonprefix([prompted, between])
     last_header = shared[len(user_end) :]
     header = commonprefix([last_header, earlier[len(user_end) :]])

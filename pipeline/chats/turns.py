@@ -215,9 +215,7 @@ class _Turns:
         if start is None:
             return first if has_text else None
         empty = length_of(habits.no_reasoning, rendered[start:first])
-        if not empty and rendered.startswith(habits.prompt, start, first):
-            return start + len(habits.prompt)
-        return start + empty
+        return start + empty if empty else habits.after_prompt(rendered, start, first)
 
     def _after_asking(self, number: int, at: int, first: int) -> int | None:
         """Return the end of what asks for a turn without a header.
@@ -317,9 +315,9 @@ class _Turns:
         # The calls come after the header and the mark of no reasoning.
         place = self._shared(self._asking(earlier), tail)
         near = max(0, place - len(habits.last_header + habits.prompt))
-        if habits.header and habits.header in tail[near:]:  # of the prompt all or nothing
+        if habits.header and habits.header in tail[near:]:  # of the prompt all, its end or nothing
             place = habits.after_header(tail, tail.find(habits.header, near))
-            place += len(habits.prompt) if tail.startswith(habits.prompt, place) else 0
+            place = habits.after_prompt(tail, place, len(tail))
         tail = tail[place:]
         return tail[length_of(habits.no_reasoning, tail) :]
 

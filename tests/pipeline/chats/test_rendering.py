@@ -421,6 +421,34 @@ def test_a_call_that_begins_like_the_prompts_thoughts_is_learned() -> None:
     assert _said(chat) == [call, call, "18 degrees.<turn|>\n"]
 
 
+_IN_LOOP = "{% for m in messages %}<|turn|>{{ m.role }}\n"
+_TO_ALL = "<|turn|>system\nAnswer in JSON.<|end|>\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # DeepSeek V3.2's thoughts, of which earlier turns have the end alone.
+        _IN_LOOP + "{% if m.role == 'assistant' %}</think>{% endif %}{{ m.content }}<|end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n<think></think>{% endif %}",
+        # Command R+'s instructions for tools, which follow every chat.
+        _IN_LOOP
+        + "{{ m.content }}<|end|>\n{% endfor %}"
+        + _TO_ALL
+        + "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}",
+        # Llama 4's, whose prompt goes on where turns do.
+        _IN_LOOP + "{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}" + _TO_ALL + "<|turn|>assistant\n{% endif %}",
+    ],
+    ids=["end of thoughts", "instructions", "instructions in the prompt"],
+)
+def test_what_a_prompt_ends_with_is_not_learned(text: str) -> None:
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat(TWO_TURNS), (side, side), LearnRule())
+    assert _said(chat) == ["It is 4.<|end|>\n", "6, of course.<|end|>\n"]
+    assert _put_together(chat, 0) == chat.sides[0].text
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
