@@ -196,6 +196,8 @@ def judge(trial: Trial, outcomes: list[Outcome], untouched: set[int]) -> Fault |
     if trial.is_stored and trial.kind in ("arrow", "avro"):
         # Nothing there has a checksum: what is altered can't be seen.
         is_whole = is_said or len(outcomes) >= len(written)
+        # Behind its head each block may be the last one.
+        is_whole |= trial.kind == "avro" and not outcomes and "cut" in trial.edits
         return None if is_whole else Fault("lost", f"{len(outcomes)} of {len(written)} documents")
     found = {d.document_id for d in documents if written.get(d.document_id) == d.text}
     lost = sorted(n for n in untouched if f"d{n}" not in found)

@@ -174,14 +174,15 @@ class _Window:
         error = None if start < 0 else _find_error(bytes(self._buffer[start : self.at]), may_go_on)
         is_string = ends_here and self._buffer[start : start + 1] == b'"'
         if is_string:  # maybe it began at the end of one string, and contains the start of another
-            error = 1
+            error = _Error(1)
         if error is None:
             return None
         self._learn_opening(start)
-        end, self.at = self.at if ends_here else None, start + error
+        end, self.at = self.at if ends_here else None, start + error.place
         where = f"not valid JSON from byte {self.position}"
         behind = max(start + 1, self.at - len(self._opening))
-        may_hold_more = self._seek_opening(behind, end, where)
+        may_hold_more = not error.is_first and self._find_opening(start + 1, self.at) >= 0
+        may_hold_more |= self._seek_opening(behind, end, where)
         if self.at == end and (is_string or not may_hold_more):
             return None
         reason = Reason.UNREADABLE_INPUT if may_hold_more else Reason.BAD_JSON
@@ -244,8 +245,15 @@ class _Window:
         return bool(data)
 
 
-def _find_error(data: bytes, may_go_on: bool) -> int | None:
-    """Byte at which data stops being JSON; None if it may be its start."""
+class _Error(NamedTuple):
+    """A byte at which data isn't JSON; another may precede it in what is too deep for parsers."""
+
+    place: int
+    is_first: bool = True
+
+
+def _find_error(data: bytes, may_go_on: bool) -> _Error | None:
+    """Find where data stops being JSON; None if it may be its start."""
     try:
         orjson.loads(data)
         return None
@@ -259,9 +267,10 @@ def _find_error(data: bytes, may_go_on: bool) -> int | None:
         end = len(text) - _LAST_CHARACTERS * may_go_on
         if error.msg.startswith("Unterminated") or error.pos >= end:
             return None
-        return len(text[: error.pos].encode("utf-8", "surrogateescape"))
+        return _Error(len(text[: error.pos].encode("utf-8", "surrogateescape")))
     except RecursionError:
-        return _find_mismatch(data)
+        place = _find_mismatch(data)
+        return None if place is None else _Error(place, is_first=False)
     return None
 
 

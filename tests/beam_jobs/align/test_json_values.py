@@ -94,6 +94,18 @@ def test_an_element_lost_behind_an_open_string_is_said(tmp_path: Path) -> None:
     assert (found, letters) == (["a.json#1"], [Reason.UNREADABLE_INPUT])
 
 
+def test_elements_lost_behind_a_stray_quote_in_one_too_deep_are_said(tmp_path: Path) -> None:
+    """What is too deep for parsers tells by its brackets alone where it stops being JSON."""
+    texts = ["one line", "{[}", "it's", "a\tb"]
+    elements = [json.dumps({"id": f"d{n}", "text": texts[n % 4]}) for n in range(60)]
+    for place in range(0, 3000, 150):
+        deep = "[" * 1500 + "]" * 1500
+        deep = f'{deep[:place]}"{deep[place:]}'
+        elements[30] = f'{{"id": "d30", "text": "x", "m": {deep}}}'
+        found, reasons = read(tmp_path / "a.json", f"[{', '.join(elements)}]")
+        assert found == ids(30) or Reason.UNREADABLE_INPUT in reasons, place
+
+
 @pytest.mark.parametrize("between", [", ", ",\n"])
 def test_a_stray_quote_between_elements_costs_none(tmp_path: Path, between: str) -> None:
     data = f"[{between.join(LINES)}]".replace('}, {"id": "d30"', '}", {"id": "d30"')
