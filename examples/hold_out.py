@@ -54,10 +54,10 @@ def _text_of(place: str, line: bytes, field: str) -> str:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{place} is no line of JSON in UTF-8 ({error})") from None
+        raise ValueError(f"{place} isn't a line of JSON in UTF-8 ({error})") from None
     text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str):
-        raise ValueError(f'{place} is no object with a text "{field}"')
+        raise ValueError(f'{place} has no text "{field}"')
     return text
 
 

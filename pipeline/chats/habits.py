@@ -89,13 +89,13 @@ def settle_speaker(
             reasons.append(str(error))
     why, in_parts = reasons[:2]
     # One that refuses both forms says itself what it needs.
-    images = any("refuses it" not in reason for reason in (why, in_parts))
+    needs_images = any("refuses it" not in reason for reason in (why, in_parts))
     if in_parts != why:
         why += f" ({in_parts} if contents are lists of parts)"
     raise ChatError(
         f"the {side}'s chat template doesn't show the texts of a user and an assistant: "
         f"{why}: "
-        + "a template that needs images can't be used; " * images
+        + "a template that needs images can't be used; " * needs_images
         + (remedy or f"give another one, --chat-template {side}=FILE")
     )
 
@@ -134,6 +134,7 @@ def habits_of(speaker: Speaker) -> Habits:
     unprompted = text_behind(template, [user])
     earlier, turn_end = _earlier(template, between, end)
     always = _begun(end, turn_end, both.removeprefix(template.names.get("bos_token", "")))
+    # What a prompt replaces is an answer's end, such as an end of text behind the last turn.
     always = always if unprompted.endswith(always) and always in prompted else ""
     end = end.removesuffix(always)
     user_end = commonprefix([unprompted, prompted]).removesuffix(always)

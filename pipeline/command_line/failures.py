@@ -79,6 +79,9 @@ def causes_of(error: BaseException) -> "Iterator[BaseException]":
         )
 
 
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+"""Numbers of system errors."""
+
 _SYSTEM = {
     errno.EROFS: "is on a file system that can only be read: name a folder that can be written to",
     errno.ENOSPC: "can't be written, for its disk is full: free some space",

@@ -17,7 +17,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TextIO
 
-from pipeline.command_line.failures import hinted, naming
+from pipeline.command_line.failures import FULL_DISK, hinted, naming
 from pipeline.command_line.links import open_unlinked
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -63,7 +63,7 @@ def make_local_folder(path: str) -> None:
         refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
         raise hinted(refusal, f"--output {quote(f'{file}-2')}") from error
     except OSError as error:  # not this user's, read-only, or not a real file system
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL_DISK:
             raise
         raise PermissionError(
             f"{path} can't be made ({error.strerror}): name a folder that you may write to"

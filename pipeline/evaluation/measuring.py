@@ -18,7 +18,14 @@ from pipeline.evaluation.answers import answer_of, chosen_letter, reference_of
 from pipeline.evaluation.context_room import Room, find_room
 from pipeline.evaluation.conversations import score_chats
 from pipeline.evaluation.lm_tasks import load_task, measures_of, spread
-from pipeline.evaluation.results import RESULTS_FILE, Measurement, Results, read_results, summarise
+from pipeline.evaluation.results import (
+    RESULTS_FILE,
+    Measurement,
+    Results,
+    read_results,
+    replace_file,
+    summarise,
+)
 from pipeline.evaluation.set_files import describe_data, read_items
 from pipeline.evaluation.sets import CHATS
 from pipeline.evaluation.settings import Asked, Measure, StudentEngine
@@ -156,6 +163,4 @@ def _sample(sample: Mapping[str, Any], measure: Measure) -> dict[str, Any]:
 def _write_samples(path: Path, samples: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(lines), "utf-8")
-    temporary.replace(path)
+    replace_file(path, "".join(lines))

@@ -52,9 +52,7 @@ class Results:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's results atomically."""
-        temporary = folder / f".{RESULTS_FILE}.tmp"
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
-        temporary.replace(folder / RESULTS_FILE)
+        replace_file(folder / RESULTS_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     def all(self) -> Iterator[tuple[str, str, Measurement]]:
         """Yield set, measure and measurement."""
@@ -168,3 +166,10 @@ def summarise(samples: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
 def _known_mean(values: Sequence[float]) -> Value:
     mean = math.fsum(values) / len(values)
     return Value(mean, mean, mean)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole, or leave the one that is there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)

@@ -9,7 +9,13 @@ from xml.etree.ElementTree import Element
 from pipeline.drawing.charts import NOT_DRAWN, Interval, can_draw, draw_svg, interval_chart
 from pipeline.drawing.web_page import render_page, tag
 from pipeline.evaluation.paired_differences import describe_differences
-from pipeline.evaluation.results import Results, Value, read_results, student_folders
+from pipeline.evaluation.results import (
+    Results,
+    Value,
+    read_results,
+    replace_file,
+    student_folders,
+)
 from pipeline.evaluation.results_table import describe_results, describe_settings
 from pipeline.evaluation.sets import SETS
 
@@ -50,9 +56,7 @@ def write_report(output: Path) -> Path:
         style=_STYLE,
     )
     path = output / REPORT_FILE
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(page, "utf-8")
-    temporary.replace(path)
+    replace_file(path, page)
     return path
 
 

@@ -7,9 +7,9 @@ from pipeline.command_line.failures import hinted
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that a device, or this machine, has too little memory."""
-    # A CPU's is a plain RuntimeError of torch.
+    # A CPU's, of torch, and a mapped file's, of the system, are plain RuntimeErrors.
     kinds = MemoryError, torch.OutOfMemoryError
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)
+    return isinstance(error, kinds) or "allocate memory" in str(error)
 
 
 def find_device(name: str = "") -> torch.device:

@@ -107,16 +107,20 @@ def generate_plainly(model: PreTrainedModel) -> None:
     model.generation_config = GenerationConfig(**tokens)
 
 
+def require_row(where: str, token: int, num_rows: int) -> None:
+    """Raise ValueError if a model has no row for a token."""
+    if token >= num_rows:
+        raise ValueError(
+            f"{where}: token {token} exceeds the model's {num_rows} rows: give it the tokenizer "
+            "that it was trained with"
+        )
+
+
 def refuse_nonsense(model: PreTrainedModel, where: str) -> None:
     """Let a model refuse tokens without a row, and logits that aren't numbers, by ValueErrors."""
 
-    def require_row(layer: Any, given: tuple[torch.Tensor, ...]) -> None:
-        largest, rows = int(given[0].max()), len(layer.weight)
-        if largest >= rows:
-            raise ValueError(
-                f"{where}: token {largest} exceeds the model's {rows} rows: give it the tokenizer "
-                "that it was trained with"
-            )
+    def require_rows(layer: Any, given: tuple[torch.Tensor, ...]) -> None:
+        require_row(where, int(given[0].max()), len(layer.weight))
 
     def require_number(_: Any, __: Any, output: Any) -> None:
         if not output.logits[:, -1].amax().isfinite():  # what precedes it would spread to it
@@ -125,7 +129,7 @@ def refuse_nonsense(model: PreTrainedModel, where: str) -> None:
                 f"{model.dtype}: name an earlier checkpoint, or store it in a wider type"
             )
 
-    cast(Any, model).get_input_embeddings().register_forward_pre_hook(require_row)
+    cast(Any, model).get_input_embeddings().register_forward_pre_hook(require_rows)
     model.register_forward_hook(require_number)
 
 

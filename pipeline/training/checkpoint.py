@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.command_line.failures import hinted
+from pipeline.models.devices import lacks_memory
 from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, StreamState
 from pipeline.training.config import TrainConfig
@@ -137,7 +138,7 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
         raise
     except Exception as error:  # of as many types as torch's readers have
         told = str(error).partition("\n")[0]
-        if "allocate memory" in told:
+        if lacks_memory(error):
             raise ValueError(
                 f"memory ran out while {path} was read ({told}): end other programs, raise ulimit "
                 "-v, or continue on a machine with more"

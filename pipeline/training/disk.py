@@ -1,6 +1,5 @@
 """Replace a run's files whole."""
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,10 +8,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from pipeline.command_line.failures import naming
+from pipeline.command_line.failures import FULL_DISK, naming
 from pipeline.drawing.formatting import format_bytes
-
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class DiskFullError(OSError):
@@ -52,8 +49,8 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
 def is_full(error: OSError | SafetensorError) -> bool:
     """Whether an error says that a disk is full."""
     if isinstance(error, OSError):
-        return error.errno in _FULL
-    return any(f"os error {number})" in str(error) for number in _FULL)  # Rust's message
+        return error.errno in FULL_DISK
+    return any(f"os error {number})" in str(error) for number in FULL_DISK)  # Rust's message
 
 
 def _remove(path: Path) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from pipeline.drawing.progress import watched
+from pipeline.models.weights import require_row
 from pipeline.tokenization import Tokenizer
 
 
@@ -48,7 +49,8 @@ def text_logits(
     if batch.failures:
         place, reason = next(iter(batch.failures.items()))
         raise ValueError(f"text {place} can't be tokenized by {tokenizer.source}: {reason}")
-    require_rows(model, tokenizer, max(context, int(batch.input_ids.max(initial=0))))
+    largest = max(context, int(batch.input_ids.max(initial=0)))
+    require_row(tokenizer.source, largest, len(cast(Any, model).get_input_embeddings().weight))
     width = seq_length or num_positions(model) - 1
     for place in range(len(texts)):
         own = batch.input_ids[slice(*batch.cu_tokens[place : place + 2])].tolist()
@@ -57,16 +59,6 @@ def text_logits(
             with torch.inference_mode():
                 logits = cast(Any, model)(input_ids=ids, use_cache=False).logits[0, :-1]
             yield place, ids[0, 1:], logits
-
-
-def require_rows(model: PreTrainedModel, tokenizer: Tokenizer, largest: int) -> None:
-    """Raise ValueError if a model has no row for a text's largest token."""
-    rows = cast(Any, model).get_input_embeddings().weight.shape[0]
-    if largest >= rows:
-        raise ValueError(
-            f"token {largest} of {tokenizer.source} exceeds the model's {rows} rows: give it the "
-            "tokenizer that it was trained with"
-        )
 
 
 def num_positions(model: PreTrainedModel) -> int:

@@ -68,11 +68,11 @@ def test_nothing_to_hold_out_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"{text}", r"all\.jsonl:3 is no line of JSON in UTF-8"),
-        (b'{"text": "caf\xe9"}', r"all\.jsonl:3 is no line of JSON in UTF-8"),
-        (b'{"messages": []}', r'all\.jsonl:3 is no object with a text "text"'),
-        (b'{"text": 5}', r'all\.jsonl:3 is no object with a text "text"'),
-        (b"[1]", r'all\.jsonl:3 is no object with a text "text"'),
+        (b"{text}", r"all\.jsonl:3 isn't a line of JSON in UTF-8"),
+        (b'{"text": "caf\xe9"}', r"all\.jsonl:3 isn't a line of JSON in UTF-8"),
+        (b'{"messages": []}', r'all\.jsonl:3 has no text "text"'),
+        (b'{"text": 5}', r'all\.jsonl:3 has no text "text"'),
+        (b"[1]", r'all\.jsonl:3 has no text "text"'),
     ],
 )
 def test_a_line_without_a_text_is_named(tmp_path: Path, line: bytes, words: str) -> None:

@@ -136,7 +136,7 @@ def test_results_that_another_process_writes_are_left_alone(
     assert f"writes to --output {output}; wait until it has ended" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [".results.json.tmp", "samples/svamp.text.tmp"])
+@pytest.mark.parametrize("name", [".results.json.tmp", "samples/.svamp.text.jsonl.tmp"])
 def test_a_full_disk_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

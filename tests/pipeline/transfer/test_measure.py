@@ -48,7 +48,7 @@ def test_texts_that_say_nothing_are_refused(tmp_path: Path) -> None:
         bits_per_byte(model, tokenizer, [b""])
     with pytest.raises(ValueError, match=r"text 1 can't be tokenized"):
         code_lengths(model, tokenizer, [b"good", b"\xff"], context=CONTEXT)
-    with pytest.raises(ValueError, match=r"token 400 of .* exceeds the model's 400 rows: give it"):
+    with pytest.raises(ValueError, match=r"token 400 exceeds the model's 400 rows: give it"):
         code_lengths(model, tokenizer, [b"good"], context=400)
 
 
