@@ -4,12 +4,15 @@ import torch
 
 from pipeline.command_line.failures import hinted
 
+_LACKS_MEMORY = "allocate memory", "out of memory", "_ALLOC_FAILED"
+
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that a device, or this machine, has too little memory."""
-    # A CPU's, of torch, and a mapped file's, of the system, are plain RuntimeErrors.
-    kinds = MemoryError, torch.OutOfMemoryError
-    return isinstance(error, kinds) or "allocate memory" in str(error)
+    # Plain RuntimeErrors: a CPU's, a mapped file's, and those of CUDA and its libraries where other
+    # programs hold a GPU's memory.
+    told, kinds = str(error), (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or any(words in told for words in _LACKS_MEMORY)
 
 
 def find_device(name: str = "") -> torch.device:

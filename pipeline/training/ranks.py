@@ -73,7 +73,7 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
                 f"device={device} would be shared by {count} processes: leave it out under "
                 "torchrun, each process takes the GPU of its number"
             )
-        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        place = torch.device("cuda", _own_gpu(count))
         torch.cuda.set_device(place)
     on_gpu = place.type == "cuda"
     dist.init_process_group(
@@ -91,3 +91,21 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
     finally:
         if leaves:
             dist.destroy_process_group()
+
+
+def _own_gpu(count: int) -> int:
+    """Return the number of this process's GPU, which torchrun tells."""
+    told, there = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
+    if told is None:
+        raise ValueError(
+            f"WORLD_SIZE is {count}, but LOCAL_RANK isn't set, which says which of this machine's "
+            f"{there} GPUs is this process's: start with torchrun, or unset WORLD_SIZE for one "
+            "process"
+        )
+    if int(told) >= there:
+        raise ValueError(
+            f"LOCAL_RANK is {told}, but torch sees {there} GPUs here, and each process needs its "
+            "own: start no more processes on a machine than it has GPUs (torchrun "
+            f"--nproc-per-node {there}), and let each see all of them (CUDA_VISIBLE_DEVICES)"
+        )
+    return int(told)

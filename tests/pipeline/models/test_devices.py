@@ -7,7 +7,7 @@ pytest.importorskip("torch", reason="needs vocag[torch]")
 import torch
 
 from pipeline.command_line.failures import hints_of
-from pipeline.models.devices import find_device
+from pipeline.models.devices import find_device, lacks_memory
 
 
 def test_a_device_that_is_there() -> None:
@@ -34,3 +34,17 @@ def test_a_device_without_double_precision_is_refused(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match=r"^device=mps: mps doesn't support float64\n") as refused:
         find_device("mps")
     assert hints_of(refused.value) == ["hint: device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        # Where other programs hold nearly all of it; torch has no type of error for these.
+        (RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_which_errors_say_that_a_gpu_lacks_memory(error: RuntimeError, lacks: bool) -> None:
+    assert lacks_memory(error) is lacks

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 from pipeline.streaming import AlignedRows
 from pipeline.training.command import main, parse_config
 from pipeline.training.loop import train
-from pipeline.training.ranks import Ranks
+from pipeline.training.ranks import Ranks, joined_ranks
 from tests.support.killing import run_ranks
 from tests.support.runs import read_log, weights_of
 
@@ -165,3 +165,23 @@ def test_a_batch_that_processes_can_t_share_is_refused(world: Path, tmp_path: Pa
     config = parse_config(arguments(world, tmp_path, "--method", "full", "--micro-batch-size", "4"))
     with pytest.raises(ValueError, match="4 isn't a multiple of 8, micro_batch_size=4 by 2 proc"):
         train(config, Ranks(torch.device("cpu"), 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({}, "^WORLD_SIZE is 4, but LOCAL_RANK isn't set, .* this machine's 2 GPUs .* torchrun"),
+        ({"LOCAL_RANK": "2"}, r"^LOCAL_RANK is 2, but torch sees 2 GPUs .* --nproc-per-node 2\)"),
+    ],
+)
+def test_a_process_without_a_gpu_of_its_own_is_refused(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], message: str
+) -> None:
+    """A KeyError, or CUDA's "invalid device ordinal", with a traceback from each."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in {"WORLD_SIZE": "4", "RANK": "2", **told}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message), joined_ranks():
+        pass
