@@ -17,6 +17,8 @@ _NO_MEMORY = re.compile(
     r"MemoryError|memory allocation of \d+ bytes failed|Cannot allocate memory|"
     r"can't start new thread|Not enough memory"
 )
+# Allocations outside torch's own, such as a second process's first, are told by CUDA.
+_NO_GPU_MEMORY = re.compile(r"CUDA (error: )?out of memory|CU\w+_STATUS_ALLOC_FAILED")
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +74,8 @@ def explain_shortage(text: str, folder: str, need: int | None = None) -> str | N
         return f"{full} are free{needs}; free some space"
     if _TOO_LARGE.search(text):
         return f"a file in {folder} would exceed the size that ulimit -f allows; raise it"
-    if "CUDA out of memory" in text:
-        return "the GPU's memory ran out; use a smaller --batch-tokens"
+    if _NO_GPU_MEMORY.search(text):
+        return "the GPU's memory ran out; use a smaller --batch-tokens or fewer --workers"
     if _NO_MEMORY.search(text):
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         allowed = f" (ulimit -v allows {format_bytes(limit)} a process)"

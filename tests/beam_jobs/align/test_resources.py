@@ -129,6 +129,9 @@ def test_a_full_temporary_folder_is_named_and_not_the_output(
         ("memory allocation of 8388608 bytes failed\nstack backtrace:", "memory ran out"),
         ("RuntimeError: can't start new thread", "memory ran out"),
         ("numpy._core._exceptions._ArrayMemoryError: Unable to", "memory ran out"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to", "the GPU's memory ran out"),
+        ("torch.AcceleratorError: CUDA error: out of memory", "--batch-tokens or fewer --workers"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "the GPU's memory ran out"),
         ("KeyError: 28", None),
     ],
 )  # fmt: skip
