@@ -88,7 +88,12 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
     from pipeline.evaluation.results import student_folders
     from pipeline.evaluation.results_page import write_report
     from pipeline.evaluation.results_table import describe_measurement, describe_results
-    from pipeline.evaluation.students import find_student, open_model, with_device
+    from pipeline.evaluation.students import (
+        find_student,
+        naming_too_little_memory,
+        open_model,
+        with_device,
+    )
 
     output, asked = Path(options.output), options.asked
     student, engine = find_student(options.student), with_device(options.engine)
@@ -99,8 +104,9 @@ def _evaluate(options: EvaluateOptions) -> Iterator[str]:
         results = open_results(student, folder, engine)
         model = open_model(student, engine)
         made = measure_all(model, results, steps, asked=asked, engine=engine, folder=folder)
-        for number, (name, measure, measurement) in enumerate(made, 1):
-            yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
+        with naming_too_little_memory(engine):
+            for number, (name, measure, measurement) in enumerate(made, 1):
+                yield f"{number}/{len(steps)} {describe_measurement(name, measure, measurement)}"
         yield ""
         yield from describe_results(results)
         for other in student_folders(output):

@@ -1,12 +1,15 @@
 """A student's files, name and model for lm-eval."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
+from pipeline.command_line.failures import hinted
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
 from pipeline.models.weights import generate_plainly, load_weights, refuse_nonsense
@@ -143,6 +146,28 @@ def with_device(engine: StudentEngine) -> StudentEngine:
     from pipeline.models.devices import find_device  # loads torch
 
     return replace(engine, device=str(find_device(engine.device)))
+
+
+@contextmanager
+def naming_too_little_memory(engine: StudentEngine) -> Iterator[None]:
+    """Turn torch's error of too little memory into a ValueError, with what to lower."""
+    from pipeline.models.devices import lacks_memory
+
+    try:
+        yield
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        needs = str(error).partition("\n")[0].strip()
+        refusal = ValueError(
+            f"the memory of {engine.device} is too small for this student ({needs}): ask fewer "
+            "questions at a time, end other programs there, or choose another device"
+        )
+        if engine.batch_size > 1:
+            hinted(refusal, f"batch_size={engine.batch_size // 2}")
+        elif engine.device != "cpu":
+            hinted(refusal, "device=cpu")
+        raise refusal from error
 
 
 def _further_files(path: Path) -> list[Path]:

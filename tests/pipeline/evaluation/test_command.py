@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
+import torch
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from safetensors.torch import load_file, save_file
 
 from pipeline.command_line.folder_lock import hold_folder
@@ -63,6 +65,28 @@ def test_what_cannot_be_is_refused_with_the_remedy(
     given = [str(student(tmp_path / "own")) if each == MODEL else each for each in arguments]
     assert main([*given, "--output", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "hint"), [(9, "hint: --batch-size 4"), (1, "another device")])
+def test_too_little_memory_is_told_in_a_line(
+    size: int,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a GPU, at the first batch: torch's traceback was all that one saw."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    monkeypatch.setattr(HFLM, "_model_call", fails)
+    command = [str(student(tmp_path / "own")), "--data", TINY, "--output", str(tmp_path / "out")]
+    more = ["--tasks", "mmlu_stem", "--measures", "options", "--device", "cpu"]
+    assert main([*command, *more, "--batch-size", str(size)]) == 2
+    told = capsys.readouterr().err
+    assert "memory of cpu is too small for this student (CUDA out of memory. Tried to" in told
+    assert told.splitlines()[-1].endswith(hint)
 
 
 @pytest.mark.parametrize(
