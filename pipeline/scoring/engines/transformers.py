@@ -128,25 +128,32 @@ class Scorer:
         return lengths
 
     def _forward(self, batch: PieceBatch) -> _Found:
-        input_ids_bl = torch.from_numpy(batch.input_ids).to(self._device, non_blocking=True)
+        input_ids_bl = self._copied(batch.input_ids)
         output = self._model.base_model(input_ids=input_ids_bl, use_cache=False)
         hidden = output.last_hidden_state.flatten(0, 1)
-        places = torch.from_numpy(batch.places).to(self._device, non_blocking=True)
+        places = self._copied(batch.places)
         labels_n = input_ids_bl.flatten()[places]
         # The state before a token predicts it.
         rule, states = self.distributions, places - 1
         if rule is None:
-            return _Found(linear_cross_entropy(hidden[states], self._layer, labels_n).losses)
-        ends = torch.from_numpy(batch.ends).to(self._device, non_blocking=True)
+            # `_require_known` has checked them; here the host would wait.
+            scores = linear_cross_entropy(hidden[states], self._layer, labels_n, check_labels=False)
+            return _Found(scores.losses)
+        ends = self._copied(batch.ends)
         labels = torch.cat([labels_n, torch.full_like(ends, -1)])  # nothing comes after a document
         states, tail = torch.cat([states, ends]), None
         if rule.draws:
-            keys = torch.from_numpy(batch.draw_keys(rule.draws_seed)).to(self._device)
-            tail = TailDraws(keys[states], rule.draws)
+            tail = TailDraws(self._copied(batch.draw_keys(rule.draws_seed))[states], rule.draws)
         losses, ids, log_probs = score_with_likeliest(
             hidden[states], self._layer, labels, rule.top_k, vocab_size=rule.vocab_size, tail=tail
         )
         return _Found(losses[: len(places)], ids, log_probs, None if tail is None else tail.ids)
+
+    def _copied(self, array: NDArray[np.int64]) -> Tensor:
+        """Copy to the device, from memory from which the host needn't wait for it."""
+        tensor = torch.from_numpy(array)
+        tensor = tensor.pin_memory() if self._device.type == "cuda" else tensor
+        return tensor.to(self._device, non_blocking=True)
 
     def _require_known(self, tokens: DocumentTokens, pieces: Pieces) -> None:
         longest = int(self._lengths(pieces).max(initial=0))
