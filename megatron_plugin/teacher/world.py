@@ -44,6 +44,10 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
 
 
 def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None:
+    if not torch.cuda.is_available():  # the student's ranks hear it from Megatron
+        raise ValueError(
+            f"Megatron needs CUDA, and torch {torch.__version__} sees no GPU here; see vocag doctor"
+        )
     # Both worlds may share one device in trials.
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group(

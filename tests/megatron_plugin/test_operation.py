@@ -290,6 +290,14 @@ def test_a_student_that_ends_before_its_data_lets_the_teacher_go(inputs, tmp_pat
     assert time.monotonic() - start < START_TIMEOUT.total_seconds() / 2
 
 
+def test_a_teacher_without_a_gpu_is_told(monkeypatch):
+    """It divided by the number of GPUs."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    args = Namespace(exit_signal_handler=False)
+    with pytest.raises(ValueError, match="Megatron needs CUDA, and torch .* sees no GPU here"):
+        serve(Namespace(teacher=None), Namespace(bridge_store=0), None, args)
+
+
 def test_a_teacher_outlives_the_signal_that_saves(monkeypatch):
     """torchrun passes any signal on to all ranks, and --exit-signal names the student's."""
 
