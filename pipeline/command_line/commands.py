@@ -8,6 +8,7 @@ from pipeline.command_line import failures
 from pipeline.command_line.failures import hinted, left_behind, report
 from pipeline.command_line.installed import install, installed_version
 from pipeline.command_line.streams import outlive_readers
+from pipeline.command_line.termination import Terminated, terminate_by_exception
 
 TYPE_CHECKING = False  # typing's own, whose import takes as long as the rest of `vocag --help`
 if TYPE_CHECKING:
@@ -65,11 +66,15 @@ def main(argv: list[str] | None = None) -> "NoReturn":
             from pipeline.command_line.logs import set_up_logging
 
             set_up_logging(name)
-        leave(run_command(arguments))
+        with terminate_by_exception():
+            status = run_command(arguments)
+        leave(status)
     except MemoryError:
         leave(1, f"{name}: error: memory ran out while libraries were loaded; see ulimit -v")
     except KeyboardInterrupt:
         leave(130, f"{name}: interrupted")
+    except Terminated as end:
+        leave(end.status, f"{name}: {end.how}")
     except Exception as error:  # commands explain the errors that they expect
         from shlex import join  # only for an error
 

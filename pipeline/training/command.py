@@ -39,8 +39,8 @@ methods, --method (docs/concepts/guidance.md has the equations):
 {_METHODS}
 
 output: log.jsonl (a line a step), run.toml (the options), checkpoint.pt, and at the end model/, a
-folder that AutoModelForCausalLM and AutoTokenizer load. After SIGTERM or Ctrl-C the step is
-finished and a checkpoint written; the same command continues from it."""
+folder that AutoModelForCausalLM and AutoTokenizer load. After SIGTERM, Ctrl-C or a closed terminal
+the step is finished and a checkpoint written; the same command continues from it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.command_line.termination import Terminated
 from pipeline.models.devices import find_device
 
 # A rank may wait while another downloads a model.
@@ -82,7 +83,7 @@ def joined_ranks(device: str = "") -> Iterator[Ranks]:
     leaves = True
     try:
         yield Ranks(place, dist.get_rank(), count)
-    except Exception as error:
+    except (Exception, Terminated) as error:
         # NCCL would wait for the others, which wait for this process: its exit ends them all.
         leaves = not on_gpu
         if "gloo/transport" in str(error):

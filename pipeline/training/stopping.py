@@ -1,13 +1,13 @@
-"""SIGTERM and Ctrl-C let a run finish its step and save."""
+"""SIGTERM, Ctrl-C and a terminal that goes (SIGHUP) let a run finish its step and save."""
 
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-_SIGNALS = signal.SIGTERM, signal.SIGINT
+_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 class RunStoppedError(KeyboardInterrupt):
@@ -35,19 +35,29 @@ class StopRequest:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        print(f"stopping after this step, with a checkpoint{again}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # its terminal may be gone
+            print(
+                f"stopping after this step, with a checkpoint{again}", file=sys.stderr, flush=True
+            )
 
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record SIGTERM and the first Ctrl-C instead of ending; main thread only."""
+    """Record SIGTERM, SIGHUP and the first Ctrl-C instead of ending; main thread only.
+
+    SIGHUP stays ignored under nohup.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    earlier = [signal.signal(number, request._note) for number in _SIGNALS]
+    earlier = {number: signal.getsignal(number) for number in _SIGNALS}
+    if earlier[signal.SIGHUP] == signal.SIG_IGN:
+        del earlier[signal.SIGHUP]
+    for number in earlier:
+        signal.signal(number, request._note)
     try:
         yield request
     finally:
-        for number, handler in zip(_SIGNALS, earlier, strict=True):
+        for number, handler in earlier.items():
             signal.signal(number, handler)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from beam_jobs.running import exits
 from beam_jobs.running.exits import RESUME, exit_status
+from pipeline.command_line import termination
 
 SIGNALS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "the terminal is gone")]
 
@@ -47,7 +47,7 @@ def test_a_signal_that_is_lost_ends_the_command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exits, "_AGAIN_SECONDS", 0.02 if goes_on else 60)
+    monkeypatch.setattr(termination, "_AGAIN_SECONDS", 0.02 if goes_on else 60)
     before = signal.getsignal(number)
     cleaned: list[bool] = []
 

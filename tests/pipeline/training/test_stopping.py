@@ -4,8 +4,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from pipeline.command_line import commands
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.methods.method import Method
 from pipeline.training import disk, loop
@@ -87,7 +86,7 @@ def send_in_step(patch: pytest.MonkeyPatch, number: int, times: int = 1) -> None
     patch.setattr(loop, "train_step", step)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_the_step_end_and_a_checkpoint_be_written(
     config: TrainConfig, whole: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +112,17 @@ def test_a_second_ctrl_c_ends_at_once(config: TrainConfig) -> None:
             train(config)
     assert not isinstance(raised.value, RunStoppedError)
     assert not (config.output / "checkpoint.pt").exists()
+
+
+def test_nohup_keeps_a_run_from_a_terminal_that_goes(config: TrainConfig) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            send_in_step(patch, signal.SIGHUP)
+            train(config)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (config.output / "model").exists()
 
 
 def test_a_run_in_a_thread_leaves_signals_alone(config: TrainConfig) -> None:
@@ -147,16 +157,21 @@ def test_all_processes_stop_after_the_same_step(config: TrainConfig) -> None:
     assert torch.load(config.output / "checkpoint.pt")["step"] == STOPS_AFTER
 
 
-@pytest.mark.slow
-def test_before_the_first_step_a_signal_ends_the_process(config: TrainConfig) -> None:
-    """There is nothing to keep."""
-    program = (
-        "import os, signal, pipeline.training.loop as loop; from pipeline.training.command import"
-        " main; loop.open_training = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
-        f"main({arguments(replace(config, output=config.output.with_name('early')))!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert done.returncode == -signal.SIGTERM
+@pytest.mark.parametrize(("number", "how"), [(15, "terminated"), (1, "the terminal is gone")])
+def test_before_the_first_step_a_signal_ends_the_command(
+    config: TrainConfig,
+    number: int,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There is nothing to keep, and nothing is left."""
+    monkeypatch.setattr(loop, "open_training", lambda *_, **__: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["train", *arguments(config)])
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err.splitlines()[-1] == f"vocag train: {how}"
+    assert not config.output.exists()
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(
