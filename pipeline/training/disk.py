@@ -24,6 +24,8 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
     """
     temporary, old = (path.with_name(f".{path.name}.{end}") for end in ("tmp", "old"))
     _remove(temporary)
+    if old.exists() and not path.exists():
+        os.replace(old, path)  # a kill came between the two renames below
     _remove(old)
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
@@ -42,8 +44,8 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
         raise
     if path.is_dir():
         os.replace(path, old)  # a kill leaves no half of it under its name
-        shutil.rmtree(old)
     os.replace(temporary, path)
+    _remove(old)
 
 
 def is_full(error: OSError | SafetensorError) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from pipeline.training.disk import replacing
+from pipeline.training.disk import DiskFullError, replacing
 
 
 def write_new(folder: Path) -> None:
@@ -31,8 +31,30 @@ def test_a_kill_leaves_no_half_folder(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr("pipeline.training.disk.shutil.rmtree", die)
         with pytest.raises(KeyboardInterrupt):
             write_new(folder)
-    assert not folder.exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
     write_new(folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "one", "two"]
+
+
+def test_a_kill_between_the_renames_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the next start has no room for another."""
+    folder, rename = tmp_path / "model", os.replace
+    write_new(folder)
+
+    def die(source: Path, target: Path) -> None:
+        if target == folder:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.training.disk.os.replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_new(folder)
+    assert not folder.exists()
+    with pytest.raises(DiskFullError), replacing(folder, 1 << 80):
+        pass
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "one", "two"]
 
 
