@@ -11,6 +11,7 @@ from shlex import quote
 from statistics import median
 from typing import Any
 
+from pipeline.command_line.failures import naming
 from pipeline.command_line.installed import installed_version
 from pipeline.command_line.option_parsing import written_options
 from pipeline.drawing.formatting import format_duration
@@ -55,15 +56,11 @@ class RunLog:
         """
         record = {k: v if math.isfinite(v) else None for k, v in values.items()}
         self._unwritten += json.dumps({"step": step, **record}) + "\n"
-        num_bytes = self._path.stat().st_size
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(self._unwritten)
-            self._unwritten = ""
+            self._append()
         except OSError as error:
             if not is_full(error):
                 raise
-            os.truncate(self._path, num_bytes)
             logger.warning("step %d: %s can't be written, its disk is full", step, self._path)
         if self._tracker is not None:
             self._tracker.log(dict(values), step)
@@ -75,9 +72,21 @@ class RunLog:
         print(f"step {step}: {', '.join(parts)}", flush=True)
 
     def close(self) -> None:
-        """End the tracker."""
+        """Write what is unwritten, and end the tracker; OSError on a disk that is still full."""
         if self._tracker is not None:
             self._tracker.finish()
+        self._append()
+
+    def _append(self) -> None:
+        """Add all unwritten lines, or none."""
+        num_bytes = self._path.stat().st_size
+        try:
+            with naming(str(self._path)), self._path.open("a", encoding="utf-8") as file:
+                file.write(self._unwritten)
+            self._unwritten = ""
+        except OSError:
+            os.truncate(self._path, num_bytes)
+            raise
 
     def _time_left(self, num_steps: int) -> list[str]:
         recent = self._seconds[max(WARM_STEPS, len(self._seconds) - _RECENT) :]

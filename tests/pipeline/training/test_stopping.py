@@ -302,6 +302,22 @@ def test_a_log_on_a_full_disk_is_written_later(
     assert "its disk is full" in caplog.text
 
 
+def test_a_log_that_a_full_disk_holds_back_to_the_end_is_an_error(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had fewer lines, without a word but a warning's."""
+    opened = Path.open
+
+    def refuse(path: Path, mode: str = "r", **more: Any) -> Any:
+        if path.name == "log.jsonl" and mode == "a":
+            raise OSError(errno.ENOSPC, "no room")
+        return opened(path, mode, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main(arguments(config)) == 2
+    assert "log.jsonl can't be written, for its disk is full" in capsys.readouterr().err
+
+
 def test_a_disk_that_is_full_at_the_end_is_an_error(
     config: TrainConfig, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
