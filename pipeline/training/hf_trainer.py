@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -232,6 +232,13 @@ class GuidedTrainer(Trainer):
         measured = {"loss": losses / tokens, "bits_per_byte": bits / heldout_bytes(rows)}
         cast(Any, output.metrics).update({f"{prefix}_{name}": v for name, v in measured.items()})
         return output
+
+    def predict(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise ValueError: only sums of losses are kept of a row."""
+        raise ValueError(
+            "GuidedTrainer has no predictions, for losses are measured in rows of many documents: "
+            "call evaluate(), with heldout=, or the model itself"
+        )
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *_: Any, **options: Any

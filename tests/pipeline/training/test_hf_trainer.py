@@ -304,6 +304,13 @@ def test_a_teacher_that_the_method_does_not_ask_is_said(
     assert "method=random asks no teacher: nowhere/at/all isn't read" in caplog.text
 
 
+def test_predictions_are_refused(world: Path, tmp_path: Path) -> None:
+    """They ended in a TypeError of the Trainer's loop."""
+    trainer = trainer_of(world, tmp_path, settings={}, heldout=str(world / "data"))
+    with pytest.raises(ValueError, match=r"no predictions, .*: call evaluate\(\)"):
+        trainer.predict(trainer.eval_dataset)
+
+
 def test_deepspeed_is_refused(world: Path, tmp_path: Path) -> None:
     """Its engine makes the step in the backward pass; here as if it were installed."""
     args = arguments(tmp_path)
