@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weight_sources import checkpoint_args, newest_iteration, read_student
 from pipeline.command_line.failures import hinted
-from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer
+from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer, share_weights
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
@@ -55,6 +55,7 @@ def export_student(
         print(tokenizer)
     # Last, because it makes the folder a model.
     (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    share_weights(output)
     return shape
 
 

@@ -6,6 +6,7 @@ neutral class is loaded by `AutoTokenizer`, and ids are compared on the dataset'
 
 import json
 import logging
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +79,17 @@ def save_model(model: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Pat
     """Write a model and its tokenizer's files, the model's generation defaults among them."""
     generate_plainly(model)
     model.save_pretrained(folder)
+    share_weights(folder)
     tokenizer.write(folder)
+
+
+def share_weights(folder: Path) -> None:
+    """Let those read a model's weights who may read its configuration.
+
+    safetensors 0.8 lets only their owner, whatever the umask is.
+    """
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", file)
 
 
 class KnownText(NamedTuple):

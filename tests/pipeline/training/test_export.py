@@ -1,6 +1,7 @@
 """A trained student's folder, where its tokenizer can't be made for transformers."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +36,17 @@ def test_generation_defaults_stay_without_a_tokenizer_for_transformers(
     kept = json.loads((tmp_path / "model/generation_config.json").read_text())
     assert (kept["temperature"], kept["eos_token_id"]) == (0.6, [1, 3])
     assert (tmp_path / "model" / Path(dataset.manifest.student.file).name).is_file()
+
+
+def test_whoever_may_read_a_model_s_configuration_may_read_its_weights(tmp_path: Path) -> None:
+    """safetensors 0.8 keeps them for their owner."""
+    before = os.umask(0o027)
+    try:
+        export.export_model(make_llama(400), ExportedTokenizer({}), tmp_path / "model")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"] == 0o640
 
 
 def test_a_multimodal_model_s_text_part_names_the_tokens_too(tmp_path: Path) -> None:
