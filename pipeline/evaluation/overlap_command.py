@@ -1,10 +1,12 @@
 """`vocag overlap`: find test questions in a dataset."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.command_line.option_parsing import (
     DatasetSource,
     Folder,
@@ -15,6 +17,9 @@ from pipeline.command_line.option_parsing import (
 )
 from pipeline.drawing.printing import prints
 from pipeline.evaluation.sets import NINE, SETS
+
+OUTPUT_LOCK = ".overlap-lock"
+"""The lock's name in the list's folder; it goes when that is written."""
 
 _EPILOG = """\
 examples:
@@ -53,7 +58,9 @@ def main(argv: list[str] | None = None) -> Iterator[str]:
     options = parse_options(OverlapOptions, argv, prog="vocag overlap", epilog=_EPILOG)
     from pipeline.evaluation.overlap import check_overlap  # help does without
 
-    with naming_options(OverlapOptions):
+    # Two at once would write one list of both.
+    lock = hold_folder(os.path.join(options.output, OUTPUT_LOCK), options.output)
+    with naming_options(OverlapOptions), lock:
         yield from check_overlap(
             options.dataset, options.tasks, data=options.data, output=Path(options.output)
         )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.remove.command import main as remove
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.dataset.texts import read_texts
 from pipeline.evaluation.overlap import (
     NUM_WORDS,
@@ -18,7 +19,7 @@ from pipeline.evaluation.overlap import (
     parts_of,
     split_words,
 )
-from pipeline.evaluation.overlap_command import main
+from pipeline.evaluation.overlap_command import OUTPUT_LOCK, main
 from pipeline.evaluation.set_files import read_items
 from pipeline.evaluation.sets import SETS, Item, math_500
 from pipeline.evaluation.students import find_student
@@ -95,6 +96,18 @@ def test_a_dataset_without_documents_is_refused(
     assert "all are removed" in capsys.readouterr().err
     with pytest.raises(ValueError, match="all are removed"):
         next(read_texts([str(tmp_path / "aligned")]))
+
+
+def test_two_at_once_write_no_list_of_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_dataset(tmp_path / "data")
+    arguments = [str(tmp_path / "data"), "--data", TINY, "--output", str(tmp_path / "overlap")]
+    with hold_folder(str(tmp_path / "overlap" / OUTPUT_LOCK), "overlap"):
+        assert main([*arguments, "--tasks", "gsm8k"]) == 2
+    assert "writes to --output" in capsys.readouterr().err
+    assert main([*arguments, "--tasks", "gsm8k"]) == 0
+    assert [path.name for path in (tmp_path / "overlap").iterdir()] == ["overlap.jsonl"]
 
 
 def test_documents_without_a_text_are_counted(
