@@ -28,6 +28,7 @@ from beam_jobs.job_errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
 from beam_jobs.shortages import describe_room
 from pipeline.batches import AlignedBatch, SourceDocument
+from pipeline.dataset.chosen_documents import why_nothing
 from pipeline.dataset.writing import END_OF_TAR, ShardWriter
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -55,6 +56,7 @@ class Volume:
     num_teacher_tokens: float = 0
     num_tar_bytes: float = 0
     num_block_bytes: float = 0
+    num_learned: float = 0
     seconds: float = 0
     core_seconds: float = 0
 
@@ -98,6 +100,7 @@ def describe_job(opened: OpenedInput) -> tuple[str, str]:
         f"  sample          {format_plural(len(documents), 'document')} of "
         f"{format_plural(len(sample), 'place')}, {format_bytes(num_sampled_bytes)} of text",
         *_describe_tokens(whole, tokenizers),
+        *_describe_learned(opened, whole),
         *_describe_needs(opened, whole, shards),
     ]
     if columns:
@@ -149,6 +152,7 @@ def _measure(part: SampledPart, opened: OpenedInput, writer: ShardWriter) -> tup
         num_teacher_tokens=int(batch.teacher.cu_tokens[-1]),
         num_tar_bytes=writer.num_bytes - before,
         num_block_bytes=sum(map(estimate_bytes, documents)),
+        num_learned=0 if batch.chats is None else len(batch.chats.student.learned.values),
         seconds=time.perf_counter() - started,
         core_seconds=time.process_time() - cores,
     )
@@ -187,6 +191,13 @@ def _describe_tokens(whole: Volume, tokenizers: tuple[Tokenizer, Tokenizer]) -> 
         f"  teacher         {teacher}; about {format_short(whole.num_teacher_tokens)} tokens; "
         f"{whole.num_teacher_tokens / whole.num_student_tokens:.2f} tokens a student token",
     ]
+
+
+def _describe_learned(opened: OpenedInput, whole: Volume) -> list[str]:
+    if opened.chats is None or whole.num_learned:
+        return []
+    why = why_nothing(opened.chats.rule.learn)
+    return [f"  learned         nothing of the sample; can't be trained on: {why}"]
 
 
 def _describe_path(tokenizer: Tokenizer) -> str:

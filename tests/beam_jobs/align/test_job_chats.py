@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beam_jobs.align.command import align
+from beam_jobs.align.command import align, describe
 from beam_jobs.align.dry_run import estimate_volume
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.sampling import sample_input
@@ -73,6 +73,15 @@ def test_a_dry_run_of_chats_foretells_their_tokens(tmp_path: Path) -> None:
     assert whole.num_student_tokens == totals["num_student_tokens"]
     assert whole.num_teacher_tokens == totals["num_teacher_tokens"]
     assert whole.num_text_bytes == num_bytes == totals["num_text_bytes"]
+
+
+@pytest.mark.parametrize("said_last", [said("Hello"), said("Hello", weight=0)])
+def test_a_dry_run_says_that_nothing_would_be_learned(
+    tmp_path: Path, said_last: dict[str, Any]
+) -> None:
+    told, _ = describe(chats_options(tmp_path, [[user("Hi"), said_last]]))
+    why = "nothing of the sample; can't be trained on: --learn assistant takes assistants' messages"
+    assert (why in told) == ("weight" in said_last)
 
 
 def test_the_dataset_keeps_every_rule(aligned: Path) -> None:
