@@ -33,6 +33,10 @@ def read_manifest_bytes(dataset: str) -> tuple[str, bytes]:
     try:
         return path, read_whole(path)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if "::" in path and os.path.exists(path):
+            raise DatasetError(
+                f"{dataset}: readers take :: for a chain of URLs: rename that folder"
+            ) from error
         told = (
             f"{path} does not exist: {dataset} isn't a dataset, or its align job has not finished; "
             "name a finished output folder, or run the job again to resume it"

@@ -113,6 +113,12 @@ class TestReadManifest:
         found: Manifest = read_manifest(name.format(folder))
         assert found == MANIFEST
 
+    def test_below_a_folder_that_readers_take_for_a_chain(self, folder: Path) -> None:
+        """The manifest "does not exist", and the hint named the same path."""
+        moved = folder.rename(folder.with_name("a::b"))
+        with pytest.raises(DatasetError, match="take :: for a chain of URLs: rename that folder"):
+            read_manifest(str(moved))
+
     def test_none_there(self, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"does not exist: .* has not finished; name a fin"):
             read_manifest(str(tmp_path))
