@@ -16,8 +16,12 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 def outlive_readers() -> None:
     """Let stdout and stderr drop output that nobody reads, so a job doesn't end for it.
 
-    Characters beyond a terminal's encoding are escaped.
+    Characters beyond a terminal's encoding are escaped. Closed ones (`>&-`) become silent: files
+    would get their numbers, and with these what libraries and other processes print.
     """
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:  # the lowest free number is its own
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = _tolerant(sys.stdout)
     if isinstance(sys.stderr, TextIOWrapper) and sys.stderr is sys.__stderr__:
