@@ -95,12 +95,22 @@ _SYSTEM = {
 
 def _in_words(error: BaseException) -> str:
     if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
+        if isinstance(error, OSError) and error.errno == errno.ENOENT and not _has_folder():
+            return "the folder where this was started is gone: cd to another"
         return str(error)
     path = os.fsdecode(error.filename)
     folder = os.path.dirname(path)
     if error.errno == errno.ENOENT and folder and "://" not in path and not os.path.isdir(folder):
         return f"{path}: there is no folder {folder}"
     return f"{path} {_SYSTEM[error.errno]}" if error.errno in _SYSTEM else str(error)
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _hints_of_path(error: BaseException) -> list[str]:

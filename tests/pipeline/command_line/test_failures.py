@@ -376,6 +376,20 @@ def test_what_the_system_refuses_is_said_in_words(
     assert capsys.readouterr().err.startswith(f"vocag x: data/a.tar {words}")
 
 
+def test_a_folder_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As that of a run that was removed: it was "[Errno 2] No such file or directory"."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("output").absolute()
+    report("vocag x", raised.value)
+    told = "vocag x: the folder where this was started is gone: cd to another\n"
+    assert capsys.readouterr().err == told
+
+
 def test_an_error_of_a_write_names_its_file() -> None:
     with (
         pytest.raises(OSError, match=r"No space left on device: 'data/a\.tar'"),
