@@ -92,7 +92,7 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
 def read_object(path: Path) -> dict[str, Any]:
     """Read a file's JSON object; BrokenFileError for anything else."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes().decode())  # not of bytes: these may have a BOM
     except (ValueError, RecursionError) as error:
         raise BrokenFileError(f"{path} isn't JSON ({error}): download it again") from error
     if not isinstance(found, dict):

@@ -5,6 +5,7 @@ Files are read directly: the classes of `transformers` silently change some toke
 """
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +147,11 @@ def _read(source: str, path: Path) -> TokenizerFile:
             return _converted(source, _convert_gguf(path))
     data = path.read_bytes()
     refuse_pointer(str(path), data)
+    if data.startswith(BOM_UTF8):
+        raise TokenizerError(
+            f'tokenizer "{path}" begins with a byte-order mark, which no library reads: '
+            "save it as UTF-8 without one"
+        )
     try:
         if data[:64].lstrip()[:1] in (b"{", b"["):
             return _tokenizer_json(source, data, path)

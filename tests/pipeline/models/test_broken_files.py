@@ -46,6 +46,7 @@ CONFIGURATIONS: dict[str, tuple[Change, str]] = {
     "no config": (without(CONFIG), f"{CONFIG} doesn't exist: download all"),
     "cut config": (cut(CONFIG), rf"{CONFIG} isn't JSON \(.*\): download it again"),
     "deep config": (holding(CONFIG, "[" * 100_000), rf"{CONFIG} isn't JSON \(maximum recursion"),
+    "marked config": (holding(CONFIG, "\ufeff{}"), rf"{CONFIG} isn't JSON \(Unexpected UTF-8 BOM"),
     "list": (holding(CONFIG, "[]"), f"{CONFIG} holds no JSON object: download it again"),
     "no type": (holding(CONFIG, "{}"), f'{CONFIG} has no "model_type": download it again'),
     "unknown type": (
@@ -72,6 +73,7 @@ SHARD = "model-00002-of-00002.safetensors"
 SHARDED: dict[str, tuple[Change, str]] = {
     "no index": (without(INDEX), f"{INDEX} doesn't exist: download all"),
     "cut index": (cut(INDEX), f"{INDEX} isn't JSON"),
+    "marked index": (holding(INDEX, "\ufeff{}"), rf"{INDEX} isn't JSON \(Unexpected UTF-8 BOM"),
     "empty index": (holding(INDEX, "{}"), f'{INDEX} has no "weight_map": download it again'),
     "empty map": (
         holding(INDEX, '{"metadata": {}, "weight_map": {}}'),

@@ -89,6 +89,7 @@ def test_a_gguf_file_has_its_model_s_tokenizer(smollm2: Path, tmp_path: Path) ->
     ("name", "data", "message"),
     [
         ("tokenizer.json", b'{"model": {"type": "BPE", "vo', "isn't valid JSON"),
+        ("tokenizer.json", b"\xef\xbb\xbf{}", r"tokenizer\.json\" begins with a byte-order mark"),
         ("tokenizer.json", b"[1, 2]", 'neither a tokenizer.json .no "model".'),
         ("tokenizer.json", b'{"model": {"type": "BPE"}, "added_tokens": []}', "does not load"),
         ("tokenizer.json", b'{"model": {"type": "New", "vocab": {}}}', "does not load"),
