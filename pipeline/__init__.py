@@ -28,10 +28,13 @@ def provide_kernel_cache() -> None:
 
 
 def _home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    # Path's own raises where no home is known.
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
 
 
 def _can_write(folder: Path) -> bool:
+    if not folder.is_absolute():  # a home that nobody knows
+        return False
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,7 @@ def _defaults_of(source: str) -> GenerationDefaults:
 
     if source == "bytes":  # no model's tokenizer
         return GenerationDefaults()
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.is_file() and path.suffix != ".gguf":
         source = str(path.parent)
     return read_generation_defaults(source)

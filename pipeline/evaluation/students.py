@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os.path import expanduser
 from pathlib import Path
 
 from lm_eval.api.model import LM
@@ -58,7 +59,7 @@ def unnamed(source: str) -> str:
 def _split_name(source: str) -> tuple[str, str]:
     """Split [NAME=]SOURCE; a path that is there needs no name. ValueError for a name of no use."""
     name, separator, rest = source.partition("=")
-    if not separator or Path(source).expanduser().exists():
+    if not separator or Path(expanduser(source)).exists():
         return name_of(source), source
     if name in ("", ".", "..") or "/" in name:
         raise ValueError(

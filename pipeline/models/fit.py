@@ -15,6 +15,7 @@ from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
 from pipeline.packing.opening import OpenedRun
+from pipeline.remote.hub import may_be_repository
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.tokenization.conversion import read_sentencepiece_model
 from pipeline.tokenization.definition import control_tokens, token_names
@@ -59,8 +60,8 @@ def _remedy(model: Path, dataset: Dataset, side: Side) -> str:
         return own
     place = dataset.location.rstrip("/")
     words = ["vocag", "align", "--input", place, f"--{side}", str(model), "--output", f"{place}-2"]
-    is_name = source[:1] not in "./~" and source.count("/") < 2  # may be on the hub
-    return f"{own}  # or {join(words)}" if is_name or Path(source).exists() else join(words)
+    is_known = may_be_repository(source, with_owner=True) or Path(source).exists()
+    return f"{own}  # or {join(words)}" if is_known else join(words)
 
 
 def _is_alike(path: Path, own: Tokenizer, *, is_own_file: bool) -> bool:

@@ -7,6 +7,7 @@ boolean one, so tokens see the future, and sliding windows are lost. Instead pos
 every document, see `pipeline.models.packed_check`.
 """
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,7 +73,7 @@ def read_shape(source: str, *, side: Side = "student") -> PretrainedConfig:
 
     ValueError if there is none, or it is broken.
     """
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.suffix == ".gguf" and path.is_file():
         shape = read_gguf_config(GgufFile(path))
         shape.name_or_path = str(path)

@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest, sha256
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.command_line.nearest import look_near, nearest
-from pipeline.remote.hub import HubError, download_folder
+from pipeline.remote.hub import HubError, download_folder, may_be_repository
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
@@ -50,7 +51,7 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
     A repository is `owner/name` or `owner/name@revision`. ValueError, which names `role`, without
     weights, or for Git LFS pointers.
     """
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.suffix == ".gguf" and path.is_file():
         _require_content((path,))
         return TeacherFiles(source, path, (path,))
@@ -69,7 +70,7 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
 
 def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _HUB_FILES) -> Path:
     """Return a folder, or a repository's after downloading `files`; see `find_teacher`."""
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.is_dir():
         _require_content(file for pattern in _HUB_FILES for file in sorted(path.glob(pattern)))
         return path
@@ -79,7 +80,7 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
             "repository"
         )
     failure, why = None, "not a Hugging Face repository name (owner/name): name one of them"
-    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
+    if may_be_repository(source, with_owner=True):
         try:
             return download_folder(source, files)
         except HubError as error:

@@ -3,12 +3,21 @@
 The client asks a silent hub for minutes; here it is asked once.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join, quote
 
 from pipeline.command_line.failures import hinted
 from pipeline.remote.first_contact import NoAnswerError, answer_of
+
+_REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
+
+
+def may_be_repository(source: str, *, with_owner: bool = False) -> bool:
+    """Whether a name has the form of a repository's, [OWNER/]NAME[@REVISION]."""
+    has_owner = "/" in source.partition("@")[0]
+    return _REPOSITORY.fullmatch(source) is not None and (has_owner or not with_owner)
 
 
 class HubError(ValueError):

@@ -1,5 +1,6 @@
 """Options of `pipeline.streaming`, without torch."""
 
+import os
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -45,7 +46,7 @@ class StreamConfig:
     num_epochs: int | None = 1
     shuffle_shards: int = 8
     on_damage: OnDamage = "raise"
-    cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "vocag")
+    cache_folder: Path = field(default_factory=lambda: _home() / ".cache" / "vocag")
     cache_bytes: int = 256 << 30
     window_rows: int = 1024
     one_document_a_row: bool = False
@@ -69,3 +70,13 @@ class StreamConfig:
                 "with_distributions reads what is stored with losses: give teaching some "
                 "stored_losses"
             )
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ValueError(
+            f"user {os.getuid()} has no home folder, whose .cache would hold plans and shards: set "
+            "HOME, or give cache_folder"
+        ) from error

@@ -8,6 +8,7 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os.path import expanduser
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -18,7 +19,7 @@ from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import refuse_pointer
 from pipeline.command_line.installed import install
 from pipeline.command_line.nearest import look_near, nearest
-from pipeline.remote.hub import HubError, download_file
+from pipeline.remote.hub import HubError, download_file, may_be_repository
 from pipeline.tokenization.definition import Definition, with_model_type
 from pipeline.tokenization.rank_files import (
     RankFileError,
@@ -33,7 +34,6 @@ from pipeline.tokenization.rank_models import BYTES
 Kind = Literal["huggingface", "sentencepiece"]
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")
 
-_REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
 _MODEL_FILE = re.compile(r"\.model|\.(spm|tiktoken)$|^tekken.*\.json$|^rwkv_vocab.*\.txt$")
 _RWKV_LINE = re.compile(rb"[0-9]+ b?(['\"]).*\1 [0-9]+\r?\n")
 _WITHOUT_FILES = {
@@ -78,12 +78,12 @@ def find_tokenizer(source: str) -> TokenizerFile:
     """
     if source == BYTES.name:
         return _converted(source, byte_tokenizer())
-    path = Path(source).expanduser()
+    path = Path(expanduser(source))
     if path.is_dir():
         return _read(source, _file_in_folder(path))
     if path.is_file():
         return _read(source, path)
-    if _REPOSITORY.fullmatch(source) and path.suffix not in _FILE_SUFFIXES:
+    if may_be_repository(source) and path.suffix not in _FILE_SUFFIXES:
         try:
             return _read(source, download_file(source, HUB_FILES))
         except HubError as error:

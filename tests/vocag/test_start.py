@@ -120,6 +120,24 @@ def test_kernels_have_a_place_without_a_home(
     assert os.environ["NUMBA_CACHE_DIR"] != str(ours)
 
 
+def test_a_user_without_a_home_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's with a number of its own; the import ended in a RuntimeError."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        monkeypatch.setenv(name, "noted, so that it comes back")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    provide_kernel_cache()
+    pytest.importorskip("torch", reason="needs vocag[torch]")
+    from pipeline.streaming import StreamConfig
+
+    with pytest.raises(ValueError, match=r"has no home folder, .*: set HOME, or give"):
+        StreamConfig("data")
+
+
 def test_help_needs_no_large_library() -> None:
     script = (
         "import sys\nfrom pipeline.command_line.commands import run_command\n"

@@ -56,6 +56,18 @@ def test_a_file_where_a_folder_is_asked_for_is_called_one(tmp_path: Path) -> Non
         find_folder(str(tmp_path / "x.gguf"), role="model")
 
 
+@pytest.mark.parametrize("source", ["owner/name", "owner/name@main", "owner/name@refs/pr/1"])
+def test_a_repository_may_have_a_revision(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    place = "pipeline.models.teacher_files.download_folder"
+    monkeypatch.setattr(place, lambda name, _: asked.append(name) or Path())
+    find_folder(source)
+    assert asked == [source]
+    for other in ("gpt2", "./a/b", "~/a", "~nobody-of-that-name/a", "a/b/c", "/a", "a b/c"):
+        with pytest.raises(ValueError, match="not a Hugging Face repository name"):
+            find_folder(other)
+
+
 def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Path) -> None:
     manifest = build_dataset(tmp_path / "data")
     data = Dataset(str(tmp_path / "data"), manifest)
@@ -67,6 +79,11 @@ def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Pat
     assert hints_of(refused.value) == [f"hint: teacher=tests/teacher  # or {again}"]
     elsewhere = replace(manifest.teacher, source="../no such folder/teacher")
     data = Dataset(data.location, replace(manifest, teacher=elsewhere))
+    with pytest.raises(ForeignTokenizerError) as refused:
+        require_tokenizer(teacher, data, side="teacher")
+    assert hints_of(refused.value) == [f"hint: {again}"]
+    # The hub's for a tokenizer, and no model's that we would take.
+    data = Dataset(data.location, replace(manifest, teacher=replace(manifest.teacher, source="x")))
     with pytest.raises(ForeignTokenizerError) as refused:
         require_tokenizer(teacher, data, side="teacher")
     assert hints_of(refused.value) == [f"hint: {again}"]
