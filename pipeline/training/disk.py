@@ -20,15 +20,16 @@ class DiskFullError(OSError):
 def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
     """Yield a path for a file or folder of about `num_bytes`, which then replaces `path`.
 
-    DiskFullError without room, before writing if possible.
+    A link stays; what it names is replaced. DiskFullError without room, before writing if possible.
     """
-    temporary, old = (path.with_name(f".{path.name}.{end}") for end in ("tmp", "old"))
+    place = path.resolve()
+    temporary, old = (place.with_name(f".{place.name}.{end}") for end in ("tmp", "old"))
     _remove(temporary)
-    if old.exists() and not path.exists():
-        os.replace(old, path)  # a kill came between the two renames below
+    if old.exists() and not place.exists():
+        os.replace(old, place)  # a kill came between the two renames below
     _remove(old)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
+    place.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(place.parent).free
     needs = f"{path} needs {format_bytes(num_bytes)} of disk"
     if free < num_bytes:
         raise DiskFullError(f"{needs}, {format_bytes(free)} are free: make room")
@@ -42,9 +43,9 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
         if isinstance(error, SafetensorError):
             raise OSError(f"{path} can't be written: {error}") from error
         raise
-    if path.is_dir():
-        os.replace(path, old)  # a kill leaves no half of it under its name
-    os.replace(temporary, path)
+    if place.is_dir():
+        os.replace(place, old)  # a kill leaves no half of it under its name
+    os.replace(temporary, place)
     _remove(old)
 
 

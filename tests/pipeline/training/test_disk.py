@@ -36,6 +36,19 @@ def test_a_kill_leaves_no_half_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "one", "two"]
 
 
+def test_a_link_leads_to_another_disk(tmp_path: Path) -> None:
+    """It ended in an error of rmtree, after the new folder was written."""
+    (tmp_path / "large").mkdir()
+    folder = tmp_path / "model"
+    folder.symlink_to("large/model")
+    for _ in range(2):
+        write_new(folder)
+    assert folder.is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        *("large", "model", "model", "one", "two")
+    ]
+
+
 def test_a_kill_between_the_renames_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
