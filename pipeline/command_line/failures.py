@@ -86,6 +86,7 @@ _SYSTEM = {
     errno.EROFS: "is on a file system that can only be read: name a folder that can be written to",
     errno.ENOSPC: "can't be written, for its disk is full: free some space",
     errno.EDQUOT: "can't be written, for your quota is used up: free some space",
+    errno.EFBIG: "would be larger than ulimit -f, or its file system, allows: raise it",
     errno.EEXIST: "is there already: name another",
     errno.ENOTDIR: "is below a file, where a folder is to be: name another",
     errno.EISDIR: "is a folder, where a file is to be: name a file",

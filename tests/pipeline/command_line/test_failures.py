@@ -366,6 +366,7 @@ def test_an_install_line_names_the_checkout(
     [
         (errno.EROFS, "is on a file system that can only be read: name a folder"),
         (errno.ENOSPC, "can't be written, for its disk is full: free some space"),
+        (errno.EFBIG, "would be larger than ulimit -f, or its file system, allows: raise it"),
         (errno.EACCES, "is closed to you by its permissions: change them, or name another"),
     ],
 )
