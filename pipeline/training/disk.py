@@ -38,15 +38,17 @@ def replacing(path: Path, num_bytes: int) -> Iterator[Path]:
             yield temporary
     except (OSError, SafetensorError) as error:
         if is_full(error):
-            _remove(temporary)
             raise DiskFullError(f"{needs}, and the disk is full: make room") from error
         if isinstance(error, SafetensorError):
             raise OSError(f"{path} can't be written: {error}") from error
         raise
-    if place.is_dir():
-        os.replace(place, old)  # a kill leaves no half of it under its name
-    os.replace(temporary, place)
-    _remove(old)
+    else:
+        if place.is_dir():
+            os.replace(place, old)  # a kill leaves no half of it under its name
+        os.replace(temporary, place)
+        _remove(old)
+    finally:
+        _remove(temporary)  # hidden, and as large
 
 
 def is_full(error: OSError | SafetensorError) -> bool:

@@ -80,6 +80,13 @@ def test_a_kill_between_the_renames_costs_nothing(
 )
 def test_other_failures_are_told_with_their_place(tmp_path: Path, error: Exception) -> None:
     folder = tmp_path / "model"
-    with pytest.raises(OSError, match="File too large") as raised, replacing(folder, 1):
-        raise error
+
+    def fail() -> None:
+        with replacing(folder, 1) as temporary:
+            temporary.mkdir()
+            raise error
+
+    with pytest.raises(OSError, match="File too large") as raised:
+        fail()
     assert str(folder) in str(raised.value)
+    assert not any(tmp_path.iterdir())

@@ -199,8 +199,8 @@ def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
 
     def remove_and_fill(path: Path) -> None:
         remove(path)
-        # Of the second checkpoint, before it is written.
-        if path.name == f".{CHECKPOINT}.tmp" and next(number) == 1:
+        # Of the second checkpoint, before it is written; each is removed before and after.
+        if path.name == f".{CHECKPOINT}.tmp" and next(number) == 2:
             path.symlink_to("/dev/full")
 
     monkeypatch.setattr(disk, "_remove", remove_and_fill)
