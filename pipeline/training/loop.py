@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from pipeline.command_line.failures import hinted
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.losses.loss_checks import put_off
 from pipeline.losses.loss_result import LossResult, metric_values
@@ -45,6 +48,8 @@ from pipeline.training.update import check_gradient, divide_gradients, naming_st
 
 OUTPUT_LOCK = ".train-lock"
 """The lock's name in a run's folder; it goes when the run ends."""
+
+_MODEL = "model"
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +88,8 @@ def train(
     # Joined as text, for a Path would drop the folder of "./.train-lock".
     lock = hold_folder(os.path.join(config.output, OUTPUT_LOCK), str(config.output))
     kept = (config.output / CHECKPOINT).exists()
+    if not kept:
+        _require_no_model(config.output)
     with lock if ranks.is_first else nullcontext(), naming_memory(config, has_checkpoint=kept):
         with ranks.first_alone():
             rows = open_rows(config, ranks) if rows is None else rows
@@ -198,6 +205,16 @@ def _start(
     return Run(config, ranks, opened, opened.guided, optimizer, teacher), step, values
 
 
+def _require_no_model(output: Path) -> None:
+    model = output / _MODEL
+    if model.exists():
+        error = ValueError(
+            f"{model} is there without the checkpoint of its run, and a new one would replace it: "
+            "move it away, or give another output="
+        )
+        raise hinted(error, f"output={quote(f'{output}-2')}")
+
+
 def _first_student(config: TrainConfig, device: torch.device) -> str | PreTrainedModel:
     if not config.random_init:
         return config.student
@@ -309,7 +326,7 @@ def _keep_model(run: Run, step: int, *, is_last: bool) -> None:
 def _model_of(config: TrainConfig, step: int) -> str:
     """Return the folder in which a step's model is kept; "" if it isn't."""
     if step == config.num_steps:
-        return "model"
+        return _MODEL
     return f"step-{step:06d}" if _is_due(step, config.export_every) else ""
 
 

@@ -188,6 +188,20 @@ def test_a_folder_that_another_run_writes_to_is_refused(
     assert not (run.output / OUTPUT_LOCK).exists()
 
 
+def test_a_model_that_no_run_has_made_is_not_replaced(
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --output . it may be anything; or a run's whose checkpoint was too large to keep."""
+    (config.output / "model").mkdir(parents=True)
+    (config.output / "model" / "code.py").write_text("mine")
+    assert main(arguments(config)) == 2
+    told = capsys.readouterr().err
+    assert f"{config.output}/model is there without the checkpoint of its run, and a new" in told
+    assert told.endswith(f"hint: --output {config.output}-2\n")
+    assert (config.output / "model" / "code.py").read_text() == "mine"
+    assert [path.name for path in config.output.iterdir()] == ["model"]
+
+
 def test_a_checkpoint_without_room_is_named_and_the_run_goes_on(
     config: TrainConfig,
     whole: Path,
