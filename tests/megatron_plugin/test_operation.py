@@ -294,7 +294,7 @@ def test_a_teacher_without_a_gpu_is_told(monkeypatch):
     """It divided by the number of GPUs."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     args = Namespace(exit_signal_handler=False)
-    with pytest.raises(ValueError, match="Megatron needs CUDA, and torch .* sees no GPU here"):
+    with pytest.raises(ValueError, match=r"Megatron needs CUDA, and torch .* sees no GPU here"):
         serve(Namespace(teacher=None), Namespace(bridge_store=0), None, args)
 
 

@@ -60,7 +60,12 @@ def test_a_file_where_a_folder_is_asked_for_is_called_one(tmp_path: Path) -> Non
 def test_a_repository_may_have_a_revision(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     place = "pipeline.models.teacher_files.download_folder"
-    monkeypatch.setattr(place, lambda name, _: asked.append(name) or Path())
+
+    def download(name: str, _: object) -> Path:
+        asked.append(name)
+        return Path()
+
+    monkeypatch.setattr(place, download)
     find_folder(source)
     assert asked == [source]
     for other in ("gpt2", "./a/b", "~/a", "~nobody-of-that-name/a", "a/b/c", "/a", "a b/c"):
