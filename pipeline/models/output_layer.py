@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
 from pipeline.losses.cross_entropy import linear_cross_entropy, wide_products
@@ -115,10 +115,17 @@ def require_own_losses(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _wide_logits(model: PreTrainedModel) -> Iterator[None]:
-    """Give fp32 logits temporarily: bf16 rounds them to tenths."""
+    """Give fp32 logits temporarily: bf16 rounds them to tenths.
 
-    def widen(layer: torch.nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
+    A layer that gives something else than its product (Dory's learns a scale for each token) keeps
+    that.
+    """
+
+    def widen(layer: torch.nn.Module, inputs: tuple[Tensor, ...], own: Tensor) -> Tensor:
         states = inputs[0]
+        narrow = linear(states, cast(Tensor, layer.weight))
+        if own.dtype != narrow.dtype or not torch.equal(own, narrow):
+            return own
         products = wide_products(states.flatten(0, -2), cast(Tensor, layer.weight))
         return products.view(*states.shape[:-1], -1)
 

@@ -81,7 +81,7 @@ def require_transferable(model: PreTrainedModel) -> None:
             f"{type(model).__name__} has embeddings of {type(embeddings).__name__} and an output "
             f"layer of {type(output).__name__}, not nn.Embedding and nn.Linear"
         )
-    own = {id(p) for layer in (embeddings, output) for p in layer.parameters()}
+    own = {id(p) for p in (embeddings.weight, output.weight, output.bias)}
     config = model.config.get_text_config(decoder=True)
     # Gemma 3n's further embeddings have fewer rows.
     sizes = {embeddings.num_embeddings, getattr(config, "vocab_size_per_layer_input", None)}

@@ -122,6 +122,25 @@ def test_a_model_whose_logits_are_computed_otherwise_is_refused() -> None:
         require_own_losses(model)
 
 
+class ScaledOutput(torch.nn.Linear):
+    """As Dory's: a learned scale for each token."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 64, bias=False)
+        self.logit_scale = torch.nn.Parameter(torch.linspace(0.5, 2, 64))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states).float() * self.logit_scale.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_output_layer_with_more_than_weights_is_refused(dtype: torch.dtype) -> None:
+    model = make_model("llama")
+    model.lm_head = ScaledOutput()
+    with pytest.raises(UnknownLogitsError, match="in a way that isn't known here"):
+        require_own_losses(model.to(dtype))
+
+
 def test_a_model_without_a_decoder_of_its_own_is_refused_in_a_sentence() -> None:
     """Llama 4's text model gives no hidden states by the name that transformers says."""
     model = make_model("llama4_text", intermediate_size_mlp=48, num_local_experts=2)

@@ -222,6 +222,14 @@ def test_models_in_which_more_depends_on_tokens_are_refused(
         transfer_vocabulary(model, origins)
 
 
+def test_an_output_layer_that_learns_more_of_each_token_is_refused() -> None:
+    """Dory's learns a scale, which would stay that of another token."""
+    model = _model()
+    model.lm_head.logit_scale = torch.nn.Parameter(torch.ones(OLD.vocab_size))
+    with pytest.raises(UntransferableError, match=r"rows for tokens also in lm_head\.logit_scale"):
+        transfer_vocabulary(model, find_origins(NEW, OLD, TokenPairs()))
+
+
 def test_a_control_token_has_the_row_of_its_name_before_that_of_its_role() -> None:
     """The new vocabulary's end is `<|endoftext|>`; the old one has that, and ends with `</s>`."""
     new, old = tokenizer_zoo.load("qwen_like"), with_control_tokens(OLD, "<|endoftext|>")
