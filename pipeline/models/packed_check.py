@@ -163,7 +163,7 @@ class _Documents:
         )
 
     def losses_packed(self, *, breaks: bool) -> Tensor:
-        """Without breaks, documents see all before them."""
+        """Without breaks, documents see all before them, from the same positions."""
         return self._losses(self._states(self.rows, breaks=breaks))
 
     def losses_padded(self) -> Tensor:
@@ -177,12 +177,14 @@ class _Documents:
         """Each document's states in packed rows, [length, H]."""
         input_ids = torch.stack([torch.cat(documents) for documents in rows])
         places = [torch.cat([torch.arange(len(ids)) for ids in documents]) for documents in rows]
-        more: dict[str, Any] = {}
+        positions = torch.stack(places).to(self.model.device)
+        more: dict[str, Any] = {"attention_mask": torch.ones_like(input_ids)}
         if breaks:
-            more["position_ids"] = torch.stack(places).to(self.model.device)
-            more |= packed_arguments(self.model, more["position_ids"])
+            more = packed_arguments(self.model, positions)
         base = self.model.base_model
-        hidden = base(input_ids=input_ids, use_cache=False, **more).last_hidden_state
+        hidden = base(
+            input_ids=input_ids, position_ids=positions, use_cache=False, **more
+        ).last_hidden_state
         lengths = [[len(ids) for ids in documents] for documents in rows]
         return [*chain(*(row.split(own) for row, own in zip(hidden, lengths, strict=True)))]
 

@@ -14,6 +14,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    OpenAIGPTConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3MoeConfig,
@@ -146,6 +147,19 @@ def test_a_model_that_ignores_positions_is_refused_by_name() -> None:
     with pytest.raises(LeakingRowsError, match=r"MambaForCausalLM \(mamba\) .* vocag score") as no:
         keep_documents_apart(model)
     assert hints_of(no.value) == ["hint: one_document_a_row=True"]
+    keep_documents_apart(model, packed=False)
+
+
+def test_attention_that_is_weak_still_leaks() -> None:
+    """A new GPT's does, next to its learned positions, and grows in training."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    model = AutoModelForCausalLM.from_config(OpenAIGPTConfig(**sizes))
+    for name, weight in model.named_parameters():
+        if "attn" not in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    with pytest.raises(LeakingRowsError, match=r"OpenAIGPTLMHeadModel \(openai-gpt\)"):
+        keep_documents_apart(model)
     keep_documents_apart(model, packed=False)
 
 
