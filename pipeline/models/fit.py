@@ -117,6 +117,18 @@ def require_room(
         )
 
 
+def short_length(config: Any) -> int | None:
+    """Return the length beyond which one document changes how a batch's positions are read.
+
+    None without `longrope` (Phi-3's 128k).
+    """
+    found = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    for rotation in (found, *found.values()):  # one, or one for each kind of layers
+        if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope":
+            return int(rotation["original_max_position_embeddings"])
+    return None
+
+
 def _first_beyond(
     dataset: Dataset, record: TokenizerRecord, side: Side, vocab_size: int
 ) -> tuple[int, str] | None:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.dataset.tokenizers import Side
-from pipeline.models.fit import require_room, require_tokenizer
+from pipeline.models.fit import require_room, require_tokenizer, short_length
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer, require_own_losses
 from pipeline.models.packed_check import keep_documents_apart
@@ -109,12 +109,21 @@ def require_model_room(
 ) -> None:
     """Apply `require_room` to a loaded model."""
     is_student, shape = side == "student", model.config.get_text_config(decoder=True)
+    length = rules.seq_length if is_student else rules.teacher_seq_length
+    remedy = f"lower {'' if is_student else 'teacher_'}seq_length"
     require_room(
         opened,
         source,
         side=side,
         vocab_size=output_layer(model).vocab_size,
-        seq_length=rules.seq_length if is_student else rules.teacher_seq_length,
+        seq_length=length,
         max_length=getattr(shape, "max_position_embeddings", None),
-        remedy=f"lower {'' if is_student else 'teacher_'}seq_length",
+        remedy=remedy,
     )
+    short = short_length(model.config)
+    if short is not None and length > short:
+        raise ValueError(
+            f"a row holds {length} {side} tokens, and {source} reads all documents of a step "
+            f"otherwise if one has more than {short} (longrope), so their losses would depend on "
+            f"each other: {remedy} to {short}"
+        )

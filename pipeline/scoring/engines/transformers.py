@@ -27,6 +27,7 @@ from pipeline.losses.likeliest import score_with_likeliest
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.losses.tail import TailDraws, draw_keys
 from pipeline.models.devices import find_device
+from pipeline.models.fit import short_length
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import output_layer
 from pipeline.scoring.contexts import ContextRule, Pieces
@@ -64,6 +65,7 @@ class Scorer:
         self.distributions = distributions
         shape = model.config.get_text_config(decoder=True)
         self._max_length = int(getattr(shape, "max_position_embeddings", 0) or 1 << 62)
+        self._short_length = short_length(model.config) or 0
         self._model = model.requires_grad_(False).train(False)
         self._layer = output_layer(model)
         self._device = self._layer.weight.device
@@ -105,7 +107,8 @@ class Scorer:
 
         # A batch's results are read once the next one is under way, so the device never waits.
         waiting: tuple[PieceBatch, _Found] | None = None
-        for numbers in plan_batches(self._lengths(pieces), self._batch_tokens):
+        lengths = self._lengths(pieces)
+        for numbers in plan_batches(lengths, self._batch_tokens, apart=self._short_length):
             batch = make_batch(tokens, pieces, numbers, self.rule)
             found = self._forward(batch)
             if waiting is not None:
@@ -243,18 +246,22 @@ def _document_at(place: int, starts: NDArray[np.int64], names: Sequence[str]) ->
     return document, json.dumps(names[document]) if names else str(document)
 
 
-def plan_batches(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
+def plan_batches(
+    lengths: NDArray[np.int64], batch_tokens: int, *, apart: int = 0
+) -> Iterator[NDArray[np.int64]]:
     """Yield the pieces of each batch, longest first.
 
-    A batch exceeds neither `batch_tokens` places, padding included, nor `MAX_PADDING`.
+    A batch exceeds neither `batch_tokens` places, padding included, nor `MAX_PADDING`. Pieces of up
+    to `apart` tokens share none with longer ones.
     """
     order = np.argsort(-lengths, kind="stable")
     sorted_lengths = lengths[order]
     totals = np.concatenate([[0], np.cumsum(sorted_lengths)])
-    start = 0
+    num_long, start = int(np.sum(lengths > apart)), 0
     while start < len(order):
         longest = int(sorted_lengths[start])
-        stop = min(len(order), start + max(1, batch_tokens // max(longest, 1)))
+        end = num_long if start < num_long else len(order)
+        stop = min(end, start + max(1, batch_tokens // max(longest, 1)))
         places = longest * np.arange(1, stop - start + 1)
         used = totals[start + 1 : stop + 1] - totals[start]
         # Padding grows with every piece, so the first excess ends the batch.

@@ -127,6 +127,22 @@ def test_mixtures_of_experts_score_as_any_other(family, data):
     np.testing.assert_allclose(scored.losses, expected, rtol=0, atol=2e-5)
 
 
+def test_a_short_piece_is_read_as_alone_where_longer_ones_change_the_rotation(data):
+    """As of Phi-3's 128k; a batch holds either."""
+    torch.manual_seed(3)
+    rotation = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    own = {"original_max_position_embeddings": 41, "pad_token_id": 0, "rope_parameters": rotation}
+    config = AutoConfig.for_model("phi3", **SIZES, **own)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    index, tokens = data
+    pieces = rows().pieces(index)
+    scored = Scorer(model, rows()).score(tokens, pieces)
+    expected = slow_losses(model, tokens, pieces, rows())
+    np.testing.assert_allclose(scored.losses, expected, rtol=0, atol=2e-5)
+    lengths = np.array([40, 41, 3, 42])
+    assert [b.tolist() for b in plan_batches(lengths, 2048, apart=40)] == [[3, 1], [0], [2]]
+
+
 def test_batches_hold_each_piece_once_and_little_padding():
     lengths = np.random.default_rng(1).integers(1, 700, 999)
     batches = list(plan_batches(lengths, 2048))
