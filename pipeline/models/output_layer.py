@@ -1,4 +1,4 @@
-"""Output layers, and proof that losses computed from them are the models' own.
+"""Output layers, and proof that losses computed from them are the models' own, left to right.
 
 Only a model's code defines its configuration's fields, so 16 tokens' losses are compared at every
 load.
@@ -37,6 +37,9 @@ _NUM_TOKENS = 16
 # bit unless a kernel adds in varying order; from there on, both sides compute in fp32.
 _TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 0.01}
 _TOLERANCE = 1e-3
+# The same, if a text goes on behind these tokens: products of other shapes round otherwise.
+_NUM_FIRST = 9
+_CHANGES = {torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 class UnknownLogitsError(ValueError):
@@ -78,7 +81,7 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 
 @torch.no_grad()
 def require_own_losses(model: PreTrainedModel) -> None:
-    """Raise UnknownLogitsError unless losses computed here equal the model's own.
+    """Raise UnknownLogitsError unless losses computed here equal the model's own, left to right.
 
     ForeignCodeError if the model's code fails.
     """
@@ -90,6 +93,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
     try:
         with foreign_code(f"{type(model).__name__} ({model.config.model_type})"):
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            first = model.base_model(input_ids=ids[:, :_NUM_FIRST], use_cache=False)
             with _wide_logits(model):
                 logits = cast(Any, model)(input_ids=ids, use_cache=False).logits
     finally:
@@ -110,6 +114,16 @@ def require_own_losses(model: PreTrainedModel) -> None:
             f"nats by its own logits and of {float(found.mean()):.4f} by its hidden states and "
             f"output layer (scale {layer.scale:g}, cap {layer.cap}), {difference:.2g} apart per "
             f"token: {_REMEDY}"
+        )
+    states = first.last_hidden_state[0, :-1]
+    alone = linear_cross_entropy(states, layer, ids[0, 1:_NUM_FIRST]).losses
+    change = float((alone - found[: len(alone)]).abs().mean())
+    if not change <= _CHANGES.get(model.dtype, _TOLERANCE):
+        raise UnknownLogitsError(
+            f"{type(model).__name__} ({model.config.model_type}) reads texts in both directions, "
+            f"as models of embeddings do: what comes after {len(alone)} tokens changes their "
+            f"losses by {change:.2g} nats each, so a token would be predicted by itself: name a "
+            "model that reads from left to right"
         )
 
 

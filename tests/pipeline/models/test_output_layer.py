@@ -141,6 +141,20 @@ def test_an_output_layer_with_more_than_weights_is_refused(dtype: torch.dtype) -
         require_own_losses(model.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [("gemma3_text", {"use_bidirectional_attention": True}), ("llama", {"is_causal": False})],
+)
+def test_a_model_that_sees_what_it_is_to_predict_is_refused(
+    family: str, given: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Such as EmbeddingGemma, whose documents in packed rows keep apart."""
+    require_own_losses(make_model(family).to(dtype))
+    with pytest.raises(UnknownLogitsError, match="reads texts in both directions"):
+        require_own_losses(make_model(family, **given).to(dtype))
+
+
 def test_a_model_without_a_decoder_of_its_own_is_refused_in_a_sentence() -> None:
     """Llama 4's text model gives no hidden states by the name that transformers says."""
     model = make_model("llama4_text", intermediate_size_mlp=48, num_local_experts=2)
