@@ -7,12 +7,14 @@ four rows of 2,048 and --bf16 this gives 38 GiB; an H200 used 37.1.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from pipeline.models.hf_models import recompute_layers
 from pipeline.models.weights import make_model
@@ -46,7 +48,10 @@ class RunMemory:
 def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
     """Make a model inside a `FakeTensorMode`, in fp32, as a run loads it."""
     # Rows of one document cost as much as packed rows.
-    return make_model(shape, dtype=torch.float32)
+    with no_init_weights():  # torch looks at some numbers that it draws, and there are none
+        model = make_model(shape, dtype=torch.float32)
+    cast(Any, model).tie_weights()
+    return model
 
 
 def count_memory(
@@ -143,7 +148,8 @@ def _teacher_bytes(config: TrainConfig, model: PreTrainedModel, length: int) -> 
     """Bytes of weights, and of the widest layer's tensors."""
     shape = model.config.get_text_config(decoder=True)
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
-    width = 3 * (shape.hidden_size + inner)
+    widest = max(inner) if isinstance(inner, (list, tuple)) else inner  # Gemma 3n: of each layer
+    width = 3 * (shape.hidden_size + widest)
     size = 2 if config.bf16 else 4
     weights = sum(weight.numel() for weight in model.parameters())
     return size * int(weights + config.micro_batch_size * length * width)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from pipeline.command_line.option_parsing import in_options
 from pipeline.methods.method import Method
@@ -90,14 +90,29 @@ def test_what_is_counted_is_in_fp32_as_a_run_is(world: Path, tmp_path: Path) -> 
         assert count_memory(config, shape, None, 64) == expected
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
-def test_models_without_sdpa_are_counted(world: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "gemma3n_text"])
+def test_models_of_other_kinds_are_counted(world: Path, tmp_path: Path, kind: str) -> None:
+    """Without sdpa, or with a width for each layer."""
     sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    if kind == "gemma3n_text":
+        sizes |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0]}
     shape = AutoConfig.for_model(kind, **sizes)
     found = count_memory(config_of(world, tmp_path), shape, shape, 64)
     assert found.state == 16 * count_weights(shape)
     assert found.activations > 0 < found.teacher
+
+
+def test_a_vision_model_s_text_model_is_counted(world: Path, tmp_path: Path) -> None:
+    """What draws the vision tower's first weights looks at them, and here are none."""
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    text = {**small, **heads, "vocab_size": 64}
+    vision = {**small, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+    shape = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision)
+    real = AutoModelForCausalLM.from_config(shape)
+    assert count_weights(shape) == sum(weight.numel() for weight in real.parameters())
+    assert count_memory(config_of(world, tmp_path), shape, shape, 64).activations > 0
 
 
 def test_a_model_whose_activations_are_not_counted_is_named(world: Path, tmp_path: Path) -> None:
