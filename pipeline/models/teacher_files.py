@@ -92,8 +92,11 @@ def find_folder(source: str, *, role: str = "teacher", files: Sequence[str] = _H
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read a file's JSON object; BrokenFileError for anything else."""
+    data = path.read_bytes()
+    if json.detect_encoding(data) != "utf-8":  # json knows more than transformers
+        raise BrokenFileError(f"{path} isn't plain UTF-8: save it so, without a byte-order mark")
     try:
-        found = json.loads(path.read_bytes().decode())  # not of bytes: these may have a BOM
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BrokenFileError(f"{path} isn't JSON ({error}): download it again") from error
     if not isinstance(found, dict):

@@ -27,6 +27,10 @@ def without(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
 
+def encoded(name: str, encoding: str) -> Change:
+    return lambda folder: (folder / name).write_text((folder / name).read_text(), encoding)
+
+
 def cut(name: str) -> Change:
     def halve(folder: Path) -> None:
         data = (folder / name).read_bytes()
@@ -46,7 +50,8 @@ CONFIGURATIONS: dict[str, tuple[Change, str]] = {
     "no config": (without(CONFIG), f"{CONFIG} doesn't exist: download all"),
     "cut config": (cut(CONFIG), rf"{CONFIG} isn't JSON \(.*\): download it again"),
     "deep config": (holding(CONFIG, "[" * 100_000), rf"{CONFIG} isn't JSON \(maximum recursion"),
-    "marked config": (holding(CONFIG, "\ufeff{}"), rf"{CONFIG} isn't JSON \(Unexpected UTF-8 BOM"),
+    "marked": (encoded(CONFIG, "utf-8-sig"), f"{CONFIG} isn't plain UTF-8: save it so, without"),
+    "wide": (encoded(CONFIG, "utf-16"), f"{CONFIG} isn't plain UTF-8: save it so, without"),
     "list": (holding(CONFIG, "[]"), f"{CONFIG} holds no JSON object: download it again"),
     "no type": (holding(CONFIG, "{}"), f'{CONFIG} has no "model_type": download it again'),
     "unknown type": (

@@ -1,5 +1,7 @@
 """Scoring on a GPU that isn't there: where the host waits for it, so that it would run dry."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,8 @@ def test_the_host_waits_only_for_results(tmp_path, draws):
     with FakeGpu() as gpu, torch.no_grad():
         scorer = Scorer(gpu.move(model), rule, batch_tokens=256, distributions=asked)
         # Without its inference mode, in which fake tensors look for a driver.
-        found = Scorer.score.__wrapped__(scorer, tokens, pieces, advance=batches.append)
+        score = cast(Any, Scorer.score).__wrapped__
+        found = score(scorer, tokens, pieces, advance=batches.append)
     assert np.isfinite(found.losses).mean() > 0.8
     assert len(batches) > 1
     assert gpu.waits == {place: count * len(batches) for place, count in WAITS[draws].items()}
