@@ -167,6 +167,8 @@ def foreign_code(where: str) -> Iterator[None]:
     except Exception as error:
         if lacks_memory(error) or isinstance(error, ModuleNotFoundError):
             raise  # the machine's, and known to commands
+        if isinstance(error, ImportError):  # says what to install
+            raise ForeignCodeError(f"{where}: {' '.join(str(error).split())}") from error
         raise ForeignCodeError(
             f"{where}: its code in transformers {transformers.__version__} ends with "
             f"{type(error).__name__}: {error}: try another release of transformers, or another "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from beam_jobs.score.command import main as score
 from pipeline.models.hf_models import load_language_model
-from pipeline.models.weights import ForeignCodeError, UnfittingWeightsError
+from pipeline.models.weights import ForeignCodeError, UnfittingWeightsError, foreign_code
 from pipeline.tokenization.sources import find_tokenizer
 from pipeline.training.command import main as train
 from pipeline.transfer.acceptance_command import main as acceptance
@@ -191,6 +191,13 @@ def test_what_transformers_raises_becomes_a_sentence(tmp_path: Path) -> None:
     folder = change(write_model(tmp_path, byte_level(400)), rope_parameters=[1])
     with pytest.raises(ForeignCodeError, match=rf"^{tmp_path}: its code in transformers 5\.\S+ en"):
         load_language_model(str(folder))
+
+
+def test_a_package_that_weights_need_is_the_remedy() -> None:
+    """Such as that of 4-bit weights, which transformers names."""
+    told = r"^models/four: needs bits: `pip install bits`$"
+    with pytest.raises(ForeignCodeError, match=told), foreign_code("models/four"):
+        raise ImportError("needs bits:\n`pip install bits`")
 
 
 def test_a_tokenizer_s_own_code_is_not_run_either(tmp_path: Path) -> None:
