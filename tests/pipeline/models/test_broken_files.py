@@ -78,7 +78,7 @@ SHARD = "model-00002-of-00002.safetensors"
 SHARDED: dict[str, tuple[Change, str]] = {
     "no index": (without(INDEX), f"{INDEX} doesn't exist: download all"),
     "cut index": (cut(INDEX), f"{INDEX} isn't JSON"),
-    "marked index": (holding(INDEX, "\ufeff{}"), rf"{INDEX} isn't JSON \(Unexpected UTF-8 BOM"),
+    "marked index": (holding(INDEX, "\ufeff{}"), f"{INDEX} isn't plain UTF-8: save it so"),
     "empty index": (holding(INDEX, "{}"), f'{INDEX} has no "weight_map": download it again'),
     "empty map": (
         holding(INDEX, '{"metadata": {}, "weight_map": {}}'),
