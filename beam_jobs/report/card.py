@@ -4,6 +4,7 @@ from beam_jobs.left_out import share_lost
 from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
+    format_plural,
     format_ratio,
     format_share,
     public_name,
@@ -20,9 +21,12 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 _LARGEST = "n>1B"
 
 
-def render_card(manifest: Manifest) -> str:
-    """Return front matter for the Hub, then main facts."""
-    totals, letters = manifest.totals, manifest.dead_letters
+def render_card(manifest: Manifest, read: Manifest | None = None) -> str:
+    """Return front matter for the Hub, then main facts.
+
+    `read` is `count_read`'s, if documents are removed; they were not left out of the input.
+    """
+    totals, letters = (read or manifest).totals, manifest.dead_letters
     num_lost, num_seen = share_lost(manifest)
     newest = " of what was added last" if manifest.generation else ""
     documents, student = totals["num_documents"], totals["num_student_tokens"]
@@ -38,7 +42,7 @@ def render_card(manifest: Manifest) -> str:
         **_growth(manifest),
         "fingerprint": f"`{manifest.fingerprint}`",
     }
-    lines = [*_front_matter(manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
+    lines = [*_front_matter(read or manifest), MARK, "", f"# {manifest.name}", "", _ABOUT, ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
     return "\n".join([*lines, "", _USE if manifest.removed is None else _USE_LESS_REMOVED])
 
@@ -48,7 +52,8 @@ def _growth(manifest: Manifest) -> dict[str, str]:
         return {}
     told = {"generation": format_count(manifest.generation)}
     if manifest.removed is not None:
-        told["removed"] = f"{format_count(manifest.removed.count)} documents, still in the shards"
+        removed = format_plural(manifest.removed.count, "document")
+        told["removed"] = f"{removed}, still in the shards"
     return told
 
 

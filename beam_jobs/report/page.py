@@ -165,7 +165,7 @@ def _cards(manifest: Manifest, run: RunSummary, statistics: AlignmentStatistics)
     shards = format_plural(len(manifest.shards), "shard")
     if manifest.removed:
         # The report is of what the shards hold: the rest is unknown without reading them.
-        shards += f", {format_count(manifest.removed.count)} of them removed and never read"
+        shards += f"; {format_plural(manifest.removed.count, 'document')} removed and never read"
     cards = {
         "Documents": (format_count(totals["num_documents"]), shards),
         "Student tokens": (format_short(student), format_count(student)),

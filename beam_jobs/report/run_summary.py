@@ -56,7 +56,7 @@ def write_card(manifest: Manifest, *, output: str, scratch: str) -> None:
     """Write the card, unless a person wrote the `README.md`."""
     path = storage.join(output, CARD_FILE)
     if storage.num_bytes_of(path) is None or MARK.encode() in storage.read_bytes(path):
-        card = render_card(count_read(Dataset(output, manifest)))
+        card = render_card(manifest, count_read(Dataset(output, manifest)))
         storage.write_atomically(path, card.encode(), scratch=scratch)
 
 

@@ -40,6 +40,17 @@ def test_what_is_left_out_is_what_is_lost() -> None:
         assert f"{seen - num} of {seen} documents" in told
 
 
+def test_what_is_removed_changes_no_share_of_what_was_left_out() -> None:
+    letters = replace(MANIFEST.dead_letters, count=2, by_reason={"bad_json": 2})
+    manifest = replace(MANIFEST, dead_letters=letters)
+    read = replace(manifest, shards=[replace(each, num_documents=0) for each in manifest.shards])
+    lines = render_card(manifest, read).splitlines()
+    assert "| documents | 0 |" in lines
+    assert [line for line in lines if "left out |" in line] == [
+        line for line in render_card(manifest).splitlines() if "left out |" in line
+    ]
+
+
 def test_names_can_not_leave_their_cells() -> None:
     hostile = replace(MANIFEST.student, source="a|b\n# heading `x` <script>")
     text = render_card(replace(MANIFEST, student=hostile))
