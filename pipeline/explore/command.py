@@ -48,7 +48,7 @@ class InfoOptions:
     Attributes:
         dataset: folder, URL or manifest of a dataset.
         by: count documents, tokens, unmapped share and IoU by this field of the documents'
-            metadata instead; fractions by their first digit, 0.2 for 0.2 to 0.3.
+            metadata instead; fractions in ranges of one first digit, such as 0.2 to 0.3.
     """
 
     dataset: DatasetSource
