@@ -50,8 +50,8 @@ class ExportedTokenizer:
 
     Attributes:
         files: contents by path in the model's folder.
-        num_documents: documents of the dataset with equal ids.
-        differing_probes: hard texts whose ids differ, none of them in the dataset.
+        num_documents: documents with equal ids.
+        differing_probes: hard texts whose ids differ, none of them in these documents.
         token_ids: of the model's configuration; None for missing ones.
     """
 
@@ -72,7 +72,7 @@ class ExportedTokenizer:
             config.write_bytes(_dump(body))
 
     def __str__(self) -> str:
-        return f"tokenizer: ids equal on {self.num_documents} documents of the dataset"
+        return f"tokenizer: ids equal on {self.num_documents} documents"
 
 
 def save_model(model: PreTrainedModel, tokenizer: ExportedTokenizer, folder: Path) -> None:
