@@ -28,7 +28,8 @@ def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
     needed = config.num_steps * config.global_batch_size
     if len(rows) < needed:
         most = len(rows) // config.global_batch_size
-        fewer = f"num_steps (to {most}) or " if most else ""
+        below = ", warmup_steps below that" if config.warmup_steps >= most else ""
+        fewer = f"num_steps (to {most}{below}) or " if most else ""
         raise ValueError(
             f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
             f"{config.num_epochs} epochs: raise num_epochs, of a mixture max_epochs in its file, "

@@ -617,6 +617,12 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
             ValueError,
             r"raise num_epochs, .* or lower num_steps \(to \d+\) or global_batch_size",
         ),
+        (
+            "full",
+            {"num_steps": 10**6, "warmup_steps": 10**5},
+            ValueError,
+            r"or lower num_steps \(to \d+, warmup_steps below that\) or global_batch_size",
+        ),
     ):
         with pytest.raises(error, match=message):
             train(_config(world, tmp_path / "run", Method(name), **changes))
