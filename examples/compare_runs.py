@@ -57,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--heldout", default="", help="name of the held-out set, if it has one")
     parser.add_argument("--output", type=Path, help="also draw it: .svg, .pdf or .png")
     options = parser.parse_args(argv)
-    steps, means = compare_runs(options.runs, options.heldout)
+    try:
+        steps, means = compare_runs(options.runs, options.heldout)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     rows = [[name, *(f"{value:.3f}" for value in values)] for name, values in means.items()]
     table = [["step", *map(str, steps)], *rows]
     print("\n".join(format_table(table, align="<" + ">" * len(steps))))

@@ -27,8 +27,14 @@ def test_runs_are_compared_at_equal_steps(
         ["random", "4.000", "3.000"],
     ]
     assert ">full<" in (tmp_path / "runs.svg").read_text()
-    with pytest.raises(ValueError, match=r"measured at steps \[10, 20\]"):
-        main([*runs, write_log(tmp_path / "short", [3.0])])
+    for wrong, said in (
+        (write_log(tmp_path / "short", [3.0]), "measured at steps [10, 20]"),
+        (write_log(tmp_path / "unmeasured", []), "unmeasured has no heldout_bits_per_byte, but no"),
+        (str(tmp_path / "nowhere"), "No such file"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*runs, wrong])
+        assert said in capsys.readouterr().err
 
 
 def test_one_of_several_held_out_sets_is_compared(tmp_path: Path) -> None:
