@@ -47,10 +47,9 @@ train-demo: $(VENV)/.installed-train-demo ## train a small student by every sele
 transfer-demo: $(VENV)/.installed-train-demo ## give SmolLM2-135M another tokenizer, heal it two ways, compare them (10 to 25 minutes)
 	PYTHON=$(BIN)/python examples/transfer_demo.sh transfer-demo
 
-# EXPERIMENT=few, filter, transfer, distributions, code or tokens; DATA=folder of GSM8K and MATH; SCALE=tiny
-# tries the chain in minutes, small needs one to three core hours, and so does filter's once; JOBS=1
-# leaves a core free.
-# EXPERIMENT=transfer and =distributions need TOKENIZER=, the new vocabulary; =code needs TEACHER=.
+# EXPERIMENT= and SCALE= are those of evidence/README.md; DATA=folder of GSM8K and MATH; SCALE=tiny tries the
+# chain in minutes, small needs one to three core hours; JOBS=1 leaves a core free. An experiment that
+# needs TOKENIZER=, its new vocabulary, or TEACHER= says so.
 prove: $(VENV)/.installed-prove ## does a teacher help? an experiment of evidence/, with EXPERIMENT=few DATA=folder (hours; the same command resumes)
 	$(if $(DATA),,$(error give DATA=, a folder with gsm8k_train.jsonl, gsm8k.jsonl and math.jsonl))
 	$(BIN)/python evidence/prove/run.py $(or $(EXPERIMENT),few) --data $(DATA) \

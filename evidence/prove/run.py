@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--records", type=Path, help="folder of published records: taken over, and added to"
     )
-    parser.add_argument("--teacher", help="of code: a folder, a repository or a .gguf file")
+    parser.add_argument("--teacher", help="of code and fresh: a folder, a repository or .gguf file")
     options = parser.parse_args()
     if (options.experiment in TRANSFERS) != (options.tokenizer is not None):
         parser.error(f"--tokenizer is the new vocabulary of {', '.join(TRANSFERS)}: needed there")
