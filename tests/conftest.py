@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 os.environ.setdefault(
@@ -134,14 +135,19 @@ def drawn(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct, which a package carries; written once, to read."""
+    """SmolLM2-135M-Instruct, which a package carries; written once for all processes, to read."""
     pytest.importorskip("gguf", reason="needs vocag[packaged-teacher]")
     from packaged_model import INSTALL, find_gguf, write_smollm2
 
     if find_gguf() is None:
         pytest.skip(" ".join(INSTALL))
-    folder = tmp_path_factory.mktemp("smollm2")
-    write_smollm2(folder)
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "smollm2"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            write_smollm2(unfinished)
+            unfinished.rename(folder)
     return folder
 
 
