@@ -25,6 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpu_results import note, read_results
+
 # Seconds at most, in the order in which parts run.
 LIMITS = {
     "matmul": 40,
@@ -132,23 +134,6 @@ def _end_of(log: Path) -> str:
     return "\n".join(line for line in lines if line.strip())[-_TOLD:] or "it printed nothing"
 
 
-def run_and_print(command: list[str], cwd: Path | None = None) -> tuple[int, str]:
-    """Run a command; print its output as it comes, and return its status and the output."""
-    lines = []
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            lines.append(line)
-    return process.returncode, "".join(lines)
-
-
 def _stop(process: subprocess.Popen[bytes], grace: float) -> None:
     """Stop a part and what it has started; torchrun, of its group, stops its own processes."""
     deadline = time.monotonic() + grace
@@ -160,21 +145,6 @@ def _stop(process: subprocess.Popen[bytes], grace: float) -> None:
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def note(work: Path, part: str, **values: Any) -> None:
-    """Append a result, as JSON lines."""
-    with (work / "results.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"part": part, **values}) + "\n")
-
-
-def read_results(work: Path) -> dict[str, dict[str, Any]]:
-    """Return what each part has noted, the newest of each value."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in (work / "results.jsonl").read_text("utf-8").splitlines():
-        values = json.loads(line)
-        found.setdefault(values.pop("part"), {}).update(values)
-    return found
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

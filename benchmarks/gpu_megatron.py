@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from gpu import note, run_and_print
+from gpu_results import note, run_and_print
 from gpu_world import Scale
 
 ROOT = Path(__file__).resolve().parents[1]

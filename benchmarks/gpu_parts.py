@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from gpu import note, run_and_print
 from gpu_megatron import train_megatron
+from gpu_results import note, run_and_print
 from gpu_world import SMALL, Scale, make_dataset, make_model, model_shape
 from tokenizers import Tokenizer
 from torch.autograd import DeviceType

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import gpu
+import gpu_results
 import gpu_world
 import pytest
 from gpu_parts import PARITY, Bench, gpu_tests
@@ -32,18 +33,18 @@ def test_a_failed_part_says_why_in_its_result(
 
     monkeypatch.setattr(gpu, "_run_part", fails)
     assert gpu.run_parts(options_of(tmp_path, "matmul")) == {"matmul"}
-    found = gpu.read_results(tmp_path)["matmul"]
+    found = gpu_results.read_results(tmp_path)["matmul"]
     assert found["log"] == "loading 10 %\nloading 99 %\nNo driver"
     assert found["status"] == "failed with status 1"
     monkeypatch.setattr(gpu, "_run_part", lambda *_: "done")
     assert not gpu.run_parts(options_of(tmp_path, "matmul"))
-    assert not gpu.read_results(tmp_path)["matmul"]["log"]
+    assert not gpu_results.read_results(tmp_path)["matmul"]["log"]
 
 
 @pytest.mark.slow
 def test_what_a_part_starts_prints_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     code = "import sys; print('so far', flush=True); sys.stderr.write('no driver'); sys.exit(3)"
-    found = gpu.run_and_print([sys.executable, "-c", code])
+    found = gpu_results.run_and_print([sys.executable, "-c", code])
     assert found == (3, "so far\nno driver")
     assert capsys.readouterr().out == "so far\nno driver"
 
@@ -86,7 +87,7 @@ def test_a_checkout_that_is_not_installed_is_measured(
 
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
     Bench(tmp_path, "cpu", small=True).matmul()
-    assert "vocag from a checkout" in gpu.read_results(tmp_path)["matmul"]["machine"]
+    assert "vocag from a checkout" in gpu_results.read_results(tmp_path)["matmul"]["machine"]
 
 
 @pytest.mark.slow
@@ -105,7 +106,7 @@ def test_every_part_runs_on_a_cpu_and_notes_what_it_found(
         if part in RUN_BY_OTHERS | COMPILED:
             continue
         getattr(bench, part)()
-    found = gpu.read_results(tmp_path)
+    found = gpu_results.read_results(tmp_path)
     assert found["data"]["vocabulary"] == {"student": 400, "teacher": 480}  # as many as asked for
     for part in ("plain", "full", "teacher", "distill", "alm", "running"):
         assert found[part]["step"] > 0
