@@ -21,11 +21,31 @@ from tests.support.mapped_distributions import ByteTokenizer, naive_boundary, na
 TEXT, TOP, DRAWS, SEEDS = b"abcabbcaabcbcab", 2, 2, 20_000
 TEACHER = [b"", b"a", b"b", b"c", b"bc", b"aab", b"ca", b"cab", b"abca", b"bca", b"cc", b"abb"]
 STUDENT = [b"", b"a", b"b", b"c", b"ab", b"bcb", b"caa", b"cc"]
+SHAPE = EntryShape(TOP + 1, DRAWS)
 
 
-def drawn_entries(row, probs):
-    """Return what a teacher says of a row by many seeds: losses, ids and log-probabilities."""
-    given = row["teacher_input_ids"]
+@pytest.fixture(scope="module")
+def said():
+    """A teacher's distributions, and what it says of them by many seeds."""
+    given = np.array([0, *ByteTokenizer(TEACHER, 0).segment(TEXT)], np.int32)
+    probs = np.random.default_rng(0).dirichlet(np.ones(12), len(given))
+    return probs, drawn_entries(given, probs)
+
+
+@pytest.fixture(scope="module", params=[STUDENT, TEACHER], ids=["two vocabularies", "one"])
+def mapped(request, said):
+    """A student's vocabulary, its row, the teacher's distributions, and its entries of them."""
+    student, (probs, (losses, ids, log_probs)) = request.param, said
+    s_tok, t_tok = ByteTokenizer(student, 0), ByteTokenizer(TEACHER, 0)
+    tables = VocabularyMap.of(s_tok, t_tok, student_convention=ENDED, teacher_convention=ENDED)
+    row = one_row(s_tok.segment(TEXT), t_tok.segment(TEXT), student, TEACHER)
+    batch = {name: np.stack([values] * SEEDS) for name, values in row.items()}
+    found = map_batch(batch, ids, log_probs, tables, losses, exact=SHAPE.exact)
+    return student, row, probs, found
+
+
+def drawn_entries(given, probs):
+    """Return what a teacher says of tokens by many seeds: losses, ids and log-probabilities."""
     places, layer = len(given), OutputLayer(torch.from_numpy(np.log(probs).T.copy()))
     states = torch.eye(places, dtype=torch.float64).repeat(SEEDS, 1)
     labels = torch.from_numpy(np.append(given[1:], -1)).long().repeat(SEEDS)
@@ -66,20 +86,12 @@ CELLS = {"each alone": None, "in cells": [0, 1, 2, 3, 1, 2, 3, 3, 8, 9, 10, 11]}
 
 
 @pytest.mark.parametrize("cells", CELLS.values(), ids=CELLS)
-@pytest.mark.parametrize("student", [STUDENT, TEACHER], ids=["two vocabularies", "one"])
-def test_the_gradient_is_right_on_average(student, cells):
+def test_the_gradient_is_right_on_average(mapped, cells):
     """Of a student's whole output layer, over many seeds; that of the likeliest alone is not."""
-    s_tok, t_tok = ByteTokenizer(student, 0), ByteTokenizer(TEACHER, 0)
-    tables = VocabularyMap.of(s_tok, t_tok, student_convention=ENDED, teacher_convention=ENDED)
-    row = one_row(s_tok.segment(TEXT), t_tok.segment(TEXT), student, TEACHER)
-    probs = np.random.default_rng(0).dirichlet(np.ones(12), len(row["teacher_input_ids"]))
-    losses, ids, log_probs = drawn_entries(row, probs)
-    batch = {name: np.stack([values] * SEEDS) for name, values in row.items()}
-    shape = EntryShape(TOP + 1, DRAWS)
-    found = map_batch(batch, ids, log_probs, tables, losses, exact=shape.exact)
+    student, row, probs, found = mapped
     to, masses, own_ids = map(torch.from_numpy, found)
     numbers = np.arange(len(student)) if cells is None else np.array(cells[: len(student)])
-    known = LabelDistributions(to.long(), masses, own_ids.long(), shape, Cells.of(numbers))
+    known = LabelDistributions(to.long(), masses, own_ids.long(), SHAPE, Cells.of(numbers))
 
     torch.manual_seed(0)
     places, mask = len(row["input_ids"]), torch.from_numpy(row["loss_mask"])
@@ -114,7 +126,7 @@ def test_the_gradient_is_right_on_average(student, cells):
     assert (student is TEACHER) == (num_boundaries == places - 1)
     assert (num_crossing > 0) == (cells is None and student is STUDENT)
     assert float((given - expected).abs().max()) < 0.01
-    alone = masses[0, :, : shape.exact].sum(-1)
+    alone = masses[0, :, : SHAPE.exact].sum(-1)
     assert float((1 - alone[: places - 1]).max()) > 0.2, "what the draws stand for isn't little"
 
 
