@@ -123,7 +123,7 @@ def choose_shuffle(options: AlignOptions) -> Shuffle:
     return "files" if storage.is_local(options.output) else "runner"
 
 
-def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int = 0) -> int:
+def estimate_memory(shard_bytes: int, *, keep_text: bool, longest_document: int) -> int:
     """Estimate a process's peak bytes of memory, with mapped files."""
     bucket = shard_bytes // (SAMPLE_BYTES_PER_TEXT_BYTE + keep_text)
     return BASE_MEMORY + 3 * bucket + MEMORY_PER_DOCUMENT_BYTE * longest_document

@@ -102,7 +102,7 @@ def parse_command[T](
     *,
     prog: str,
     description: str,
-    epilog: str = "",
+    epilog: str,
 ) -> T:
     """Parse one of several commands; errors as in `parse_options`."""
     parser = Parser(**_texts(prog, description, epilog))
@@ -120,9 +120,7 @@ def parse_command[T](
     return read_options(kinds[values.pop("COMMAND")], values)
 
 
-def written_options(
-    config: Any, *, groups: Mapping[str, str] | None = None, without: Collection[str] = ()
-) -> str:
+def written_options(config: Any, *, groups: Mapping[str, str], without: Collection[str]) -> str:
     """Return options, but for those `without`, as --config reads them."""
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser, type(config), groups=groups)
@@ -333,7 +331,7 @@ def _path(value: str) -> Path:
     return Path(value)
 
 
-def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder = _NOBODY) -> T:
+def _build[T](kind: type[T], values: Mapping[str, Any], holder: _Holder) -> T:
     given: dict[str, Any] = {}
     for entry, name, hint, option in _named_fields(kind, holder):
         if is_dataclass(hint):

@@ -196,7 +196,7 @@ def scored_generation(scores: ScoreFiles, dataset: Dataset) -> Dataset:
     return dataset if number is None else dataset.at_generation(number)
 
 
-def open_sidecar(claim: ListedFile, cache: ShardCache | None = None) -> ShardLosses:
+def open_sidecar(claim: ListedFile, cache: ShardCache | None) -> ShardLosses:
     """Return a sidecar's losses, mapped, or read if remote without a cache.
 
     DamagedShardError if it is missing or altered.

@@ -84,7 +84,7 @@ def split_words(text: str) -> list[str]:
 
 
 def check_overlap(
-    dataset_path: str, sets: Sequence[str], *, data: str = "", output: Path
+    dataset_path: str, sets: Sequence[str], *, data: str, output: Path
 ) -> Iterator[str]:
     """List the sets' questions in a dataset, and yield a table; ValueError for unreadable data."""
     dataset = open_remaining(dataset_path)

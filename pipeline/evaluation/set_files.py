@@ -42,7 +42,7 @@ class MissingSetError(ValueError):
 
 
 @lru_cache(maxsize=16)
-def read_items(name: str, data: str = "") -> tuple[Item, ...]:
+def read_items(name: str, data: str) -> tuple[Item, ...]:
     """Return the items of a set, one of `SETS`.
 
     `data` is a folder with NAME.jsonl or NAME/test.jsonl; "" downloads the harness's files once.
@@ -77,7 +77,7 @@ def _parse(content: bytes) -> Iterator[Any]:
         raise ValueError("it holds no item: write one a line, or leave the set out of tasks=")
 
 
-def describe_data(name: str, data: str = "") -> dict[str, Any]:
+def describe_data(name: str, data: str) -> dict[str, Any]:
     """Return a set's path and SHA-256, and whether it is the harness's file."""
     content, path = _read(name, data)
     return {

@@ -62,7 +62,7 @@ class EvaluationSet:
         return self.shots in ("mathqa", "mmlu_stem")
 
 
-def make_items(name: str, rows: Sequence[Row], *, whole: bool = False) -> list[Item]:
+def make_items(name: str, rows: Sequence[Row], *, whole: bool) -> list[Item]:
     """Return the items of a set's lines; of MATH's 5,000 the 500, unless `whole`.
 
     Raises:

@@ -117,7 +117,7 @@ def place_of(quantile: float, count: int) -> int:
 
 
 def describe_scores(
-    table: ScoreTable, column: str, quantiles: Sequence[float], *, by: str = ""
+    table: ScoreTable, column: str, quantiles: Sequence[float], *, by: str
 ) -> Iterator[str]:
     """Yield `explore scores`'s lines."""
     for name, values in table.values.items():

@@ -57,8 +57,8 @@ def score_text(
     *,
     student: tuple[str, Tokenizer],
     teacher: tuple[str, Tokenizer],
-    keep_fraction: float = 0.4,
-    aggregation: Aggregation = "max",
+    keep_fraction: float,
+    aggregation: Aggregation,
 ) -> KeptTokens:
     """Score a text with both models and choose the tokens to keep.
 

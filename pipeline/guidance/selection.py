@@ -270,8 +270,8 @@ def sum_totals(
     candidates: Tensor,
     teacher_losses: Tensor | None,
     *,
-    per_row: bool = False,
-    group: dist.ProcessGroup | None = None,
+    per_row: bool,
+    group: dist.ProcessGroup | None,
 ) -> Totals:
     """Add up a scope's totals, in one collective that all ranks of a group must call."""
     rows = torch.stack((candidates.sum(-1), *_fixed_point_sums(candidates, teacher_losses)))

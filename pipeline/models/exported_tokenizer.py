@@ -141,7 +141,7 @@ def convert_tokenizer(
     known: Iterable[KnownText],
     *,
     config: Mapping[str, Any],
-    defaults: GenerationDefaults | None = None,
+    defaults: GenerationDefaults | None,
 ) -> ExportedTokenizer:
     """Make a tokenizer for `transformers`; TokenizerError if ids differ on a known text."""
     defaults = defaults or GenerationDefaults()

@@ -67,10 +67,10 @@ def open_running_teacher(
     rules: PackingRules,
     *,
     mean_loss: Callable[[PreTrainedModel], float],
-    one_vocabulary_for: str = "",
-    allow_untrained: bool = False,
-    accepted_by: str | None = None,
-    dtype: torch.dtype = torch.float32,
+    one_vocabulary_for: str,
+    allow_untrained: bool,
+    accepted_by: str | None,
+    dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
     """Return a run's frozen teacher, checked as in `open_model`, for all trainers.

@@ -126,7 +126,7 @@ class ShardToScore:
         self,
         losses: NDArray[np.float32],
         teacher: str,
-        top: TopTokens | None = None,
+        top: TopTokens | None,
         learned: NDArray[np.bool_] | None = None,
     ) -> tuple[bytes, SidecarRecord]:
         """Return the shard's sidecar and its record.
@@ -144,7 +144,7 @@ class ShardToScore:
         return data, self.describe_sidecar(data, stored)
 
     def accept_sidecar(
-        self, data: bytes, teacher: str, rule: DistributionRule | None = None
+        self, data: bytes, teacher: str, rule: DistributionRule | None
     ) -> SidecarRecord | None:
         """Return the record of an earlier run's sidecar; None unless it fits.
 

@@ -57,7 +57,7 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks(device: str = "") -> Iterator[Ranks]:
+def joined_ranks(device: str) -> Iterator[Ranks]:
     """Join the other processes if torchrun started this one; leave them at the end.
 
     `device` "" is the GPU, if any, under torchrun that of the local number. ValueError if it is

@@ -30,7 +30,7 @@ def contradicting_places(
     has_loss: NDArray[np.bool_],
     starts: NDArray[np.int64],
     *,
-    of_ends: bool = True,
+    of_ends: bool,
 ) -> list[str]:
     """Report positions that lack entries, or have some without context.
 

@@ -59,8 +59,8 @@ def check_samples(
     manifest: Manifest,
     findings: Findings,
     *,
-    tokenizers: Mapping[Side, Tokenizer] | None = None,
-    speakers: Speakers | None = None,
+    tokenizers: Mapping[Side, Tokenizer] | None,
+    speakers: Speakers | None,
 ) -> AlignmentStatistics:
     """Check all rules about the content of a shard's samples.
 

@@ -37,7 +37,7 @@ _OPEN, _LONG = "unexpected end of data", "field larger than field limit"
 
 
 def read_csv(
-    data: BinaryIO, *, max_cell: int, head: bytes | None = None, needed: Collection[str] = ()
+    data: BinaryIO, *, max_cell: int, head: bytes | None, needed: Collection[str]
 ) -> Iterator[CsvRow]:
     """Yield a file's header and rows; for a bad row, its error.
 

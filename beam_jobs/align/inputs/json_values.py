@@ -209,7 +209,7 @@ class _Window:
         self.at = found
         return may_hold_more
 
-    def _find_opening(self, start: int, stop: int | None = None) -> int:
+    def _find_opening(self, start: int, stop: int | None) -> int:
         """Where a value outside another begins like the first; -1 if nowhere."""
         while self._opening and (start := self._buffer.find(self._opening, start, stop)) >= 0:
             before = self._buffer[max(0, start - _LONGEST_OPENING) : start].rstrip()

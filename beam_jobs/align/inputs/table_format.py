@@ -49,9 +49,7 @@ class TableFormat(NamedTuple):
 
 
 @contextmanager
-def as_damage(
-    damage: tuple[type[Exception], ...] = (), tell: Callable[[], int] = int
-) -> Iterator[None]:
+def as_damage(damage: tuple[type[Exception], ...], tell: Callable[[], int] = int) -> Iterator[None]:
     """Turn errors of a damaged table into DamageError; failures of the storage pass."""
     # A column's name need not be UTF-8.
     errors: tuple[type[Exception], ...] = (UnicodeDecodeError, *damage)
