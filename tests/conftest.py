@@ -40,6 +40,16 @@ if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(option, value)
 
 
+class _Loggers(dict[str, Any]):
+    """Loggers by name, of which pytest 9.2 reads all at each test, while threads may make some."""
+
+    def values(self) -> Any:
+        return tuple(super().values())
+
+
+logging.root.manager.loggerDict = _Loggers(logging.root.manager.loggerDict)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put a file's tests of one real tokenizer side by side: each is loaded once, and forgotten."""
     files = {path: number for number, path in enumerate(dict.fromkeys(i.path for i in items))}
