@@ -1,6 +1,7 @@
 """Name a model folder's missing, cut or malformed file: `transformers` has other words for it."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -8,10 +9,13 @@ from zipfile import is_zipfile
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from pipeline.models.teacher_files import BrokenFileError, read_object
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_METHODS = ("quant_method", "load_in_8bit", "load_in_4bit")
+_PLAIN = ("F64", "F32", "F16", "BF16")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
@@ -30,6 +34,38 @@ def require_configuration(folder: Path) -> dict[str, Any]:
             f"{json.dumps(kind)}: pip install -U transformers, or name another model"
         )
     return config
+
+
+def require_plain(folder: Path) -> None:
+    """Raise BrokenFileError for quantised numbers that no configuration says how to read.
+
+    transformers would take them as they are. A quantization_config must name its method.
+    """
+    path = folder / "config.json"
+    config = read_object(path) if path.is_file() else {}
+    texts = config.get("text_config")
+    for found in (config, texts if isinstance(texts, dict) else {}):
+        if (quantised := found.get("quantization_config")) is None:
+            continue
+        named = {n: quantised.get(n) for n in _METHODS} if isinstance(quantised, dict) else {}
+        if not any(named.values()):
+            raise BrokenFileError(
+                f'{path}: its quantization_config names no "quant_method": download it again, or '
+                "take quantization_config out of it if the weights are plain numbers"
+            )
+        if named.pop("quant_method") in AUTO_QUANTIZATION_CONFIG_MAPPING or any(named.values()):
+            return
+    for file in sorted(folder.glob("model*.safetensors")):
+        with suppress(SafetensorError), safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                kind = opened.get_slice(name).get_dtype()
+                is_weight = kind.startswith("F") or name.endswith(("weight", "_proj"))
+                if is_weight and kind not in _PLAIN:
+                    raise BrokenFileError(
+                        f"{file}: {name} holds {kind}, quantised numbers, and {path} doesn't say "
+                        "how to read them (quantization_config): download the config.json that "
+                        "belongs to them, or name the model in bfloat16 or float32"
+                    )
 
 
 def require_whole(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from pipeline.models.broken_files import require_configuration, require_whole
+from pipeline.models.broken_files import require_configuration, require_plain, require_whole
 from pipeline.models.devices import lacks_memory
 from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tensors_read
 
@@ -52,7 +52,9 @@ def load_weights(
         )
     file = GgufFile(folder / gguf_file) if gguf_file else None
     with foreign_code(where):
-        if file is not None:
+        if file is None:
+            require_plain(folder)
+        else:
             more |= {"gguf_file": gguf_file, "config": read_gguf_config(file)}
         try:
             model, found = cast(Any, AutoModelForCausalLM).from_pretrained(

@@ -1,12 +1,14 @@
 """A model's missing, cut or malformed file is named, instead of what transformers says of it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from pipeline.models.broken_files import require_plain
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.models.teacher_files import BrokenFileError
 from pipeline.models.weights import load_weights, read_config
@@ -46,6 +48,45 @@ def cut_pickle(folder: Path) -> None:
     cut("pytorch_model.bin")(folder)
 
 
+def quantised(kind: torch.dtype, *, scales: bool = False) -> Change:
+    """As they are published, without the configuration that says so."""
+
+    def quantise(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        for name in [name for name in weights if name.endswith("proj.weight")]:
+            scale = weights[name].abs().max() / 100
+            weights[name] = (weights[name] / scale).to(kind)
+            if scales:
+                weights[f"{name}_scale_inv"] = scale.view(1, 1)
+        save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+    return quantise
+
+
+def configured(**changes: object) -> Change:
+    def configure(folder: Path) -> None:
+        settings = json.loads((folder / CONFIG).read_text()) | changes
+        (folder / CONFIG).write_text(json.dumps(settings))
+
+    return configure
+
+
+def unread(kind: str) -> str:
+    return (
+        rf"{WEIGHTS}: model.layers.0.mlp.down_proj.weight holds {kind}, quantised numbers, and "
+        r".*/config.json doesn't say how to read them \(quantization_config\): download"
+    )
+
+
+QUANTISED: dict[str, tuple[Change, str]] = {
+    "int8": (quantised(torch.int8), unread("I8")),
+    "fp8": (quantised(torch.float8_e4m3fn), unread("F8_E4M3")),
+    "scales": (quantised(torch.float8_e4m3fn, scales=True), unread("F8_E4M3")),
+    "no method": (
+        configured(quantization_config={"bits": 4}),
+        f'{CONFIG}: its quantization_config names no "quant_method": download it again, or take',
+    ),
+}
 CONFIGURATIONS: dict[str, tuple[Change, str]] = {
     "no config": (without(CONFIG), f"{CONFIG} doesn't exist: download all"),
     "cut config": (cut(CONFIG), rf"{CONFIG} isn't JSON \(.*\): download it again"),
@@ -61,6 +102,7 @@ CONFIGURATIONS: dict[str, tuple[Change, str]] = {
 }
 WHOLE: dict[str, tuple[Change, str]] = {
     **CONFIGURATIONS,
+    **QUANTISED,
     "another kind": (
         holding(CONFIG, '{"model_type": "t5"}'),
         f'{CONFIG}: the model_type "t5" isn\'t that of a causal language model: name another',
@@ -102,6 +144,18 @@ def test_a_broken_file_is_named(case: str, tmp_path: Path) -> None:
     if case in CONFIGURATIONS:
         with pytest.raises(BrokenFileError, match=f"^{tmp_path}/{message}"):
             read_config(tmp_path)
+
+
+def test_plain_numbers_need_no_method_that_transformers_knows(tmp_path: Path) -> None:
+    """And buffers of whole numbers, as old files hold, are no weights."""
+    folder = write_model(tmp_path, byte_level(400))
+    configured(quantization_config={"quant_method": "own"})(folder)
+    weights = load_file(folder / WEIGHTS) | {"position_ids": torch.arange(4)}
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    require_plain(folder)
+    configured(quantization_config={"quant_method": "fp8"})(folder)
+    quantised(torch.float8_e4m3fn)(folder)
+    require_plain(folder)
 
 
 @pytest.mark.parametrize("case", SHARDED)

@@ -46,14 +46,6 @@ def renamed(weights: Weights) -> None:
         weights[name.replace("self_attn", "attention")] = weights.pop(name)
 
 
-def quantised(weights: Weights) -> None:
-    """FP8 with scales, as it is published, without the configuration that says so."""
-    for name in [name for name in weights if name.endswith("proj.weight")]:
-        scale = weights[name].abs().max() / 400
-        weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
-        weights[f"{name}_scale_inv"] = scale.view(1, 1)
-
-
 BROKEN: dict[str, tuple[Callable[[Weights], object] | None, dict[str, Any], str]] = {
     "a matrix is missing": (without(DOWN), {}, rf"1 missing \({DOWN}\): download"),
     "a shard is missing": (without(LAYER), {}, rf"9 missing \({LAYER}input_layernorm.weight, "),
@@ -65,7 +57,6 @@ BROKEN: dict[str, tuple[Callable[[Weights], object] | None, dict[str, Any], str]
     "a renamed layer": (renamed, {}, r"4 missing \(.*, …\); 4 unexpected \(.*attention.k_proj"),
     "fewer layers": (None, {"num_hidden_layers": 1}, rf"9 unexpected \({LAYER}input_layernorm"),
     "more layers": (None, {"num_hidden_layers": 3}, r"9 missing \(model.layers.2."),
-    "scales": (quantised, {}, r"14 unexpected \(model.layers.0.mlp.down_proj.weight_scale_inv"),
     "other shapes": (
         None,
         {"intermediate_size": 96},
