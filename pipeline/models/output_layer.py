@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from pipeline.losses.cross_entropy import linear_cross_entropy, wide_products
 from pipeline.losses.logits import OutputLayer
-from pipeline.models.weights import foreign_code
+from pipeline.models.weights import foreign_code, require_finite_weights
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
 def require_own_losses(model: PreTrainedModel) -> None:
     """Raise UnknownLogitsError unless losses computed here equal the model's own, left to right.
 
-    ForeignCodeError if the model's code fails.
+    ForeignCodeError if the model's code fails; UnfittingWeightsError if weights aren't finite.
     """
     layer, training = output_layer(model), model.training
     generator = torch.Generator().manual_seed(0)
@@ -101,6 +101,7 @@ def require_own_losses(model: PreTrainedModel) -> None:
     found = linear_cross_entropy(hidden[0, :-1], layer, ids[0, 1:]).losses
     own = cross_entropy(logits[0, :-1].to(found.dtype), ids[0, 1:], reduction="none")
     if not own.isfinite().all():
+        require_finite_weights(model)
         logger.warning(
             "%s gives losses that are not finite: nothing can be compared with them",
             type(model).__name__,

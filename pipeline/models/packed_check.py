@@ -21,7 +21,7 @@ from pipeline.losses.logits import OutputLayer
 from pipeline.models.devices import lacks_memory
 from pipeline.models.output_layer import output_layer
 from pipeline.models.packed_attention import PACKED_ATTENTION, packed_arguments, register
-from pipeline.models.weights import foreign_code
+from pipeline.models.weights import UnfittingWeightsError, foreign_code, require_finite_weights
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def keep_documents_apart(
     Raises:
         LeakingRowsError: no such attention.
         ForeignCodeError: the model's own code fails.
+        UnfittingWeightsError: weights aren't finite.
 
     Example:
         >>> keep_documents_apart(AutoModelForCausalLM.from_config(config))
@@ -87,8 +88,8 @@ def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: boo
             with torch.no_grad(), torch.autocast(model.device.type, dtype, enabled=mixed):
                 failure = _compare(model, candidate, own, dtype, packed)
         except Exception as error:
-            if lacks_memory(error):
-                raise  # known to commands
+            if lacks_memory(error) or isinstance(error, UnfittingWeightsError):
+                raise  # known to commands; not this attention's fault
             # An error of the model's own code: this attention doesn't suit it.
             failure = f"{type(error).__name__}: {error}"
         if failure is not None:
@@ -116,6 +117,8 @@ def _compare(
         if model.config._attn_implementation != candidate:
             return "the model can't change its attention"
         packed = tried.losses_packed(breaks=True) if is_packed else tried.losses_padded()
+    if not all(losses.isfinite().all() for losses in (alone, leaking, packed)):
+        require_finite_weights(model)
     if candidate == PACKED_ATTENTION and num_windows and torch.equal(whole, alone):
         return "its sliding window can't be made short enough to be tried"
     if not alone.isfinite().all():

@@ -109,6 +109,18 @@ def generate_plainly(model: PreTrainedModel) -> None:
     model.generation_config = GenerationConfig(**tokens)
 
 
+def require_finite_weights(model: PreTrainedModel) -> None:
+    """Raise UnfittingWeightsError if a weight holds NaN or infinity."""
+    for name, weight in model.named_parameters():
+        is_plain = weight.is_floating_point() and weight.element_size() > 1
+        if is_plain and not weight.isfinite().all():
+            raise UnfittingWeightsError(
+                f"{model.config.name_or_path or type(model).__name__}: its weight {name} holds NaN "
+                f"or infinity in {weight.dtype}: it was damaged, diverged in training, or needs a "
+                "wider type: download its files again, or name an earlier checkpoint"
+            )
+
+
 def require_row(where: str, token: int, num_rows: int) -> None:
     """Raise ValueError if a model has no row for a token."""
     if token >= num_rows:

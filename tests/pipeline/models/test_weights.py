@@ -84,6 +84,41 @@ def test_what_is_tied_computed_or_for_pictures_may_differ(tmp_path: Path) -> Non
     load_language_model(str(folder))
 
 
+def damaged(part: str) -> Callable[[Weights], object]:
+    return lambda weights: weights[part].view(-1)[5].fill_(torch.nan)
+
+
+@pytest.mark.parametrize(("part", "packed"), [(DOWN, False), ("model.embed_tokens.weight", True)])
+def test_a_weight_that_is_not_a_number_is_named(part: str, packed: bool, tmp_path: Path) -> None:
+    """A warning let the model through, to losses that are NaN."""
+    model = change(write_model(tmp_path, byte_level(400)), damaged(part))
+    named = f"^{tmp_path}: its weight {part} holds NaN or infinity in torch.float32: it was damaged"
+    with pytest.raises(UnfittingWeightsError, match=named):
+        load_language_model(str(model), packed=packed)
+
+
+def test_a_weight_that_only_some_documents_meet_is_named_too(tmp_path: Path) -> None:
+    """As an expert, or the row of a token; packed rows were refused as leaking."""
+
+    def damage(weights: Weights) -> None:
+        rows = weights["model.embed_tokens.weight"]
+        weights["lm_head.weight"] = rows.clone()
+        rows[_only_in_packed_rows()] = torch.inf
+
+    model = change(write_model(tmp_path, byte_level(400)), damage, tie_word_embeddings=False)
+    with pytest.raises(UnfittingWeightsError, match=r"model.embed_tokens.weight holds NaN or inf"):
+        load_language_model(str(model))
+    load_language_model(str(model), packed=False)
+
+
+def _only_in_packed_rows() -> int:
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randint(400, (17,), generator=generator)
+    drawn = torch.Generator().manual_seed(0)
+    more = torch.cat([torch.randint(400, (n,), generator=drawn) for n in (5, 14, 3, 12, 2, 1, 7)])
+    return int(next(token for token in more if token not in first))
+
+
 def test_an_adapter_is_refused(tmp_path: Path) -> None:
     """Its model would come from wherever it says."""
     write_model(tmp_path, byte_level(400))
