@@ -11,7 +11,13 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from pipeline.models.broken_files import require_configuration, require_plain, require_whole
 from pipeline.models.devices import lacks_memory
@@ -119,6 +125,18 @@ def require_finite_weights(model: PreTrainedModel) -> None:
                 f"or infinity in {weight.dtype}: it was damaged, diverged in training, or needs a "
                 "wider type: download its files again, or name an earlier checkpoint"
             )
+
+
+def require_reloadable(model: PreTrainedModel) -> None:
+    """Raise ValueError if `AutoModelForCausalLM` couldn't load what a model saves."""
+    config = model.config
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{config.name_or_path or type(model).__name__}: {type(model).__name__} is saved with "
+            f'the model_type "{config.model_type}", which AutoModelForCausalLM of transformers '
+            f"{transformers.__version__} doesn't load, so the model made from it would be of no "
+            "use: choose another architecture"
+        )
 
 
 def require_row(where: str, token: int, num_rows: int) -> None:

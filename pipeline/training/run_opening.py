@@ -23,6 +23,7 @@ from pipeline.models.running_teacher import (
     open_running_teacher,
     require_model_room,
 )
+from pipeline.models.weights import require_reloadable
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState
 from pipeline.training.export import prove_tokenizer
 from pipeline.training.guided import GuidedStudent, language_model
@@ -197,6 +198,8 @@ def _open_student(
             f"{name} is quantised, and such weights can't be trained: name the model in bfloat16 "
             "or float32, or train an adapter"
         )
+    if not has_adapter:
+        require_reloadable(model)
     for held_out in sets.values():
         require_model_room(model, held_out.opened, held_out.rules, name, side="student")
     return source if isinstance(source, nn.Module) else model

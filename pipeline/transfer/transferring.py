@@ -15,7 +15,12 @@ from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer, save_model
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
 from pipeline.models.teacher_files import find_folder
-from pipeline.models.weights import load_weights, read_config, refuse_nonsense
+from pipeline.models.weights import (
+    load_weights,
+    read_config,
+    refuse_nonsense,
+    require_reloadable,
+)
 from pipeline.tokenization import Tokenizer, load_tokenizer
 from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte, context_of
@@ -54,6 +59,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is
     model: Any = load_weights(folder, dtype="auto")
+    require_reloadable(model)
     require_transferable(model)
     refuse_nonsense(model, options.model)
     if options.layers:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from beam_jobs.score.command import main as score
 from pipeline.models.hf_models import load_language_model
@@ -167,6 +168,23 @@ def test_every_command_refuses_a_broken_folder(
     message = f"{model}: its weights don't fit its configuration: 1 missing ({DOWN}): download all"
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run/model").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "transfer"])
+def test_a_model_that_could_not_be_loaded_again_is_not_made(
+    command: str, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text model of Emu3, and of Llama 3.2's vision models, has a model_type of its own."""
+    folder = write_model(tmp_path / "model", byte_level(400 if command == "train" else 480))
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    whole = AutoConfig.for_model("emu3", text_config=sizes | ends)
+    AutoModelForCausalLM.from_config(whole).save_pretrained(folder)
+    whole.save_pretrained(folder)
+    assert commands(copied, folder, tmp_path)[command]() in (1, 2)
+    told = 'Emu3ForCausalLM is saved with the model_type "emu3_text_model", which AutoModelForCaus'
+    assert told in capsys.readouterr().err
 
 
 def test_random_weights_need_none(copied: Path, tmp_path: Path) -> None:
