@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -105,7 +106,7 @@ def require_transferable(model: PreTrainedModel) -> None:
 
 
 def require_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
-    """Raise UntransferableError unless a model has these layers, under Llama's names."""
+    """Raise UntransferableError unless a model can have these layers, under Llama's names."""
     count = len(getattr(getattr(model, "model", None), "layers", ()))
     if not count or count != getattr(model.config, "num_hidden_layers", None):  # multimodal: None
         raise UntransferableError(
@@ -116,6 +117,13 @@ def require_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
         raise UntransferableError(
             f"--layers {' '.join(map(str, layers))} must be some of 0 … {count - 1}, the model's"
         )
+    try:
+        _shape_with_layers(model, layers).validate()
+    except StrictDataclassError as error:
+        raise UntransferableError(
+            f"--layers {' '.join(map(str, layers))}: {type(model).__name__} can't have these alone "
+            f"({' '.join(str(error).split())}): keep others, too"
+        ) from error
 
 
 def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
@@ -142,17 +150,21 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     return pruned
 
 
-def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+def _shape_with_layers(model: PreTrainedModel, layers: Sequence[int]) -> Any:
     config = cast(Any, copy.deepcopy(model.config))
     count, config.num_hidden_layers = config.num_hidden_layers, len(layers)
     for name, values in config.to_dict().items():
         if isinstance(values, (list, tuple)) and "token_id" not in name:
             setattr(config, name, _of_layers(name, list(values), layers, count))
+    return config
+
+
+def _with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     weights = {n: own for n, own in model.state_dict().items() if not n.startswith(_LAYERS)}
     for place, layer in enumerate(layers):
         own = model.get_submodule(f"{_LAYERS}{layer}")
         weights |= own.state_dict(prefix=f"{_LAYERS}{place}.")
-    pruned = make_model(config, dtype=model.dtype)
+    pruned = make_model(_shape_with_layers(model, layers), dtype=model.dtype)
     pruned.load_state_dict(weights)
     pruned.generation_config = model.generation_config
     pruned.train(model.training)

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from pipeline.transfer import vocabulary_layers as transfer_model
-from pipeline.transfer.vocabulary_layers import UntransferableError, keep_layers
+from pipeline.transfer.vocabulary_layers import UntransferableError, keep_layers, require_layers
 
 SIZES = {
     **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4},
@@ -79,6 +79,15 @@ def test_an_order_of_ones_own_and_what_else_a_configuration_lists(tmp_path: Any)
     weights = [model.model.layers[n].mlp.up_proj.weight for n in (1, 0, 1)]
     for layer, weight in zip(turned.model.layers, weights, strict=True):
         assert torch.equal(layer.mlp.up_proj.weight, weight)
+
+
+def test_layers_that_a_family_refuses_to_be_saved_with_are_refused_at_once() -> None:
+    kinds = ["linear_attention", "full_attention"]
+    hybrid = _model("olmo_hybrid", num_hidden_layers=2, layer_types=kinds)
+    named = r"^--layers 1: OlmoHybridForCausalLM can't have these alone \(.*'linear_attention'"
+    with pytest.raises(UntransferableError, match=named):
+        require_layers(hybrid, (1,))
+    require_layers(hybrid, (1, 0))
 
 
 def test_layers_that_depend_on_their_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
