@@ -74,7 +74,10 @@ def transfer_vocabulary(
 
 
 def require_transferable(model: PreTrainedModel) -> None:
-    """Raise UntransferableError if more than embeddings and output layer is by token."""
+    """Raise UntransferableError if more than embeddings and output layer is by token.
+
+    Or if these don't follow from the configuration's `vocab_size`.
+    """
     inner = cast(Any, model)
     embeddings, output = inner.get_input_embeddings(), inner.get_output_embeddings()
     if not isinstance(embeddings, nn.Embedding) or not isinstance(output, nn.Linear):
@@ -102,6 +105,18 @@ def require_transferable(model: PreTrainedModel) -> None:
             f"{type(model).__name__} counts the positions of {name} from its padding's id, "
             f"{padding}, which another vocabulary changes: choose a model whose positions don't "
             "depend on its tokens"
+        )
+    shape: Any = copy.deepcopy(model.config)
+    shape.get_text_config().vocab_size = wide = 2 * embeddings.num_embeddings
+    with torch.device("meta"):
+        other = cast(Any, make_model(shape))
+    parts = other.get_input_embeddings(), other.get_output_embeddings()
+    rows = [len(part.weight) for part in parts]
+    if rows != [wide, wide]:
+        raise UntransferableError(
+            f"{type(model).__name__} would have {rows[0]} embeddings and {rows[1]} rows of output "
+            f"for a vocab_size of {wide}, so it couldn't be loaded with another vocabulary: choose "
+            "a model whose configuration gives its rows by vocab_size alone"
         )
 
 

@@ -37,6 +37,7 @@ from tests.support.hf_folders import make_llama, write_model
 from tests.support.tokenizer_zoo import SHARED
 
 NEW, OLD = byte_level(480), byte_level(400)
+MARIAN = {"d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 32, "decoder_attention_heads": 4}
 
 
 def _batches() -> list[AlignedBatch]:
@@ -220,6 +221,22 @@ def test_models_in_which_more_depends_on_tokens_are_refused(
     origins = find_origins(NEW, OLD, TokenPairs())
     with pytest.raises(UntransferableError, match=named):
         transfer_vocabulary(model, origins)
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "rows"),
+    [
+        ("marian", MARIAN, "400 embeddings and 400 rows of output for a vocab_size of 800"),
+        ("moshi", {"audio_encoder_config": None}, "803 embeddings and 802 rows of output for"),
+    ],
+)
+def test_rows_that_a_configuration_counts_otherwise_are_refused(
+    family: str, given: dict[str, Any], rows: str
+) -> None:
+    """Only loading what was written failed."""
+    model = make_model(family, **{**given, "vocab_size": 400})
+    with pytest.raises(UntransferableError, match=rows):
+        transfer_vocabulary(model, find_origins(NEW, OLD, TokenPairs()))
 
 
 def test_an_output_layer_that_learns_more_of_each_token_is_refused() -> None:
