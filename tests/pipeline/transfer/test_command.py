@@ -206,9 +206,10 @@ def test_a_transfer_that_was_ended_leaves_nothing_in_the_way(
         patch.setattr(ExportedTokenizer, "write", ended)
         with pytest.raises(KeyboardInterrupt):
             transfer(given)
-    assert not output.exists()
     left = tmp_path / ".new.tmp"
-    assert left.is_dir(), "as after a kill"
+    assert not output.exists()
+    assert not left.exists()
+    left.mkdir()  # as after a kill
     (left / "junk").write_text("")
     capsys.readouterr()
     assert transfer(given) == 0
