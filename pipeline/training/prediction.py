@@ -7,21 +7,25 @@ four rows of 2,048 and --bf16 this gives 38 GiB; an H200 used 37.1.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from pipeline.models.devices import lacks_memory
 from pipeline.models.hf_models import recompute_layers
-from pipeline.models.weights import make_model
+from pipeline.models.weights import ForeignCodeError, make_model
 from pipeline.training.config import TrainConfig
 
 # Three chunks of logits, and values made from them, exist at a time (pipeline.losses).
-_LOGITS_BYTES = 3 * 4 * 2**25
+_LOGITS_BYTES = 3 * 4
+_CHUNK_LOGITS = 2**25
 # A step's rate as a share of matmul's: 0.38 on an H200 in a plain loop of transformers, with 1.1 B
 # parameters in bf16.
 _SHARE_OF_MATMUL = 0.35
@@ -47,10 +51,18 @@ class RunMemory:
 
 
 def fake_model(shape: PretrainedConfig) -> PreTrainedModel:
-    """Make a model inside a `FakeTensorMode`, in fp32, as a run loads it."""
+    """Make a model inside a `FakeTensorMode`, in fp32, as a run loads it.
+
+    ValueError if its code needs the numbers.
+    """
     # Rows of one document cost as much as packed rows.
-    with no_init_weights():  # torch looks at some numbers that it draws, and there are none
-        model = make_model(shape, dtype=torch.float32)
+    try:
+        with no_init_weights():  # torch looks at some numbers that it draws, and there are none
+            model = make_model(shape, dtype=torch.float32)
+    except ForeignCodeError as error:
+        if isinstance(error.__cause__, RuntimeError):  # such as torch's, of a converted fake tensor
+            raise _uncounted("weights", shape.model_type, error.__cause__) from error
+        raise
     cast(Any, model).tie_weights()
     return model
 
@@ -64,7 +76,14 @@ def count_memory(
         weights = sum(weight.numel() for weight in model.parameters())
         activations = _saved_bytes(config, model)
         passing = 0 if teacher is None else _teacher_bytes(config, fake_model(teacher), length)
-    return RunMemory(16 * weights, activations, _LOGITS_BYTES, passing)
+    read = ((student, config.seq_length), (teacher, length))
+    largest = max(
+        config.micro_batch_size * tokens * shape.get_text_config(decoder=True).vocab_size
+        for shape, tokens in read
+        if shape is not None
+    )
+    logits = _LOGITS_BYTES * min(largest, _CHUNK_LOGITS)
+    return RunMemory(16 * weights, activations, logits, passing)
 
 
 def count_weights(shape: PretrainedConfig) -> int:
@@ -136,13 +155,21 @@ def _saved_by(config: TrainConfig, model: PreTrainedModel, weights: set[int]) ->
     ):
         try:
             model.base_model(input_ids=ids, use_cache=False)
-        except RuntimeError as error:  # such as torch 2.11's, of experts in fp32
-            raise ValueError(
-                f"torch {torch.__version__} can't count the activations of {type(model).__name__} "
-                f"({error}): install a newer torch, or leave out --dry-run"
-            ) from error
+        except Exception as error:  # of code that looks at numbers, and there are none
+            if lacks_memory(error):
+                raise  # known to commands
+            raise _uncounted("activations", type(model).__name__, error) from error
     sizes = {place: tensor.untyped_storage().nbytes() for place, tensor in saved.items()}
     return sum(size for place, size in sizes.items() if place not in weights)
+
+
+def _uncounted(what: str, name: str, error: BaseException) -> ValueError:
+    why = f"{type(error).__name__}: {shorten(str(error), 200)}"
+    return ValueError(
+        f"--dry-run counts the {what} of a model without its numbers, which the code of {name} "
+        f"doesn't allow with torch {torch.__version__} and transformers "
+        f"{transformers.__version__} ({why}): leave out --dry-run"
+    )
 
 
 def _teacher_bytes(config: TrainConfig, model: PreTrainedModel, length: int) -> int:

@@ -121,8 +121,27 @@ def test_a_model_whose_activations_are_not_counted_is_named(world: Path, tmp_pat
     sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     shape = AutoConfig.for_model("qwen3_moe", num_experts=2, num_experts_per_tok=1, **sizes)
     shape._experts_implementation = "eager"
-    with pytest.raises(ValueError, match=r"activations of Qwen3MoeForCausalLM \(.*leave out"):
+    named = r"counts the activations of .* code of Qwen3MoeForCausalLM doesn't allow .* leave out"
+    with pytest.raises(ValueError, match=named):
         count_memory(config_of(world, tmp_path), shape, None, 64)
+
+
+def test_a_model_that_converts_what_it_makes_is_named_too(world: Path, tmp_path: Path) -> None:
+    """It was transformers' fault, with another release as the remedy."""
+    shape = AutoConfig.for_model("deepseek_v4", vocab_size=400, num_hidden_layers=1)
+    named = r"counts the weights of .* code of deepseek_v4 doesn't allow .* swap .*: leave out"
+    with pytest.raises(ValueError, match=named):
+        count_memory(config_of(world, tmp_path), shape, None, 64)
+
+
+def test_there_are_no_more_logits_than_tokens_and_vocabulary_make(
+    world: Path, tmp_path: Path
+) -> None:
+    """403 MB were told of a laptop's model."""
+    config, shape = config_of(world, tmp_path), AutoConfig.from_pretrained(world / "student")
+    most = config.micro_batch_size * config.seq_length * shape.vocab_size
+    assert count_memory(config, shape, None, 64).logits == 3 * 4 * most
+    assert count_memory(config, shape, shape, 8 * 64).logits == 3 * 4 * 8 * most
 
 
 def test_only_the_experts_that_are_chosen_take_time() -> None:
