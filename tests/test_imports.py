@@ -66,7 +66,7 @@ ALLOWED = {
     " pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing",
     "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.devices"
-    " pipeline.models.weights pipeline.models.generation_defaults"
+    " pipeline.models.fit pipeline.models.weights pipeline.models.generation_defaults"
     " pipeline.dataset pipeline.chats pipeline.tokenization pipeline.batches"
     " pipeline.remote pipeline.drawing",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"

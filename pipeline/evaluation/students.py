@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os.path import expanduser
 from pathlib import Path
+from typing import Any
 
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from pipeline.command_line.failures import hinted
 from pipeline.evaluation.settings import StudentEngine
+from pipeline.models.fit import short_length
 from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
 from pipeline.models.weights import generate_plainly, load_weights, refuse_nonsense
 
@@ -122,6 +124,24 @@ class _Loaded(HFLM):  # type: ignore[misc]
         generate_plainly(model)  # answers are greedy, without a penalty
         refuse_nonsense(model, f"student {Path(pretrained, gguf_file or '')}")
         self._model = model.to(self.device)
+
+    def _model_call(self, inps: Any, *args: Any, **more: Any) -> Any:
+        self._require_alike(inps, inps.shape[1])
+        return super()._model_call(inps, *args, **more)
+
+    def _model_generate(self, context: Any, max_length: int, *args: Any, **more: Any) -> Any:
+        self._require_alike(context, max_length)
+        return super()._model_generate(context, max_length, *args, **more)
+
+    def _require_alike(self, rows: Any, length: int) -> None:
+        short = short_length(self.model.config)
+        if short is not None and len(rows) > 1 and length > short:
+            error = ValueError(
+                f"{len(rows)} questions at a time have up to {length} tokens with their answers, "
+                f"and this student reads all of a batch otherwise if one has more than {short} "
+                "(longrope), so results would depend on their neighbours"
+            )
+            raise hinted(error, "batch_size=1")
 
     def _create_tokenizer(
         self,

@@ -11,8 +11,9 @@ pytest.importorskip("lm_eval", reason="needs vocag[evaluate]")
 
 import tokenizers
 import torch
+from lm_eval.api.instance import Instance
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.evaluation.command import main
 from pipeline.evaluation.likelihood import text_to_score
@@ -221,3 +222,33 @@ def test_a_bf16_student_s_likelihoods_are_not_rounded(tmp_path: Path) -> None:
     ((found, _),) = model._loglikelihood_tokens([(("", ""), ids[:1].tolist(), ids[1:].tolist())])
     assert found == pytest.approx(float(expected), abs=0.05)
     assert found % 1 > 0
+
+
+def test_questions_that_change_how_others_are_read_are_asked_one_at_a_time(tmp_path: Path) -> None:
+    """As of Phi-3's 128k: a short question's likelihood depended on its neighbours."""
+    folder = write_model(tmp_path / "student", byte_level(300), seed=1)
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(ends))
+    rotation = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}
+    places = {"max_position_embeddings": 512, "original_max_position_embeddings": 64}
+    shape = AutoConfig.for_model(
+        "phi3", **sizes, **places, rope_parameters=rotation, pad_token_id=0, eos_token_id=1
+    )
+    AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
+    one, two = (
+        open_model(find_student(str(folder)), StudentEngine(batch_size=n, device="cpu"))
+        for n in (1, 2)
+    )
+    short, fits, long = ((("", ""), [3], [*range(4, n)]) for n in (20, 68, 69))
+    found, alone = (model._loglikelihood_tokens([short, fits]) for model in (two, one))
+    assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in alone], abs=1e-3)
+    assert one._loglikelihood_tokens([short, long])[0] == alone[0]
+    with pytest.raises(ValueError, match=r"^2 questions .* more than 64 \(longrope\)") as refused:
+        two._loglikelihood_tokens([short, long])
+    assert refused.value.__notes__ == ["hint: batch_size=1"]
+    how = {"until": [], "max_gen_toks": 64, "do_sample": False}
+    asked = [Instance("generate_until", {}, (text, how), 0) for text in ("One", "One and one")]
+    with pytest.raises(ValueError, match=r"^2 questions at a time have up to \d+ tokens with"):
+        two.generate_until(asked)
