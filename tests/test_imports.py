@@ -105,7 +105,7 @@ ALLOWED = {
     " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance pipeline.losses",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
     " pipeline.models.teacher_files pipeline.models.varlen pipeline.models.weights"
-    " pipeline.losses",
+    " pipeline.models.broken_files pipeline.losses",
     "megatron_plugin.teacher": "megatron_plugin.models megatron_plugin.checks"
     " megatron_plugin.upstream"
     " megatron_plugin.bridge megatron_plugin.worlds megatron_plugin.arguments"

@@ -213,6 +213,7 @@ def _refuse_untranslated(family: str, config: dict[str, Any]) -> None:
         "hidden_act": config.get("hidden_act") != "silu",
         "attention_bias": bool(config.get("attention_bias")),
         "mlp_bias": bool(config.get("mlp_bias")),
+        "quantization_config": config.get("quantization_config") is not None,
         # Yarn and longrope also scale attention; dynamic depends on length.
         "rope_parameters": rope.get("rope_type") not in _ROPE_TYPES,
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) != 1.0,

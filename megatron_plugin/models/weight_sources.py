@@ -21,6 +21,7 @@ from megatron_plugin.models.shape import ModelShape, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights, tensors_of
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
+from pipeline.models.broken_files import require_plain
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
 from pipeline.models.weights import require_fit
 
@@ -71,8 +72,9 @@ class Weights:
 def open_weights(source: str) -> Weights:
     """Find a model, as `find_teacher` does, with safetensors in one file or several.
 
-    WeightsError without usable weights, UnfittingWeightsError if they don't fit the configuration,
-    UnsupportedModelError for an untranslated one.
+    WeightsError without usable weights, BrokenFileError for quantised numbers,
+    UnfittingWeightsError if they don't fit the configuration, UnsupportedModelError for an
+    untranslated one.
     """
     files = find_teacher(source, role="model")
     folder, single = files.path, files.path / _SINGLE_FILE
@@ -95,6 +97,7 @@ def open_weights(source: str) -> Weights:
             f"{missing[0]} first: download it again"
         )
     shape = read_shape(folder)
+    require_plain(folder)
     _require_fit(str(folder), shape, _shapes(tensors))
     return Weights(files, shape, tensors)
 

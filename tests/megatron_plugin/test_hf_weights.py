@@ -9,6 +9,7 @@ pytest.importorskip("megatron.core")
 from megatron_plugin.models.shape import UnsupportedModelError, read_shape, shape_of_config
 from megatron_plugin.models.weight_rules import merge_weights, rule_for
 from megatron_plugin.models.weight_sources import WeightsError, open_weights
+from pipeline.models.teacher_files import BrokenFileError
 from pipeline.models.weights import UnfittingWeightsError
 from tests.megatron_plugin.models import FAMILIES, make_model, save_model
 
@@ -126,6 +127,7 @@ def test_fused_norms_of_transformer_engine_are_the_same_tensors():
         ({"model_type": "gpt2"}, "'gpt2' isn't supported, only llama, mistral"),
         ({"attention_bias": True}, "attention_bias True isn't supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' isn't supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config .*fp8.* isn't"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
             "rope_parameters .*yarn.* isn'",
@@ -187,6 +189,16 @@ def test_weights_that_do_not_fit_are_named(tmp_path, family, change, message):
         weights[name] = weights[name][:8].clone()
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnfittingWeightsError, match=f"^{tmp_path}: its weights .*: {message}"):
+        open_weights(str(tmp_path))
+
+
+def test_quantised_numbers_are_refused(tmp_path):
+    """They were taken for the weights themselves."""
+    save_model(tmp_path, "llama")
+    for path in tmp_path.glob("*.safetensors"):
+        weights = load_file(path).items()
+        save_file({n: w.to(torch.float8_e4m3fn) for n, w in weights}, path, {"format": "pt"})
+    with pytest.raises(BrokenFileError, match=r"F8_E4M3, quantised numbers, .* name the model in"):
         open_weights(str(tmp_path))
 
 
