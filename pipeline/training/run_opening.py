@@ -198,7 +198,7 @@ def _open_student(
             f"{name} is quantised, and such weights can't be trained: name the model in bfloat16 "
             "or float32, or train an adapter"
         )
-    if not has_adapter:
+    if isinstance(source, str):  # a caller's own class is the caller's to save
         require_reloadable(model)
     for held_out in sets.values():
         require_model_room(model, held_out.opened, held_out.rules, name, side="student")
