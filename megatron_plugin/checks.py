@@ -21,23 +21,31 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("mtp_num_layers", None, "multi-token prediction has no teacher losses"),
     ("multi_latent_attention", False, "its attention doesn't keep to documents here"),
     ("hybrid_layer_pattern", None, "only transformer students are supported"),
+    ("experimental_attention_variant", None, "its attention doesn't keep to documents here"),
+    ("spec", None, "layers are made for packed documents"),
     ("use_mup", False, "losses come from logits without a scale"),
     ("cross_entropy_loss_fusion", False, "the loss is one pass with the output layer anyway"),
+    ("fp8_output_proj", False, "the loss is one pass with the output layer"),
     ("fp16_lm_cross_entropy", False, "tokens are chosen by fp32 losses"),
     ("defer_embedding_wgrad_compute", False, "the loss makes the output layer's gradient"),
     ("attention_dropout", 0, "the packed attention has no dropout"),
+    ("qk_clip", False, "torch's attention doesn't tell its largest logit"),
+    ("log_max_attention_logit", False, "torch's attention doesn't tell its largest logit"),
     ("rampup_batch_size", None, "steps of changing size would break the exact resume"),
     ("step_batch_size_schedule", None, "steps of changing size would break the exact resume"),
+    ("result_rejected_tracker_filename", None, "every row is learned from in its turn"),
     ("iterations_to_skip", [], "every row is learned from in its turn"),
     ("full_validation", False, "validation reads --eval-iters steps"),
     ("multiple_validation_sets", False, "one --vocag-validation-data is read"),
     ("data_path", None, "--vocag-data is what is read"),
     ("mock_data", False, "--vocag-data is what is read"),
+    ("perform_rl_step", False, "--vocag-data is what is read"),
     ("sft", False, "rows come packed from --vocag-data"),
     ("cuda_graph_impl", "none", "documents have other bounds in every row"),
     ("inprocess_restart", False, "both worlds must restart; torchrun --max-restarts does"),
     ("use_megatron_fsdp", False, "weights are loaded into tensor-parallel slices"),
     ("use_torch_fsdp2", False, "weights are loaded into tensor-parallel slices"),
+    ("init_model_with_meta_device", False, "the loaded weights would be lost"),
     ("ckpt_format", "torch_dist", "runs are resumed, and students exported, from this format only"),
     ("dataloader_type", "external", "the rows' order is the dataset's own"),
     ("window_size", None, "documents are attended to as a whole"),
@@ -48,6 +56,7 @@ _UNSUPPORTED: tuple[tuple[str, Any, str], ...] = (
     ("check_for_spiky_loss", False, "only Megatron's own loss function does it"),
     ("logits_save_dir", None, "only Megatron's own loss function does it"),
     ("logits_load_dir", None, "only Megatron's own loss function does it"),
+    ("non_persistent_save_interval", None, "runs continue from what --save-interval saves"),
     ("non_persistent_ckpt_type", None, "runs continue from what --save-interval saves"),
     ("ckpt_step", None, "latest_checkpointed_iteration.txt names the checkpoint that is continued"),
 )
@@ -88,6 +97,9 @@ def _require_defaults(args: Namespace) -> None:
     if args.transformer_impl == "local":
         reason = "only Transformer Engine's layers compute in it"
         unread += [("fp8", None, reason), ("fp4", None, reason)]
+    if args.tensor_parallel_num_weight_shards is not None:
+        ranks, reason = args.tensor_model_parallel_size, "its ranks aren't counted as replicas here"
+        unread.append(("tensor_parallel_num_weight_shards", ranks, reason))
     for name, works, reason in (*_UNSUPPORTED, *unread):
         given = getattr(args, name)
         if given != works:
