@@ -32,6 +32,7 @@ from megatron_plugin.upstream import (
     ModelType,
     add_megatron_arguments,
     dataset_utils,
+    load_args_from_checkpoint,
     parse_and_validate_args,
     parse_args,
     pretrain,
@@ -73,8 +74,11 @@ def enter() -> StudentRun:
         sys.exit(0)
     # Arguments of a user's own script are unknown here; the student's ranks check them.
     parsed = parse_args(extra_args_provider=add_arguments, ignore_unknown_args=True)
-    parsed.seq_length = parsed.seq_length or parsed.encoder_seq_length  # as Megatron's checks do
     checkpoint = read_checkpoint(parsed)
+    if parsed.use_checkpoint_args:  # as Megatron does, for the teacher's ranks, too
+        for source in ("pretrained_checkpoint", "load"):
+            load_args_from_checkpoint(parsed, load_arg=source)
+    parsed.seq_length = parsed.seq_length or parsed.encoder_seq_length  # as Megatron's checks do
     with naming_arguments():
         opened = open_run(options.data, saved_stream(checkpoint), seed=parsed.seed, max_epochs=None)
     world = enter_world(options.teacher.world_size)

@@ -42,4 +42,5 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.training import get_args, pretrain, training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import add_megatron_arguments, parse_and_validate_args, parse_args
+from megatron.training.checkpointing import load_args_from_checkpoint
 from megatron.training.models.gpt import GPTModelBuilder, GPTModelConfig, default_layer_spec

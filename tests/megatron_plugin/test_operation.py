@@ -124,6 +124,13 @@ def test_a_run_goes_on_in_another_layout(inputs, interrupted, uninterrupted, tmp
         torch.testing.assert_close(again[name], weight, rtol=0, atol=1e-4, msg=name)
 
 
+def test_a_run_goes_on_with_its_checkpoints_arguments(inputs, interrupted, uninterrupted, tmp_path):
+    """The teacher's ranks, which Megatron doesn't check, read them, too."""
+    own = dict.fromkeys(("use_checkpoint_args", "use_mp_args_from_checkpoint_args"), "")
+    again = resume(inputs, interrupted, tmp_path, 3, seq_length=None, **own, **TWO_WORLDS)
+    assert all(torch.equal(uninterrupted[name], again[name]) for name in uninterrupted)
+
+
 def resume(inputs, interrupted, dump, num_ranks, **options):
     """Take steps 4 to 6; return the weights."""
     load = interrupted / "checkpoint"
