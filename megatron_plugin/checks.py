@@ -76,6 +76,7 @@ def require_student(args: Namespace, options: VocagOptions) -> None:
         )
         raise hinted(error, "--calculate-per-token-loss")
     _require_defaults(args)
+    _require_vocabulary(args)
     _require_resumable(args)
     if args.eval_iters and options.validation_data is None:
         error = ArgumentError(
@@ -107,6 +108,20 @@ def _require_defaults(args: Namespace) -> None:
             option = options[name]
             error = ArgumentError(f"{option} {given} isn't supported ({reason}): {remedy}")
             raise hinted(error, f"leave out {option}")
+
+
+def _require_vocabulary(args: Namespace) -> None:
+    """Refuse a padded vocabulary that is smaller, such as that of a tokenizer for Megatron."""
+    padded, tokens = args.padded_vocab_size, args.vocab_size
+    if padded is not None and tokens is not None and padded < tokens:
+        multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
+        fitting = -(-tokens // multiple) * multiple
+        error = ArgumentError(
+            f"--padded-vocab-size {padded}, given or made of --tokenizer-type "
+            f"{args.tokenizer_type}, is less than --vocab-size {tokens}, which is the student's or "
+            f"the data's unless given: pass --padded-vocab-size {fitting}"
+        )
+        raise hinted(error, f"--padded-vocab-size {fitting}")
 
 
 def _require_resumable(args: Namespace) -> None:

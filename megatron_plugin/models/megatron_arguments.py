@@ -67,6 +67,7 @@ def _option_of(name: str) -> str:
 def require_model(args: Namespace, shape: ModelShape) -> None:
     """Raise ArgumentError unless the arguments describe the loaded weights' model."""
     expected = {**_UNTRANSLATED, **_attributes(shape), "add_bias_linear": False}
+    expected["rotary_base"] = int(shape.rotary_base)
     for name, value in expected.items():
         given = getattr(args, name)
         if given != value and not (name == "num_query_groups" and given in (None, 1)):

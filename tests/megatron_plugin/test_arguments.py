@@ -353,6 +353,17 @@ def test_the_hint_of_what_megatron_could_do(changes, hint):
     assert hints_of(refused.value) == [f"hint: {hint}"]
 
 
+def test_a_smaller_padded_vocabulary_is_refused():
+    """Such as of Qwen2.5's tokenizer, which has fewer tokens than the models have rows."""
+    padded = WORKING | {"tokenizer_type": "HuggingFaceTokenizer", "padded_vocab_size": 151_680}
+    sizes = {"vocab_size": 151_936, "tensor_model_parallel_size": 2}
+    with pytest.raises(ArgumentError, match=r"151680, given or .*HuggingFace.* 151936") as refused:
+        require_student(Namespace(**padded | sizes), options())
+    (hint,) = hints_of(refused.value)
+    remedied = vars(parsed_arguments(*hint.removeprefix("hint: ").split()))["padded_vocab_size"]
+    require_student(Namespace(**padded | sizes | {"padded_vocab_size": remedied}), options())
+
+
 @pytest.mark.parametrize("name", [None, "models/student"])
 def test_a_student_needs_rows_for_what_the_data_holds(tmp_path, name):
     """And for no more: Gemma 3 1B's tokenizer names a token that the model has no row for."""
@@ -496,6 +507,10 @@ def test_a_models_arguments_describe_the_model(family):
     again = shape_of_config(config_of_arguments(args, shape.vocab_size))
     assert replace(again, config={}) == replace(shape, config={})
     require_model(args, shape)
+    args.rotary_base = 77
+    with pytest.raises(ArgumentError, match=r"rotary_base 77, --vocag-student's config 10000:"):
+        require_model(args, shape)
+    args.rotary_base = 10_000
     args.rotary_percent = 0.5
     assert config_of_arguments(args, 400) is None
     with pytest.raises(ArgumentError, match=r"rotary_percent 0.5, --vocag-student's config 1.0"):
