@@ -92,8 +92,10 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
     if run.reused_buckets:
         lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
     if manifest.generation:
-        whole = format_count(manifest.totals["num_documents"])
+        num_removed = 0 if manifest.removed is None else manifest.removed.count
+        whole = format_count(manifest.totals["num_documents"] - num_removed)
         told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
+        told += f", and {format_count(num_removed)} removed" if num_removed else ""
         lines.append(f"  generation      {told}")
     return "\n".join(lines)
 

@@ -126,10 +126,12 @@ def test_the_first_command_is_finished_in_what_grew(
         align(again)
 
 
-def test_removed_ids_stay_taken(tmp_path: Path) -> None:
+def test_removed_ids_stay_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grow(tmp_path, "a", FIRST)
     remove_documents(tmp_path / "aligned", "a3")
-    manifest = grow(tmp_path, "b", ["a3", "b1"])
+    manifest = grow(tmp_path, "b", ["a3", "b1"], run=RunOptions())
+    told = f"generation      2, with 30 documents in {len(manifest.shards)} shards, and 1 removed"
+    assert told in capsys.readouterr().out
     assert manifest.generation == 2
     assert manifest.removed is not None
     assert manifest.removed.count == 1
