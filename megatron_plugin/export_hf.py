@@ -17,6 +17,7 @@ from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokeniz
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
+from pipeline.training.disk import replacing
 from schemas.errors import DatasetError
 
 
@@ -54,7 +55,9 @@ def export_student(
         config |= tokenizer.token_ids
         print(tokenizer)
     # Last, because it makes the folder a model.
-    (output / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    data = json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+    with replacing(output / "config.json", len(data)) as whole:
+        whole.write_bytes(data)
     share_weights(output)
     return shape
 

@@ -102,7 +102,8 @@ ALLOWED = {
     " megatron_plugin.models"
     " megatron_plugin.teacher"
     " megatron_plugin.student"
-    " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance pipeline.losses",
+    " pipeline.streaming pipeline.packing pipeline.dataset pipeline.guidance pipeline.losses"
+    " pipeline.training.disk",
     "megatron_plugin.models": "megatron_plugin.arguments megatron_plugin.upstream"
     " pipeline.models.teacher_files pipeline.models.varlen pipeline.models.weights"
     " pipeline.models.broken_files pipeline.losses",
