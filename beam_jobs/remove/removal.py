@@ -125,11 +125,11 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
         before = dataset.removed or RemovedDocuments(np.empty(0, np.int64), np.empty(0, np.int64))
         removed = _union(before, wanted)
         num_new = len(removed) - len(before)
+        if num_new and not options.dry_run:
+            manifest = _write(location, manifest, removed)
         say(_describe(options, wanted, unknown, num_new))
         if options.dry_run:
             return manifest
-        if num_new:
-            manifest = _write(location, manifest, removed)
         _tidy(location, manifest)
     say(f"{location} is at generation {manifest.generation}")
     if manifest.removed:
