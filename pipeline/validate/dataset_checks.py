@@ -146,7 +146,7 @@ def _check_side_files(dataset: Dataset, findings: Findings) -> None:
             if name == letters.file:
                 _check_dead_letters(dataset, letters, findings)
         except OSError as error:
-            findings.add("files", f"{name} can't be read: {describe(error)}; {RESTORE}")
+            findings.add("files", f"{name} can't be read: {describe(error, RESTORE)}")
 
 
 def _check_dead_letters(dataset: Dataset, letters: DeadLetterRecord, findings: Findings) -> None:

@@ -120,7 +120,7 @@ def _check_one(scores: ScoreFiles, dataset: Dataset, findings: Findings) -> None
             for message in messages or _table_contradictions(scores, record, shard, no_tables):
                 of_shard.add(CHECK, f"{record.file}: {message}")
         except OSError as error:
-            text = f"{record.file} can't be read: {describe(error)}; {SCORE_AGAIN}"
+            text = f"{record.file} can't be read: {describe(error, SCORE_AGAIN)}"
             findings.add(CHECK, text)
         except DatasetError as error:
             findings.add(CHECK, str(error))

@@ -71,7 +71,7 @@ def check_shard(
             shard_record.file, digest, shard_record.num_bytes, shard_record.sha256, findings
         )
     except OSError as error:
-        findings.add("files", f"{shard_record.file} can't be read: {describe(error)}; {RESTORE}")
+        findings.add("files", f"{shard_record.file} can't be read: {describe(error, RESTORE)}")
     keys = _key_bytes(() if index is None else index.key)
     return ShardResult(findings, keys, AlignmentStatistics.merge(statistics))
 
@@ -88,11 +88,13 @@ def _load_speakers(dataset: Dataset, findings: Findings) -> Speakers | None:
         return None
 
 
-def describe(error: OSError) -> str:
-    """Describe an error."""
+def describe(error: OSError, remedy: str) -> str:
+    """Describe why a file can't be read, and what to do, which for damage is `remedy`."""
+    if isinstance(error, PermissionError):
+        return "it is closed to you by its permissions; change them"
     if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    return error.strerror or str(error) or type(error).__name__
+        return f"there is no such file; {remedy}"
+    return f"{error.strerror or str(error) or type(error).__name__}; {remedy}"
 
 
 def check_digest(
@@ -114,7 +116,7 @@ def _read_index(
     try:
         data = dataset.read_file(name)
     except OSError as error:
-        text = f"{name} can't be read: {describe(error)}, so no sample was checked; {RESTORE}"
+        text = f"{name} can't be read, so no sample was checked: {describe(error, RESTORE)}"
         findings.add("files", text)
         return None
     digest = FileDigest(len(data), sha256(data).hexdigest())

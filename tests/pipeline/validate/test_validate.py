@@ -1,5 +1,6 @@
 """Validation finds each kind of damage, names it exactly, and finds nothing where nothing is."""
 
+import errno
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 import numpy as np
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dataset.dataset_reading import read_manifest
+from pipeline.dataset.files import Dataset
 from pipeline.validate import score_checks
 from pipeline.validate.arrays import find_unsound_offsets, stack_documents
 from pipeline.validate.command import main
@@ -246,6 +248,23 @@ def test_missing_and_cut_files(
     assert places(report) == [(*place, "") for place in expected]
     assert cut or "there is no such file" in report.findings[0].message
     assert cut or RESTORE in report.findings[0].message
+
+
+@pytest.mark.parametrize("name", [TAR, "dead_letters.jsonl"])
+def test_what_another_user_has_closed_is_not_deleted(
+    name: str, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = Dataset.open_file
+
+    def refuse(self: Dataset, asked: str) -> BinaryIO:
+        if asked == name:  # root, who may run the tests, can read every file
+            raise PermissionError(errno.EACCES, "Permission denied", asked)
+        return open_file(self, asked)
+
+    monkeypatch.setattr(Dataset, "open_file", refuse)
+    (finding,) = validate_dataset(str(dataset)).findings
+    closed = f"{name} can't be read: it is closed to you by its permissions; change them"
+    assert finding.message == closed
 
 
 def test_shard_listed_twice(dataset: Path) -> None:
