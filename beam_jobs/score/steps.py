@@ -22,6 +22,7 @@ from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
 from beam_jobs.score.teachers import api_key
 from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
+from pipeline.dataset.dataset_reading import find_generation
 from pipeline.dataset.document_scores import make_document_scores
 from pipeline.dataset.files import open_dataset
 from pipeline.models.probe import probe_tokens
@@ -174,9 +175,11 @@ class TeacherHandler(ModelHandler[str, str, ReadyTeacher]):
         self._job = job
 
     def load_model(self) -> ReadyTeacher:
-        """Open the dataset once per process; ChangedError if it isn't the job's."""
+        """Open the dataset once per process, as it was at the start; ChangedError if it isn't."""
         job = self._job
         dataset = open_dataset(job.dataset)
+        if (generation := find_generation(dataset.manifest, job.fingerprint)) is not None:
+            dataset = dataset.at_generation(generation)
         _require_same("dataset", job.dataset, dataset.manifest.fingerprint, job.fingerprint)
         known = open_reusable(job.run_folder) if job.reuses else NOTHING_KNOWN
         return ReadyTeacher(job, select_documents(dataset, job.rule.where), known)

@@ -17,6 +17,7 @@ from safetensors.numpy import load
 from beam_jobs import shortages
 from beam_jobs.job_errors import JobError
 from beam_jobs.running.exits import RESUME
+from beam_jobs.running.runners import run_pipeline
 from beam_jobs.score import summary
 from beam_jobs.score.command import main
 from beam_jobs.score.summary import estimate_disk
@@ -59,6 +60,22 @@ def test_a_teacher_scores_one_generation_at_a_time(
     assert statuses == [2]
     assert "writes to" in capsys.readouterr().err
     assert not list((unscored / "data").glob(".vocag-*.lock"))
+
+
+def test_workers_read_the_generation_that_the_job_started_with(
+    unscored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset(str(unscored / "data"))
+
+    def remove_first(*arguments: Any, **options: Any) -> None:
+        remove_documents(unscored / "data", min(seen_ids(unscored / "data")))
+        run_pipeline(*arguments, **options)
+
+    monkeypatch.setattr("beam_jobs.score.job.run_pipeline", remove_first)
+    assert main(score_arguments(unscored)) == 0
+    (scores,) = list_scores(str(unscored / "data"))
+    assert scores.manifest.dataset == dataset.manifest.fingerprint
+    assert not list((unscored / "data").glob(".vocag-*"))
 
 
 def test_a_run_leaves_a_sidecar_per_shard_and_nothing_else(
