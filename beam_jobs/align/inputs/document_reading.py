@@ -46,13 +46,15 @@ def read_part(
     """Yield the documents of a part in order.
 
     Damage becomes a dead letter with the bytes lost; earlier documents and a table's later row
-    groups are kept. The storage's failures are raised, for a retry. InputChangedError at the end
-    voids the part. `count_lines` gets the number of lines that begin in a part of JSON lines.
+    groups are kept. The storage's failures are raised, for a retry. InputChangedError, also at the
+    end, voids the part. `count_lines` gets the number of lines that begin in a part of JSON lines.
     """
     file = part.file
     if file.format == DATASET:
         yield from read_texts(part, rules)
         return
+    if storage.is_local(file.path):  # a store is asked once
+        require_unchanged(file)
     if FORMATS[file.format].table:
         yield from _read_table(part, rules)
     else:

@@ -67,8 +67,8 @@ def require_unchanged(file: InputFile) -> None:
     change = _find_change(file)
     if change:
         raise InputChangedError(
-            f"{file.path} {change} while the job ran: wait until nothing writes to it, then run "
-            "the same command again"
+            f"{file.path} {change} while the job ran: restore it, or wait until nothing writes to "
+            "it; then run the same command again, which resumes or says how to start anew"
         )
 
 

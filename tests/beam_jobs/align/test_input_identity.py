@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from beam_jobs.align import dataset_making
 from beam_jobs.align import steps as sharding
 from beam_jobs.align.__main__ import main
 from beam_jobs.align.command import align
+from beam_jobs.align.dataset_making import run_job
 from beam_jobs.align.inputs import standard_input
 from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import ReadingRules
@@ -125,6 +128,20 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(tmp_path: Path, chan
         list(outcomes)
 
 
+@pytest.mark.parametrize("put", [None, os.mkdir, os.mkfifo])
+def test_a_file_that_is_gone_before_it_is_read_is_named(
+    tmp_path: Path, put: Callable[[Path], None] | None
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(LINES))
+    (part,) = decode_task(plan_tasks(find_inputs([str(path)]))[0])
+    path.unlink()
+    if put is not None:
+        put(path)  # to open a pipe would wait for its writer
+    with pytest.raises(InputChangedError, match=r"a\.jsonl (was removed|changed from .*) while"):
+        list(read_part(part, ReadingRules()))
+
+
 def test_a_job_whose_input_is_cut_fails_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,15 +150,18 @@ def test_a_job_whose_input_is_cut_fails_and_resumes(
     path = corpus.folder / "in" / "b.jsonl"
     whole = path.read_bytes()
 
-    def cut_after_planning(*arguments: object) -> object:
+    def cut_before_reading(*arguments: Any, **options: Any) -> None:
         path.write_bytes(whole[:300])
-        return plan_tasks(*arguments)  # type: ignore[arg-type]
+        run_job(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dataset_making, "plan_tasks", cut_after_planning)
+        patch.setattr(dataset_making, "run_job", cut_before_reading)
         assert main(command) == 1
     error = capsys.readouterr().err
     assert f"b.jsonl changed from {len(whole)} to 300 bytes while the job ran" in error
+    assert "then run the same command again, which resumes or says how to start anew" in error
+    assert main(command) == 2
+    assert "hint: mv " in capsys.readouterr().err
     assert not (tmp_path / "out" / "manifest.json").exists()
     path.write_bytes(whole)
     assert main(command) == 0

@@ -28,6 +28,7 @@ from beam_jobs.align.inputs.documents import (
     Reason,
 )
 from beam_jobs.align.inputs.input_files import find_inputs
+from beam_jobs.align.inputs.input_identity import InputChangedError
 from beam_jobs.align.inputs.lines import keep_line_count, name_lines
 from beam_jobs.align.inputs.parts import InputFile, InputPart, decode_task, plan_tasks
 from beam_jobs.align.inputs.taken_ids import TakenId
@@ -228,7 +229,7 @@ def test_invalid_unicode_in_parquet_costs_one_row(tmp_path: Path) -> None:
 
 def test_failures_of_the_storage_are_raised_not_buried(tmp_path: Path) -> None:
     for kind in ("jsonl", "text", "parquet"):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(InputChangedError, match="gone was removed"):
             read(tmp_path / "gone", kind)
 
 
