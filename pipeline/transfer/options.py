@@ -42,6 +42,10 @@ class TransferOptions:
                 raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least 1")
         if self.rows_of is not None and self.multiple != 1:
             raise ValueError("--rows-of and --multiple both say how many rows: leave one out")
+        self.require_new_output()
+
+    def require_new_output(self) -> None:
+        """Raise ValueError if there is something that the new model would replace."""
         output = Path(self.output)
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise ValueError(f"--output {output} is not empty: name a new folder")

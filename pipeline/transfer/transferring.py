@@ -89,6 +89,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     output = Path(options.output).absolute()
     with replacing(output, sum(weight.nbytes for weight in weights)) as temporary:
         save_model(model, tokenizer, temporary)
+        options.require_new_output()  # minutes later; what came meanwhile isn't ours
     size = sum(weight.numel() for weight in weights)
     yield from _describe(options.output, size, num_rows, origins)
     yield (

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -90,6 +91,26 @@ def test_what_a_vocabulary_lacks_is_left_out_with_a_word(
     assert model.config.eos_token_id == model.generation_config.eos_token_id == 256
     assert model.generation_config.temperature == 0.6
     assert AutoTokenizer.from_pretrained(tmp_path / "new").chat_template is None
+
+
+def test_what_comes_to_the_output_meanwhile_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output = write_model(tmp_path / "old", byte_level(400)), tmp_path / "new"
+    save_model = transferring.save_model
+
+    def save_beside_another(*arguments: Any) -> None:
+        save_model(*arguments)
+        output.mkdir()
+        (output / "notes.txt").write_text("another program's")
+
+    monkeypatch.setattr(transferring, "save_model", save_beside_another)
+    texts = str(write_texts(tmp_path))
+    given = [str(model), "--tokenizer", "bytes", "--text", texts, "--output", str(output)]
+    assert transfer(given) == 2
+    assert f"--output {output} is not empty: name a new folder" in capsys.readouterr().err
+    assert [path.name for path in output.iterdir()] == ["notes.txt"]
+    assert not list(tmp_path.glob(".new*"))
 
 
 def test_control_tokens_beyond_a_target_s_rows_are_as_missing_ones(
