@@ -5,7 +5,6 @@ removed to stay under the limit; POSIX keeps unlinked files while they are open.
 """
 
 import contextlib
-import errno
 import hashlib
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import BinaryIO
 import fsspec
 from filelock import FileLock, Timeout
 
+from pipeline.command_line.failures import FULL_DISK
 from schemas.errors import RESTORE, DamagedShardError
 
 logger = logging.getLogger(__name__)
@@ -130,10 +130,12 @@ class ShardCache:
                         num_bytes += sink.write(chunk)
                     sink.truncate(num_bytes)
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in FULL_DISK:
+                    error.filename = str(part)
                     error.add_note(
-                        f"the disk or quota of the shard cache {self.folder} is full below its "
-                        f"limit of {self.max_bytes} bytes: lower the limit or free the disk"
+                        f"the shard cache {self.folder} needs {file.num_bytes} bytes more, and is "
+                        f"below its limit of {self.max_bytes}: lower cache_bytes, or choose "
+                        "another cache_folder (of vocag train, set HOME)"
                     )
                 raise
             if num_bytes == file.num_bytes and digest.hexdigest() == file.sha256:

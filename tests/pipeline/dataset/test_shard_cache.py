@@ -119,7 +119,10 @@ def test_a_full_disk_is_named_and_leaves_nothing(remote, tmp_path, monkeypatch, 
     monkeypatch.setattr("pipeline.dataset.cache._chunks", full)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         ShardCache(tmp_path, 10 * SIZE).open(remote("a", content(1)))
-    assert "lower the limit or free the disk" in caught.value.__notes__[0]
+    assert caught.value.filename.endswith(".part")
+    (note,) = caught.value.__notes__
+    assert f"{tmp_path} needs {SIZE} bytes more, and is below its limit of {10 * SIZE}" in note
+    assert "(of vocag train, set HOME)" in note
     assert not list(tmp_path.glob("*.part"))
 
 
