@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pipeline.command_line import commands
 from pipeline.command_line.failures import report
+from pipeline.command_line.folder_lock import hold_folder
 from pipeline.command_line.option_parsing import Option, parse_options
 
 
@@ -36,13 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from megatron_plugin.export_hf import export_student
 
+    output = options.output.absolute()
     try:
-        shape = export_student(
-            options.checkpoint,
-            options.output,
-            dtype=None if options.dtype is None else getattr(torch, options.dtype),
-            with_tokenizer=not options.no_tokenizer,
-        )
+        # Two at once would write one model of both.
+        with hold_folder(str(output.with_name(f".{output.name}.lock")), str(options.output)):
+            shape = export_student(
+                options.checkpoint,
+                options.output,
+                dtype=None if options.dtype is None else getattr(torch, options.dtype),
+                with_tokenizer=not options.no_tokenizer,
+            )
     except (ValueError, OSError, SafetensorError) as error:
         report("vocag export", error)
         return 2

@@ -85,7 +85,7 @@ def name_owner(owner: dict[str, Any]) -> str:
 def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
     """Say why a folder can't be written to; None: an unknown owner."""
     who = "another job writes" if owner is None else f"{name_owner(owner)} writes"
-    return f"{who} to --output {folder}; wait until it has ended, or choose another --output"
+    return f"{who} to {folder}; wait until it has ended, or name another folder"
 
 
 def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:

@@ -30,7 +30,7 @@ def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_is_refused_where_another_one_writes(tmp_path: Path) -> None:
     corpus, _ = reference_dataset()
     with hold_lock(str(tmp_path / OUTPUT_LOCK), str(tmp_path)):
-        with pytest.raises(OptionsError, match=rf"{OURSELVES} --output {tmp_path}; wait until"):
+        with pytest.raises(OptionsError, match=rf"{OURSELVES} {tmp_path}; wait until"):
             align(align_options(corpus, tmp_path))
         assert [path.name for path in tmp_path.iterdir()] == [OUTPUT_LOCK]
 
@@ -41,7 +41,7 @@ def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path, hold: Any) -> 
     path = str(tmp_path / OUTPUT_LOCK)
     for _ in range(2):
         with hold(path, "out"):
-            with pytest.raises(OptionsError, match=rf"{OURSELVES} --output out; wait until it"):
+            with pytest.raises(OptionsError, match=rf"{OURSELVES} out; wait until it"):
                 hold(path, "out").__enter__()
             assert os.path.exists(path)
         assert not list(tmp_path.iterdir())
@@ -172,7 +172,7 @@ def test_a_process_that_lives_or_can_not_be_seen_keeps_its_lock(
 
     with hold_remote(path, "out"):
         monkeypatch.setattr(locks.os, "kill", kill)  # type: ignore[attr-defined]
-        with pytest.raises(OptionsError, match=f"{OURSELVES} --output out"):
+        with pytest.raises(OptionsError, match=f"{OURSELVES} out"):
             hold_remote(path, "out").__enter__()
 
 
@@ -185,7 +185,7 @@ def test_the_last_to_write_has_the_lock(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(path.read_text())["id"] == "theirs"
     path.unlink()
     monkeypatch.setattr(locks.time, "sleep", lambda _: path.unlink())  # type: ignore[attr-defined]
-    with pytest.raises(OptionsError, match="another job writes to --output out"):
+    with pytest.raises(OptionsError, match="another job writes to out"):
         hold_remote(str(path), "out").__enter__()
 
 

@@ -1,17 +1,13 @@
 """A run that fails because a disk is full says so, and names the folder."""
 
-import resource
-from argparse import Namespace
 from traceback import extract_tb
 
 import pytest
 
 pytest.importorskip("megatron.core")
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_plugin import export_hf
 from megatron_plugin.student.student_run import StudentRun, explain_full_disks
 
 
@@ -53,24 +49,3 @@ def test_a_failed_checkpoint_is_explained(tmp_path):
     run._written = [str(tmp_path)]
     run.__exit__(type(error), error, None)
     assert any(str(tmp_path) in note for note in notes(error))
-
-
-def test_an_export_that_was_cut_can_be_repeated(tmp_path, monkeypatch):
-    config = {"vocab_size": 4, "architecture": "x" * 9000}
-    student = Namespace(family="llama", config=config), {"weight": torch.zeros(2)}
-    monkeypatch.setattr(export_hf, "read_student", lambda _: student)
-
-    def export():
-        return export_hf.export_student(tmp_path, tmp_path / "out", with_tokenizer=False)
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as cut:
-            export()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert cut.value.filename == str(tmp_path / "out/config.json")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
-    export()
-    assert (tmp_path / "out/config.json").stat().st_size > 9000

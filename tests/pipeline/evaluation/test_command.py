@@ -157,7 +157,7 @@ def test_results_that_another_process_writes_are_left_alone(
     one, output = student(tmp_path / "one"), tmp_path / "evaluated"
     with hold_folder(str(output / "one" / OUTPUT_LOCK), str(output)):
         assert main([str(one), "--data", TINY, "--output", str(output), "--device", "cpu"]) == 2
-    assert f"writes to --output {output}; wait until it has ended" in capsys.readouterr().err
+    assert f"writes to {output}; wait until it has ended" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [".results.json.tmp", "samples/.svamp.text.jsonl.tmp"])

@@ -105,7 +105,7 @@ def test_two_at_once_write_no_list_of_both(
     arguments = [str(tmp_path / "data"), "--data", TINY, "--output", str(tmp_path / "overlap")]
     with hold_folder(str(tmp_path / "overlap" / OUTPUT_LOCK), "overlap"):
         assert main([*arguments, "--tasks", "gsm8k"]) == 2
-    assert "writes to --output" in capsys.readouterr().err
+    assert "writes to" in capsys.readouterr().err
     assert main([*arguments, "--tasks", "gsm8k"]) == 0
     assert [path.name for path in (tmp_path / "overlap").iterdir()] == ["overlap.jsonl"]
 

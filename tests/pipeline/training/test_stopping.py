@@ -182,7 +182,7 @@ def test_a_folder_that_another_run_writes_to_is_refused(
         assert main(arguments(run)) == 2
         told = capsys.readouterr().err
         assert f"process {os.getpid()} on" in told
-        assert f"writes to --output {run.output}; wait until it has ended" in told
+        assert f"writes to {run.output}; wait until it has ended" in told
         assert [path.name for path in run.output.iterdir()] == [OUTPUT_LOCK]
     train(run)
     assert not (run.output / OUTPUT_LOCK).exists()

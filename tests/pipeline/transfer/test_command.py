@@ -250,7 +250,7 @@ def test_a_model_that_another_process_makes_is_left_alone(
     given = [str(tmp_path), "--tokenizer", "bytes", "--text", str(texts), "--output", str(output)]
     with hold_folder(str(tmp_path / ".new.lock"), str(output)):
         assert transfer(given) == 2
-    assert f"writes to --output {output}; wait until it has ended" in capsys.readouterr().err
+    assert f"writes to {output}; wait until it has ended" in capsys.readouterr().err
 
 
 def test_no_model_is_made_where_it_can_t_be_renamed_to(
