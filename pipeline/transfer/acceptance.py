@@ -237,7 +237,7 @@ def judge_servers(target: TokenizedModel, draft: TokenizedModel) -> Iterator[str
     apart = f"the target has {rows[0]} rows, the draft {rows[1]}"
     other = _first_difference(target.tokenizer, draft.tokenizer, min(rows))
     if rows[0] != rows[1]:
-        made = "vocag transfer --tokenizer TARGET --rows-of TARGET"
+        made = "vocag transfer with --tokenizer TARGET --rows-of TARGET"
         yield f"vLLM refuses the draft: {apart} ({made} makes them equal)"
     else:
         yield f"vLLM takes the draft{f' by its rows alone, but {other}' if other else ''}"

@@ -41,7 +41,7 @@ def test_servers_take_drafts_with_the_same_tokens_in_as_many_rows(
 def test_a_draft_with_more_tokens_than_the_target_has_rows_gets_its_tokenizer() -> None:
     """`--rows-of` alone refuses a tokenizer with more tokens than that."""
     vllm, _ = judge_servers(_side(350, byte_level(350)), _side(400))
-    assert "(vocag transfer --tokenizer TARGET --rows-of TARGET makes" in vllm
+    assert "(vocag transfer with --tokenizer TARGET --rows-of TARGET makes" in vllm
 
 
 def test_what_begins_a_text_counts_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
