@@ -183,5 +183,5 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     for name, value in {"WORLD_SIZE": "4", "RANK": "2", **told}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=message), joined_ranks():
+    with pytest.raises(ValueError, match=message), joined_ranks(""):
         pass
