@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -32,7 +33,7 @@ from pipeline.methods import kind_of
 from pipeline.methods.hf_pass import score_labels, student_states
 from pipeline.methods.method import Method
 from pipeline.streaming import AlignedRows, Rows, StreamConfig, StreamState, collate_rows
-from pipeline.training.guided import GuidedStudent, language_model
+from pipeline.training.guided import language_model
 from pipeline.training.held_out import heldout_bytes
 from pipeline.training.run_opening import open_training
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
@@ -134,7 +135,9 @@ class GuidedTrainer(Trainer):
                 "how many rows a step has: leave them out"
             )
         self._method, self._teacher, self._tokenizer = method, opened.teacher, opened.tokenizer
-        model.forward = _forward(opened.guided, model.forward)
+        self._guided = opened.guided
+        # No closure, so copies of the model compute with their own weights.
+        model.forward = partial(_forward, model.forward)
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
         self._step_sums = torch.zeros(2, dtype=torch.float64, device=args.device)  # nats, tokens
@@ -164,7 +167,9 @@ class GuidedTrainer(Trainer):
     ) -> Any:
         """Return a micro-batch's loss, divided by its places."""
         batch = Rows(inputs["rows"], self.rows.layout)
-        result: LossResult = model(rows=batch, teacher=self._teacher, step=self._next_draw())
+        result: LossResult = model(
+            batch, compute=self._guided, teacher=self._teacher, step=self._next_draw()
+        )
         sums = result.loss_sum.detach(), result.num_tokens
         self._step_sums += torch.stack([each.double() for each in sums])
         for name, value in result.metrics.items():
@@ -246,7 +251,7 @@ class GuidedTrainer(Trainer):
         """Return each row's summed loss and labels, float64 [rows, 2]."""
         batch = Rows(self._prepare_inputs(inputs)["rows"], self._measured)
         with torch.no_grad(), self.compute_loss_context_manager():
-            losses: Tensor = model(rows=batch, measure=True)
+            losses: Tensor = model(batch, compute=self._label_losses)
         sums = losses.double().sum(-1), batch["loss_mask"].double().sum(-1)
         return None, torch.stack(sums, -1), None
 
@@ -267,6 +272,10 @@ class GuidedTrainer(Trainer):
             generator=torch.Generator(),  # else each loader takes from the run's own
         )
         return cast("DataLoader[Any]", self.accelerator.prepare(loader))
+
+    def _label_losses(self, batch: Rows) -> Tensor:
+        student = language_model(self._guided.model)
+        return score_labels(student, student_states(student, batch), batch).losses
 
     def _next_draw(self) -> int:
         """Number this micro-batch uniquely in the run."""
@@ -329,16 +338,11 @@ def _collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
     return {"rows": collate_rows(rows).buffer}
 
 
-def _forward(guided: GuidedStudent, own: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(*args: Any, rows: Rows | None = None, measure: bool = False, **options: Any) -> Any:
-        if rows is None:
-            return own(*args, **options)
-        if measure:
-            student = language_model(guided.model)
-            return score_labels(student, student_states(student, rows), rows).losses
-        return guided(rows, **options)
-
-    return forward
+def _forward(
+    own: Callable[..., Any], *args: Any, compute: Callable[..., Any] | None = None, **options: Any
+) -> Any:
+    """Run a model's own forward pass, or in its place what a trainer computes with the model."""
+    return (own if compute is None else compute)(*args, **options)
 
 
 def _stream_config(

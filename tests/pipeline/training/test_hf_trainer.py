@@ -1,7 +1,9 @@
 """GuidedTrainer inside the real Trainer: rows, loss, evaluation, resuming, what is refused."""
 
+import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -216,6 +218,28 @@ def test_a_run_goes_on_with_its_data_as_they_were(world: Path, tmp_path: Path) -
     again.train(resume_from_checkpoint=checkpoint)
     assert len(rest) == 2
     assert all(map(torch.equal, rest, seen[2:]))
+
+
+def test_a_model_belongs_to_none_of_its_trainers(world: Path, tmp_path: Path) -> None:
+    """The last trainer's method was every trainer's, and copies computed with the model's weights.
+
+    Neither could such a model be pickled.
+    """
+    student = AutoModelForCausalLM.from_pretrained(world / "student")
+    once = {"data": data_of(world), "method": Method("teacher")}
+    first = GuidedTrainer(student, arguments(tmp_path / "a", max_steps=1), **once)
+    plain = {"data": data_of(world, stored_losses=None), "method": Method("full")}
+    GuidedTrainer(student, arguments(tmp_path / "b"), **plain)
+    alone = trainer_of(world, tmp_path / "c", settings={"max_steps": 1})
+    copied, pickled = copy.deepcopy(student), pickle.loads(pickle.dumps(student))
+    first.train()
+    alone.train()
+    assert logged(first) == logged(alone)
+    ids = torch.tensor([[1, 2, 3]])
+    untrained = AutoModelForCausalLM.from_pretrained(world / "student")(ids).logits
+    for model in (copied, pickled):
+        torch.testing.assert_close(model(ids).logits, untrained, rtol=0, atol=0)
+    assert not torch.equal(student(ids).logits, untrained)
 
 
 def test_every_node_that_saves_keeps_its_rows(world: Path, tmp_path: Path) -> None:
