@@ -374,6 +374,8 @@ def _gradients(
 
 
 def _check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) -> None:
+    if labels.dtype not in (torch.int64, torch.int32):  # torch takes uint8 for a mask
+        raise ValueError(f"labels are {labels.dtype}, not int64: give labels.long()")
     if hidden.shape[:-1] != labels.shape or mask.shape != labels.shape:
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be labels {tuple(labels.shape)} with the hidden "

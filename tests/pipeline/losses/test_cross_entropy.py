@@ -240,6 +240,7 @@ def test_any_number_of_tokens_and_leading_dimensions(shape):
     [
         ({"labels": torch.full((12,), VOCAB)}, r"labels\[0\] is 700, outside"),
         ({"labels": torch.full((12,), -100)}, "set loss_mask to 0"),
+        ({"labels": torch.ones(12, dtype=torch.uint8)}, r"torch\.uint8, not int64: give labels\."),
         ({"labels": torch.zeros(11, dtype=torch.int64)}, r"\(12, 8\) must be labels \(11,\)"),
         ({"output_layer": torch.zeros(VOCAB, 9)}, r"must be \[vocabulary, 8\]"),
         ({"vocab_size": 701}, r"vocab_size 701 must lie in 1\.\.700"),
