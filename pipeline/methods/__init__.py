@@ -25,10 +25,12 @@ def kind_of(method: Method) -> MethodKind:
     """Return the kind of a method.
 
     Raises:
-        ValueError: an unknown name or module, too large a weight, or an option that the method
-            doesn't read.
+        ValueError: no Method, an unknown name or module, too large a weight, or an option that the
+            method doesn't read.
         ImportError: a user's module can't import what it needs.
     """
+    if not isinstance(method, Method):
+        raise ValueError(f"method {method!r} is no Method: give Method({method!r})")
     if "." not in method.name:
         require_known("method=", [method.name], METHODS, or_else="or name your own package.module")
     kind = METHODS.get(method.name) or _foreign(method.name)

@@ -39,11 +39,15 @@ from pipeline.training.run_opening import open_training
 from pipeline.training.update import check_gradient, divide_gradients, naming_step
 
 _ROWS_FILE = "vocag_rows.json"
-# Options of the Trainer that it would never ask, for rows, loss and measures are not its own.
-_UNASKED = (
-    *("compute_loss_func", "compute_metrics", "data_collator"),
-    "preprocess_logits_for_metrics",
-)
+_OWN = "would not be called: rows, loss and measures are those of vocag train; leave it out"
+# Options of the Trainer that can't be taken.
+_REFUSED = {
+    **dict.fromkeys(("compute_loss_func", "compute_metrics", "data_collator"), _OWN),
+    "preprocess_logits_for_metrics": _OWN,
+    "train_dataset": "isn't taken: rows are packed from an aligned dataset; give data=",
+    "eval_dataset": "isn't taken: an aligned dataset is measured; give heldout=",
+    "model_init": "isn't taken: data and model are checked together; make a GuidedTrainer for each",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +75,7 @@ class GuidedTrainer(Trainer):
         *,
         data: StreamConfig | str | PathLike[str],
         method: Method,
-        heldout: Mapping[str, str] | str | None = None,
+        heldout: Mapping[str, str | PathLike[str]] | str | PathLike[str] | None = None,
         teacher: PreTrainedModel | None = None,
         allow_untrained_teacher: bool = False,
         **options: Any,
@@ -96,20 +100,21 @@ class GuidedTrainer(Trainer):
                 fit.
         """
         _require_settings(args)
-        for name in _UNASKED:
+        for name, why in _REFUSED.items():
             if options.get(name) is not None:
-                raise ValueError(
-                    f"{name} would not be called: rows, loss and measures are those of vocag "
-                    "train; leave it out"
-                )
-        one = heldout is None or isinstance(heldout, str)
+                raise ValueError(f"{name} {why}")
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model {model!r} is no model: give load_language_model(…)")
+        if args.eval_strategy != "no" and not heldout:
+            raise ValueError(f"eval_strategy={args.eval_strategy.value} measures heldout: give it")
+        one = heldout is None or isinstance(heldout, str | PathLike)
         resumed = _checkpoint(args, args.resume_from_checkpoint)
         opened = open_training(
             _stream_config(args, data),
             model,
             method,
             teacher=teacher,
-            heldout={"heldout": heldout} if isinstance(heldout, str) else heldout,
+            heldout={"heldout": heldout} if isinstance(heldout, str | PathLike) else heldout,
             allow_untrained_teacher=allow_untrained_teacher,
             teacher_dtype=torch.bfloat16 if args.bf16 else torch.float32,
             group=dist.group.WORLD if args.world_size > 1 else None,
@@ -155,6 +160,7 @@ class GuidedTrainer(Trainer):
         if found := _checkpoint(self.args, resume_from_checkpoint):
             self.rows.restore(_saved_rows(found))
         self._step_sums.zero_()  # of a step that an error has ended
+        self._sums, self._draw = {}, (-1, 0)  # of steps that an earlier call has not logged
         self._checks = Checks()
         return super().train(resume_from_checkpoint, *args, **options)
 
@@ -220,11 +226,14 @@ class GuidedTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return a held-out set's micro-batches."""
-        sets = cast(Any, self.eval_dataset)
-        given = sets if eval_dataset is None else eval_dataset
-        return self._loader(
-            sets[given] if isinstance(given, str) else given, self.args.eval_batch_size
-        )
+        own: Any = self.eval_dataset
+        sets = own if isinstance(own, dict) else {"heldout": own}
+        given = own if eval_dataset is None else eval_dataset
+        rows = sets.get(given) if isinstance(given, str) else given
+        # Others count the ends of texts, too: their bits per byte would be larger.
+        if rows is None or not any(rows is each for each in sets.values()):
+            raise ValueError(f"{given!r} isn't a held-out set: give GuidedTrainer heldout=")
+        return self._loader(rows, self.args.eval_batch_size)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Measure a held-out set with equal weight for each token and byte."""
@@ -318,8 +327,13 @@ class _KeepRows(TrainerCallback):
 
 def _checkpoint(args: TrainingArguments, asked: str | bool | None) -> Path | None:
     """Return the folder of the checkpoint to resume from, the last one if `asked` is True."""
-    found = get_last_checkpoint(str(args.output_dir)) if asked is True else asked
-    return Path(str(found)) if found else None
+    if asked is not True:
+        return Path(str(asked)) if asked else None
+    folder = str(args.output_dir)
+    found = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    if found is None:
+        raise ValueError(f"{folder} holds no checkpoint: leave out resume_from_checkpoint")
+    return Path(found)
 
 
 def _saved_rows(folder: Path) -> StreamState:
@@ -381,6 +395,22 @@ def _require_settings(args: TrainingArguments) -> None:
         "auto_find_batch_size": (args.auto_find_batch_size, "a step's rows are fixed"),
         "ignore_data_skip": (args.ignore_data_skip, "a resumed run would read rows again"),
         "batch_eval_metrics": (args.batch_eval_metrics, "sets are measured whole"),
+        "include_num_input_tokens_seen": (
+            args.include_num_input_tokens_seen != "no",
+            "it would be 0; a step reads its rows times seq_length tokens",
+        ),
+        "include_for_metrics": (bool(args.include_for_metrics), "no compute_metrics is called"),
+        "use_liger_kernel": (
+            args.use_liger_kernel
+            and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy", True),
+            "its loss would replace the method's; give "
+            "liger_kernel_config={'fused_linear_cross_entropy': False}, or",
+        ),
+        "optim": (
+            "layerwise" in args.optim or "lomo" in args.optim,
+            f"{args.optim.value} makes its step in the backward pass, before the gradient could be "
+            "divided by the step's tokens",
+        ),
         "train_sampling_strategy": (
             args.train_sampling_strategy not in ("random", "sequential"),
             "rows are packed and shuffled already",

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def open_training(
     method: Method,
     *,
     teacher: PreTrainedModel | None = None,
-    heldout: Mapping[str, str] | None = None,
+    heldout: Mapping[str, str | PathLike[str]] | None = None,
     allow_untrained_teacher: bool = False,
     teacher_dtype: torch.dtype = torch.float32,
     group: dist.ProcessGroup | None = None,
@@ -110,7 +110,7 @@ def open_training(
     rows = _open_rows(data, config, kind.row_needs(method, served), saved)
     kind.require_rows(method, rows)
     _warn_of_padding(rows)
-    sets = open_heldout(heldout or {}, rows)
+    sets = open_heldout({name: fspath(path) for name, path in (heldout or {}).items()}, rows)
     own = _open_student(student, rows, sets, device)
     running = None
     if served.by == "running":

@@ -242,6 +242,12 @@ def test_a_model_belongs_to_none_of_its_trainers(world: Path, tmp_path: Path) ->
     assert not torch.equal(student(ids).logits, untrained)
 
 
+def test_a_first_run_has_no_checkpoint(world: Path, tmp_path: Path) -> None:
+    settings = {"resume_from_checkpoint": True}
+    with pytest.raises(ValueError, match=r"run holds no checkpoint: leave out resume_from_"):
+        trainer_of(world, tmp_path / "run", settings=settings)
+
+
 def test_every_node_that_saves_keeps_its_rows(world: Path, tmp_path: Path) -> None:
     trainer = trainer_of(world, tmp_path, settings={"save_on_each_node": True})
     (tmp_path / "checkpoint-2").mkdir()
@@ -272,8 +278,17 @@ def test_a_step_may_be_longer_than_a_mixtures_epoch(world: Path, tmp_path: Path)
         ({"train_sampling_strategy": "group_by_length"}, {}),
         ({"accelerator_config": {"split_batches": True}}, {}),
         ({"batch_eval_metrics": True}, {}),
+        ({"include_num_input_tokens_seen": True}, {}),  # 0 was logged
+        ({"include_for_metrics": ["inputs"]}, {}),
+        ({"use_liger_kernel": True}, {}),
+        ({"optim": "lomo"}, {}),
+        ({"optim": "galore_adamw_layerwise"}, {}),
+        ({"eval_strategy": "steps", "eval_steps": 1}, {}),
         ({}, {"compute_metrics": len}),
         ({}, {"data_collator": list}),
+        ({}, {"train_dataset": [0]}),
+        ({}, {"eval_dataset": [0]}),
+        ({}, {"model_init": dict}),
         ({}, {"data": {"global_batch_size": 3}}),
         ({}, {"data": {"num_epochs": 3}}),
         ({}, {"data": {"stored_losses": None}}),
@@ -288,7 +303,7 @@ def test_what_would_change_rows_or_loss_is_refused(
 ) -> None:
     if "data" in more:
         more = {"data": data_of(world, **more["data"])}
-    with pytest.raises(ValueError, match=r"leave|needs|lower|choose"):
+    with pytest.raises(ValueError, match=r"leave|needs|lower|choose|give|make a"):
         trainer_of(world, tmp_path, settings=settings, **more)
 
 
@@ -300,6 +315,38 @@ def test_a_path_is_data_and_what_lacks_is_named(world: Path, tmp_path: Path) -> 
         trainer_of(world, tmp_path, settings={}, data=path)
     teaching = 'teaching=Teaching(stored_losses="")'
     assert hints_of(error.value) == [f'hint: StreamConfig("{path}", seq_length=512, {teaching})']
+
+
+def test_what_is_no_model_or_method_is_named(world: Path, tmp_path: Path) -> None:
+    data = str(world / "data")
+    for student in (str(world / "student"), None):
+        with pytest.raises(ValueError, match=r"is no model: give load_language_model"):
+            GuidedTrainer(student, arguments(tmp_path), data=data, method=Method("full"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"method 'full' is no Method: give Method\('full'\)"):
+        trainer_of(world, tmp_path, settings={}, data=data, method="full")
+
+
+def test_only_held_out_sets_are_measured(world: Path, tmp_path: Path) -> None:
+    """Other rows hold the ends of texts, too: their bits per byte were larger, without a word."""
+    data = data_of(world, stored_losses=None)
+    plain = {"data": data, "method": Method("full")}
+    trainer = trainer_of(world, tmp_path, settings={}, heldout=world / "data", **plain)
+    measured = trainer.evaluate()
+    assert trainer.evaluate("heldout")["eval_loss"] == measured["eval_loss"]
+    without = trainer_of(world, tmp_path, settings={}, **plain)
+    for asked, given in ((trainer, AlignedRows(data)), (trainer, "data"), (without, None)):
+        with pytest.raises(ValueError, match=r"isn't a held-out set: give GuidedTrainer heldout="):
+            asked.evaluate(given)
+
+
+def test_nothing_of_an_earlier_call_is_logged(world: Path, tmp_path: Path) -> None:
+    """The last steps of one that ends between two lines of the log are in no line."""
+    settings = {"max_steps": 3, "logging_steps": 2, "save_strategy": "no"}
+    trainer = trainer_of(world, tmp_path, settings=settings)
+    trainer.train()
+    first = logged(trainer, "mapped_fraction")  # of the data alone
+    trainer.train()
+    assert logged(trainer, "mapped_fraction") == first
 
 
 def test_rows_without_what_the_method_needs_are_refused(world: Path) -> None:
