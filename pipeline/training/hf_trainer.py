@@ -155,10 +155,15 @@ class GuidedTrainer(Trainer):
 
         Raises:
             StreamMismatchError: the checkpoint's run read other rows.
-            ValueError: another trainer's checkpoint, or none to resume from.
+            ValueError: another trainer's checkpoint, the last step's, or none to resume from.
         """
         if found := _checkpoint(self.args, resume_from_checkpoint):
-            self.rows.restore(_saved_rows(found))
+            step = self.rows.restore(_saved_rows(found)) // self.rows.config.global_batch_size
+            if step >= _num_steps(self.args, self.rows):  # the Trainer would make one more
+                raise ValueError(
+                    f"{found} is of step {step}, the last one: load its model, or raise max_steps "
+                    "or num_train_epochs"
+                )
         self._step_sums.zero_()  # of a step that an error has ended
         self._sums, self._draw = {}, (-1, 0)  # of steps that an earlier call has not logged
         self._checks = Checks()
@@ -339,13 +344,13 @@ def _checkpoint(args: TrainingArguments, asked: str | bool | None) -> Path | Non
 def _saved_rows(folder: Path) -> StreamState:
     try:
         saved = json.loads((folder / _ROWS_FILE).read_text("utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        return StreamState(**saved | {"generations": tuple(saved["generations"])})
+    except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         raise ValueError(
             f"{folder} holds no whole {_ROWS_FILE}, so it isn't a checkpoint of a GuidedTrainer, "
-            "or the run was killed while it was written: resume from an earlier one, or start "
-            "without resume_from_checkpoint, from that model"
+            "or the run was killed while it was written, or used another version of vocag: resume "
+            "from an earlier one, or start without resume_from_checkpoint, from that model"
         ) from None
-    return StreamState(**saved | {"generations": tuple(saved["generations"])})
 
 
 def _collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
@@ -378,10 +383,14 @@ def _steps_per_epoch(rows: AlignedRows) -> int:
     return max(1, rows.samples_per_epoch // rows.config.global_batch_size)
 
 
+def _num_steps(args: TrainingArguments, rows: AlignedRows) -> int:
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    return math.ceil(args.num_train_epochs * _steps_per_epoch(rows))
+
+
 def _require_steps(args: TrainingArguments, rows: AlignedRows) -> None:
-    steps, size = args.max_steps, rows.config.global_batch_size
-    if steps <= 0:
-        steps = math.ceil(args.num_train_epochs * _steps_per_epoch(rows))
+    steps, size = _num_steps(args, rows), rows.config.global_batch_size
     if steps * size > len(rows):
         raise ValueError(
             f"{steps} steps of {size} rows need {steps * size} rows, {rows.config.reading.path} "

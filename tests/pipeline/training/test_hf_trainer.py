@@ -242,6 +242,21 @@ def test_a_model_belongs_to_none_of_its_trainers(world: Path, tmp_path: Path) ->
     assert not torch.equal(student(ids).logits, untrained)
 
 
+def test_a_finished_run_makes_no_further_step(world: Path, tmp_path: Path) -> None:
+    """It made one, and saved it."""
+    settings = {"max_steps": 2}
+    trainer_of(world, tmp_path, settings=settings).train()
+    again = trainer_of(world, tmp_path, settings=settings)
+    with pytest.raises(ValueError, match=r"checkpoint-2 is of step 2, the last one: load its"):
+        again.train(resume_from_checkpoint=True)
+    saved = tmp_path / "checkpoint-2/vocag_rows.json"
+    known = json.loads(saved.read_text("utf-8"))
+    for other in (known | {"newer": 1}, {}, []):
+        saved.write_text(json.dumps(other), "utf-8")
+        with pytest.raises(ValueError, match=r"no whole vocag_rows\.json.* another version"):
+            again.train(resume_from_checkpoint=True)
+
+
 def test_a_first_run_has_no_checkpoint(world: Path, tmp_path: Path) -> None:
     settings = {"resume_from_checkpoint": True}
     with pytest.raises(ValueError, match=r"run holds no checkpoint: leave out resume_from_"):
@@ -324,6 +339,8 @@ def test_what_is_no_model_or_method_is_named(world: Path, tmp_path: Path) -> Non
             GuidedTrainer(student, arguments(tmp_path), data=data, method=Method("full"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"method 'full' is no Method: give Method\('full'\)"):
         trainer_of(world, tmp_path, settings={}, data=data, method="full")
+    with pytest.raises(ValueError, match=r"give Method\('alm'\)"):
+        GuidedStudent(load_language_model(str(world / "student")), "alm")  # type: ignore[arg-type]
 
 
 def test_only_held_out_sets_are_measured(world: Path, tmp_path: Path) -> None:
