@@ -106,7 +106,8 @@ class GuidedTrainer(Trainer):
         if not isinstance(model, nn.Module):
             raise ValueError(f"model {model!r} is no model: give load_language_model(…)")
         if args.eval_strategy != "no" and not heldout:
-            raise ValueError(f"eval_strategy={args.eval_strategy.value} measures heldout: give it")
+            strategy = cast(Any, args.eval_strategy).value
+            raise ValueError(f"eval_strategy={strategy} measures heldout: give it")
         one = heldout is None or isinstance(heldout, str | PathLike)
         resumed = _checkpoint(args, args.resume_from_checkpoint)
         opened = open_training(
@@ -417,7 +418,7 @@ def _require_settings(args: TrainingArguments) -> None:
         ),
         "optim": (
             "layerwise" in args.optim or "lomo" in args.optim,
-            f"{args.optim.value} makes its step in the backward pass, before the gradient could be "
+            f"{cast(Any, args.optim).value} makes its step in the backward pass, before the gradient could be "
             "divided by the step's tokens",
         ),
         "train_sampling_strategy": (

@@ -12,7 +12,7 @@ from pipeline.alignment import align_batch
 from pipeline.batches import AlignedBatch, SourceDocument
 from pipeline.command_line.folder_lock import hold_folder
 from pipeline.drawing import progress
-from pipeline.models.exported_tokenizer import ExportedTokenizer, convert_tokenizer
+from pipeline.models.exported_tokenizer import ExportedTokenizer, convert_tokenizer, save_model
 from pipeline.tokenization import Tokenizer
 from pipeline.transfer import transferring
 from pipeline.transfer.acceptance_command import main as measure
@@ -97,7 +97,6 @@ def test_what_comes_to_the_output_meanwhile_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, output = write_model(tmp_path / "old", byte_level(400)), tmp_path / "new"
-    save_model = transferring.save_model
 
     def save_beside_another(*arguments: Any) -> None:
         save_model(*arguments)
