@@ -418,8 +418,8 @@ def _require_settings(args: TrainingArguments) -> None:
         ),
         "optim": (
             "layerwise" in args.optim or "lomo" in args.optim,
-            f"{cast(Any, args.optim).value} makes its step in the backward pass, before the gradient could be "
-            "divided by the step's tokens",
+            f"{cast(Any, args.optim).value} makes its step in the backward pass, before the "
+            "gradient could be divided by the step's tokens",
         ),
         "train_sampling_strategy": (
             args.train_sampling_strategy not in ("random", "sequential"),
