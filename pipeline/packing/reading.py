@@ -49,6 +49,9 @@ class Reading:
     student_eos: TokenName | None = None
     teacher_context: TokenName | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+
     def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
         """Return the content of a mixture's file, or a mixture of one unnamed dataset.
 

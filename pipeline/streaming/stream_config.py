@@ -2,12 +2,18 @@
 
 import os
 from dataclasses import KW_ONLY, dataclass, field
+from operator import index
 from os import PathLike, fspath
 from pathlib import Path
 
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teaching import NOBODY, Teaching
 from pipeline.streaming.damage import OnDamage
+
+_NUMBERS = (
+    *("seq_length", "teacher_seq_length", "seed", "global_batch_size", "num_epochs"),
+    *("shuffle_shards", "cache_bytes", "window_rows"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class StreamConfig:
         return self.data if isinstance(self.data, Reading) else Reading(fspath(self.data))
 
     def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _whole(name, value))
         for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -70,6 +79,13 @@ class StreamConfig:
                 "with_distributions reads what is stored with losses: give teaching some "
                 "stored_losses"
             )
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]  # numpy's, too, which JSON doesn't know
+    except TypeError:
+        raise ValueError(f"{name} {value!r} is no whole number") from None
 
 
 def _home() -> Path:

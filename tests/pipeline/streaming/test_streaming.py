@@ -115,6 +115,17 @@ def test_rows_equal_the_reference_for_every_stored_width(tmp_path, largest_id):
     require_reference_rows(rows, documents)
 
 
+def test_numbers_of_numpy_are_numbers_and_fractions_are_refused(tmp_path):
+    """Plans are JSON, which knows none of numpy's; 1.5 epochs were an IndexError."""
+    build_dataset(tmp_path / "data")
+    given = StreamConfig(Reading(tmp_path / "data"), seq_length=np.int64(48))
+    plain = StreamConfig(tmp_path / "data", seq_length=48)
+    assert len(AlignedRows(given)) == len(AlignedRows(plain))
+    for name in ("num_epochs", "seq_length", "seed"):
+        with pytest.raises(ValueError, match=rf"{name} 1\.5 is no whole number"):
+            StreamConfig(tmp_path / "data", **{name: 1.5})
+
+
 @pytest.mark.parametrize("make_student", [lambda: None, word_pieces], ids=["tiling", "with gaps"])
 def test_rows_of_a_dataset_that_the_library_aligned_equal_the_reference(tmp_path, make_student):
     build_dataset(tmp_path / "data", student=make_student())
