@@ -65,6 +65,10 @@ def load_batches(
             f"num_samples {num_samples} is more than the {len(rows)} rows of the run: raise "
             "num_epochs or, of a mixture, max_epochs in its file"
         )
+    if consumed_samples > num_samples:
+        raise ValueError(
+            f"consumed_samples {consumed_samples} is more than the {num_samples} rows of the run"
+        )
     batches = ReplicaBatches(
         num_samples=num_samples,
         consumed_samples=consumed_samples,

@@ -274,6 +274,9 @@ def test_samples_past_the_end_are_refused(dataset):
         rows[-1]
     with pytest.raises(ValueError, match=rf"num_samples {len(rows) + 12} is more than the"):
         load_batches(rows, micro_batch_size=1, num_samples=len(rows) + 12)
+    assert len(load_batches(rows, micro_batch_size=1, consumed_samples=len(rows))) == 0
+    with pytest.raises(ValueError, match=rf"consumed_samples {len(rows) + 1} is more than the"):
+        load_batches(rows, micro_batch_size=1, consumed_samples=len(rows) + 1)
 
 
 def test_numbers_that_are_too_large_or_none_are_taken_as_said(dataset):
