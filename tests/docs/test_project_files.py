@@ -41,7 +41,7 @@ def test_workflows_run_commands_that_exist(workflow: str, expected: set[str]) ->
 
 
 def test_checks_run_in_parallel_jobs() -> None:
-    wanted = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    wanted = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     job = load("workflows/ci.yml")["jobs"]["checks"]
     assert len(wanted) == 5
     assert set(wanted) <= set(" ".join(commands_of(job)).split())
