@@ -30,7 +30,7 @@ def kind_of(method: Method) -> MethodKind:
         ImportError: a user's module can't import what it needs.
     """
     if not isinstance(method, Method):
-        raise ValueError(f"method {method!r} is no Method: give Method({method!r})")
+        raise ValueError(f"method {method!r} isn't a Method: give Method({method!r})")
     if "." not in method.name:
         require_known("method=", [method.name], METHODS, or_else="or name your own package.module")
     kind = METHODS.get(method.name) or _foreign(method.name)

@@ -85,7 +85,7 @@ def _whole(name: str, value: object) -> int:
     try:
         return index(value)  # type: ignore[arg-type]  # numpy's, too, which JSON doesn't know
     except TypeError:
-        raise ValueError(f"{name} {value!r} is no whole number") from None
+        raise ValueError(f"{name} {value!r} isn't a whole number") from None
 
 
 def _home() -> Path:

@@ -104,7 +104,7 @@ class GuidedTrainer(Trainer):
             if options.get(name) is not None:
                 raise ValueError(f"{name} {why}")
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model {model!r} is no model: give load_language_model(…)")
+            raise ValueError(f"model {model!r} isn't a model: give load_language_model(…)")
         if args.eval_strategy != "no" and not heldout:
             strategy = cast(Any, args.eval_strategy).value
             raise ValueError(f"eval_strategy={strategy} measures heldout: give it")

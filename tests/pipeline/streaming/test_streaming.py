@@ -122,7 +122,7 @@ def test_numbers_of_numpy_are_numbers_and_fractions_are_refused(tmp_path):
     plain = StreamConfig(tmp_path / "data", seq_length=48)
     assert len(AlignedRows(given)) == len(AlignedRows(plain))
     for name in ("num_epochs", "seq_length", "seed"):
-        with pytest.raises(ValueError, match=rf"{name} 1\.5 is no whole number"):
+        with pytest.raises(ValueError, match=rf"{name} 1\.5 isn't a whole number"):
             StreamConfig(tmp_path / "data", **{name: 1.5})
 
 

@@ -335,9 +335,9 @@ def test_a_path_is_data_and_what_lacks_is_named(world: Path, tmp_path: Path) -> 
 def test_what_is_no_model_or_method_is_named(world: Path, tmp_path: Path) -> None:
     data = str(world / "data")
     for student in (str(world / "student"), None):
-        with pytest.raises(ValueError, match=r"is no model: give load_language_model"):
+        with pytest.raises(ValueError, match=r"isn't a model: give load_language_model"):
             GuidedTrainer(student, arguments(tmp_path), data=data, method=Method("full"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"method 'full' is no Method: give Method\('full'\)"):
+    with pytest.raises(ValueError, match=r"method 'full' isn't a Method: give Method\('full'\)"):
         trainer_of(world, tmp_path, settings={}, data=data, method="full")
     with pytest.raises(ValueError, match=r"give Method\('alm'\)"):
         GuidedStudent(load_language_model(str(world / "student")), "alm")  # type: ignore[arg-type]
