@@ -255,11 +255,8 @@ class _Turns:
 
     def _end(self, number: int, last: int) -> tuple[int, int]:
         rendered, usual = self._rendered, self._habits.end
-        is_last, calls = (
-            number == len(self._chat.messages) - 1,
-            self._chat.messages[number].get(CALLS),
-        )
-        until = self._next_mark[number]
+        is_last = number == len(self._chat.messages) - 1
+        calls, until = self._chat.messages[number].get(CALLS), self._next_mark[number]
         if calls:
             whole = until if is_last else last + self._length_of_calls(number, last, until)
             length = self._closing(rendered[last:whole])

@@ -13,6 +13,7 @@ from lm_eval.models.huggingface import HFLM
 
 from pipeline.command_line.failures import hinted
 from pipeline.evaluation.settings import StudentEngine
+from pipeline.models.devices import find_device, lacks_memory
 from pipeline.models.fit import short_length
 from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
 from pipeline.models.weights import generate_plainly, load_weights, refuse_nonsense
@@ -164,16 +165,12 @@ class _Loaded(HFLM):  # type: ignore[misc]
 
 def with_device(engine: StudentEngine) -> StudentEngine:
     """Return the engine with its device: by default the GPU, if any."""
-    from pipeline.models.devices import find_device  # loads torch
-
     return replace(engine, device=str(find_device(engine.device)))
 
 
 @contextmanager
 def naming_too_little_memory(engine: StudentEngine) -> Iterator[None]:
     """Turn torch's error of too little memory into a ValueError, with what to lower."""
-    from pipeline.models.devices import lacks_memory
-
     try:
         yield
     except RuntimeError as error:
