@@ -123,8 +123,8 @@ def require_own_losses(model: PreTrainedModel) -> None:
         raise UnknownLogitsError(
             f"{type(model).__name__} ({model.config.model_type}) reads texts in both directions, "
             f"as models of embeddings do: what comes after {len(alone)} tokens changes their "
-            f"losses by {change:.2g} nats each, so a token would be predicted by itself: name a "
-            "model that reads from left to right"
+            f"losses by {change:.2g} nats each, so a student would see the tokens that it is to "
+            "predict: name a model that reads from left to right"
         )
 
 

@@ -67,7 +67,7 @@ class GuidedStudent(nn.Module):
         self.group = group
         self.vocab_size = vocab_size
         self.vocabulary_map = vocabulary_map
-        uses_cells = kind_of(self.method).uses_cells(self.method)
+        uses_cells = kind_of(self.method).uses_cells(self.method)  # first: refuses other types
         self.asked = self.method.entries_of(ONLINE_TOP_K, None) if asked is None else asked
         self.cells = _cells_of(vocabulary_map) if uses_cells else None
         language_model(model)

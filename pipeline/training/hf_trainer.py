@@ -100,11 +100,7 @@ class GuidedTrainer(Trainer):
                 fit.
         """
         _require_settings(args)
-        for name, why in _REFUSED.items():
-            if options.get(name) is not None:
-                raise ValueError(f"{name} {why}")
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model {model!r} isn't a model: give load_language_model(…)")
+        _require_parts(model, options)
         if args.eval_strategy != "no" and not heldout:
             strategy = cast(Any, args.eval_strategy).value
             raise ValueError(f"eval_strategy={strategy} measures heldout: give it")
@@ -397,6 +393,14 @@ def _require_steps(args: TrainingArguments, rows: AlignedRows) -> None:
             f"{steps} steps of {size} rows need {steps * size} rows, {rows.config.reading.path} "
             f"gives {len(rows)}: raise max_epochs in it, or lower max_steps or num_train_epochs"
         )
+
+
+def _require_parts(model: object, options: Mapping[str, Any]) -> None:
+    for name, why in _REFUSED.items():
+        if options.get(name) is not None:
+            raise ValueError(f"{name} {why}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {model!r} isn't a model: give load_language_model(…)")
 
 
 def _require_settings(args: TrainingArguments) -> None:

@@ -147,7 +147,7 @@ def test_a_broken_file_is_named(case: str, tmp_path: Path) -> None:
 
 
 def test_plain_numbers_need_no_method_that_transformers_knows(tmp_path: Path) -> None:
-    """And buffers of whole numbers, as old files hold, are no weights."""
+    """And buffers of whole numbers, as old files hold, aren't weights."""
     folder = write_model(tmp_path, byte_level(400))
     configured(quantization_config={"quant_method": "own"})(folder)
     weights = load_file(folder / WEIGHTS) | {"position_ids": torch.arange(4)}
