@@ -14,7 +14,7 @@ import vocag
 
 PARTS = ("schemas", "vocag", "pipeline", "beam_jobs", "megatron_plugin")
 # What each wing may import besides itself, `schemas` and `pipeline.command_line`; the longest name
-# that fits a module says which wing it belongs to. docs/architecture.md tells the same in words.
+# that fits a module says which wing it belongs to. docs/architecture.md says what each is.
 ALLOWED = {
     "schemas": "",
     "vocag": "",
