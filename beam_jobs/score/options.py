@@ -83,8 +83,7 @@ class ScoreOptions:
         seq_length: student tokens per training row.
         teacher_seq_length: teacher tokens per training row (default: the dataset's ratio plus
             12.5 %, as in training).
-        learned_only: of chats, store only what was said of the tokens that are learned (default:
-            of chats, yes).
+        learned_only: store scores of a conversation's learned tokens alone (default: yes).
         top: what is stored besides losses.
         allow_untrained_teacher: accept a teacher that predicts a plain text no better than chance.
         reuse: dataset to copy stored losses from, for documents with the same teacher tokens and
