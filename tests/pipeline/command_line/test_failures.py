@@ -410,11 +410,18 @@ def test_no_error_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     assert hint == r"hint: ls \x1b]0;pwned\x07 hint: rm -r /"
 
 
-@pytest.mark.slow
 def test_a_full_standard_output_is_said_once() -> None:
+    script = (
+        "import types\n"
+        "from pipeline.command_line import commands\n"
+        "from pipeline.drawing.printing import prints\n"
+        "main = prints('vocag doctor')(lambda _: ['a', 'b'])\n"
+        "commands.import_module = lambda _: types.SimpleNamespace(main=main)\n"
+        "commands.main(['doctor'])\n"
+    )
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "vocag", "doctor", "--json"],
+            [sys.executable, "-c", script],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
