@@ -13,7 +13,7 @@ from beam_jobs.align.bucket_blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import InputFile
-from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata, start_of
+from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
 from beam_jobs.align.inputs.sampling import (
     HEAD_LETTERS,
     SampledPart,
@@ -39,6 +39,7 @@ from pipeline.drawing.formatting import (
     format_short,
 )
 from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.pieces import start_of
 from schemas.index import encode_index
 
 SHOWN_LETTERS = 5

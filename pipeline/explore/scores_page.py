@@ -20,6 +20,7 @@ from pipeline.drawing.charts import NOT_DRAWN, bar_chart, can_draw, draw_svg
 from pipeline.drawing.formatting import format_count, format_plural
 from pipeline.drawing.web_page import Child, render_page, tag
 from pipeline.explore.scores import ScoreTable, bin_edges, count_bins, describe_thresholds, place_of
+from pipeline.tokenization.pieces import character_start
 from schemas.document import AlignedDocument, decode_document
 
 SPOT_TOKENS, SPOT_FACTOR = 32, 2.0
@@ -166,9 +167,10 @@ def _card(
 def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
     """Return a text's start with spots marked; no character is cut."""
     children: list[Child] = []
-    end, stop = 0, _whole(text, min(len(text), SHOWN_BYTES))
+    end, stop = 0, character_start(text, SHOWN_BYTES)
     for spot in spots:
-        first, last = max(end, _whole(text, spot.start)), min(stop, _whole(text, spot.stop))
+        first = max(end, character_start(text, spot.start))
+        last = min(stop, character_start(text, spot.stop))
         if first >= last:
             continue
         told = f"{spot.bits_per_byte:.3g} bits per byte"
@@ -176,9 +178,3 @@ def _marked(text: bytes, spots: Sequence[Spot]) -> list[Child]:
         children += [text[end:first].decode(errors="replace"), marked]
         end = last
     return [*children, text[end:stop].decode(errors="replace")]
-
-
-def _whole(text: bytes, place: int) -> int:
-    while 0 < place < len(text) and text[place] & 0xC0 == 0x80:  # a byte that continues one
-        place -= 1
-    return place

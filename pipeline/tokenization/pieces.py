@@ -67,8 +67,26 @@ def group_texts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield texts[first:]
 
 
+def start_of(text: bytes, most: int) -> bytes:
+    """Cut a UTF-8 text to at most `most` bytes, between characters.
+
+    Example:
+        >>> start_of("né".encode(), 2)
+        b'n'
+    """
+    return text[: character_start(text, most)]
+
+
+def character_start(text: bytes, place: int) -> int:
+    """Return the last character start at or before a place."""
+    place = min(place, len(text))
+    while 0 < place < len(text) and text[place] & 0xC0 == 0x80:
+        place -= 1
+    return place
+
+
 def _tokenize_piece(text: bytes, start: int, size: int, tokenize: Tokenize) -> TokenBatch:
-    batch = tokenize([text[start : _character_start(text, start + size)]])
+    batch = tokenize([text[start : character_start(text, start + size)]])
     batch.byte_offsets[:] += start
     return batch
 
@@ -78,16 +96,7 @@ def _next_start(text: bytes, end: int) -> int:
     found = text.find(b"\n", first, end - OVERLAP_BYTES // 2)
     if found < 0:
         found = text.find(b" ", first, end - OVERLAP_BYTES // 2)
-    return found if found >= 0 else _character_start(text, first)
-
-
-def _character_start(text: bytes, place: int) -> int:
-    """Return the last character start at or before a place."""
-    if place >= len(text):
-        return len(text)
-    while text[place] & 0xC0 == 0x80:
-        place -= 1
-    return place
+    return found if found >= 0 else character_start(text, first)
 
 
 def _find_joint(before: TokenBatch, after: TokenBatch, start: int) -> tuple[int, int] | None:

@@ -70,13 +70,13 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
     from pipeline.models.teacher_files import find_folder
     from pipeline.models.weights import load_weights
     from pipeline.tokenization import load_tokenizer
+    from pipeline.tokenization.pieces import start_of
     from pipeline.transfer.acceptance import (
         Acceptance,
         TokenizedModel,
         judge_servers,
         measure_acceptance,
     )
-    from pipeline.transfer.transferring import cut_text
 
     def load(source: str) -> TokenizedModel:
         folder = find_folder(source, role="model")
@@ -84,7 +84,7 @@ def _measure(options: AcceptanceOptions) -> Iterator[str]:
 
     texts = read_texts(options.text, text_field=options.text_field)
     prompts = [
-        cut_text(document.text, options.prompt_bytes)
+        start_of(document.text, options.prompt_bytes)
         for document in islice((one for one in texts if one.text), options.prompts)
     ]
     if not prompts:

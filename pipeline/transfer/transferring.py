@@ -22,6 +22,7 @@ from pipeline.models.weights import (
     require_reloadable,
 )
 from pipeline.tokenization import Tokenizer, load_tokenizer
+from pipeline.tokenization.pieces import start_of
 from pipeline.training.disk import replacing
 from pipeline.transfer.measure import bits_per_byte, context_of
 from pipeline.transfer.options import TransferOptions
@@ -55,7 +56,8 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     old, new = load_tokenizer(str(folder)), load_tokenizer(options.tokenizer)
     for each in (old, new):
         context_of(each)  # or it can't be measured
-    held_out = [cut_text(text.text) for text in documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]]
+    some = documents[::_HELD_OUT_EVERY][:_MAX_HELD_OUT]
+    held_out = [start_of(document.text, _MAX_HELD_OUT_BYTES) for document in some]
     others = [text for place, text in enumerate(documents) if place % _HELD_OUT_EVERY]
     seen = others or documents  # one text is all there is
     model: Any = load_weights(folder, dtype="auto")
@@ -113,11 +115,6 @@ def _describe(output: str, size: int, num_rows: int, origins: Origins) -> Iterat
         yield f"  {rule:<10} {format_count(count):>9}  {100 * count / sum(counts.values()):5.1f} %"
 
 
-def cut_text(text: bytes, num_bytes: int = _MAX_HELD_OUT_BYTES) -> bytes:
-    """Cut a UTF-8 text to whole characters of at most `num_bytes`."""
-    return text[:num_bytes].decode(errors="ignore").encode()
-
-
 def _count_rows(options: TransferOptions, new: Tokenizer) -> int:
     if options.rows_of is None:
         return -(-new.vocab_size // options.multiple) * options.multiple
@@ -171,7 +168,7 @@ def _align(
 def _known(new: Tokenizer, documents: Sequence[SourceDocument]) -> Iterator[KnownText]:
     # transformers takes 160 times a text's memory.
     some = documents[:_MAX_PROVEN]
-    texts = [cut_text(document.text, _MAX_PROVEN_BYTES) for document in some]
+    texts = [start_of(document.text, _MAX_PROVEN_BYTES) for document in some]
     batch = new.tokenize_batch(texts)
     for place, (document, text) in enumerate(zip(some, texts, strict=True)):
         if place not in batch.failures:

@@ -9,6 +9,7 @@ from beam_jobs.align.inputs.metadata import settle_columns
 from beam_jobs.align.inputs.sampling import SampledPart
 from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.job_errors import InputError
+from pipeline.tokenization.pieces import start_of
 
 PROBED_BYTES = 1 << 20
 """About as much text is used to compare a tokenizer's paths."""
@@ -87,13 +88,3 @@ def probe_texts(sample: Sequence[SampledPart]) -> list[bytes]:
     documents = [document for sampled in sample for document in sampled.documents]
     texts = [start_of(document.text, LONGEST_PROBE) for document in documents]
     return texts[:: 1 + sum(map(len, texts)) // PROBED_BYTES]
-
-
-def start_of(text: bytes, most: int) -> bytes:
-    """Cut a text to at most `most` bytes, between characters.
-
-    Example:
-        >>> start_of("né".encode(), 2)
-        b'n'
-    """
-    return text if len(text) <= most else text[:most].decode(errors="ignore").encode()

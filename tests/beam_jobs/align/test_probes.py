@@ -7,7 +7,7 @@ import pytest
 
 from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.input_files import find_inputs
-from beam_jobs.align.inputs.probes import probe_texts, require_fields, start_of
+from beam_jobs.align.inputs.probes import probe_texts, require_fields
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, SampledPart, SampleSize, sample_input
 from beam_jobs.job_errors import InputError
 
@@ -34,7 +34,6 @@ def test_the_first_documents_of_each_part_are_read(folder: Path) -> None:
     assert probe_texts(look_at(folder)) == [b"one", b"two", b"three"]
     for size in (SampleSize(2, 2, 100), SampleSize(2, 9, 2)):
         assert probe_texts(look_at(folder, size=size)) == [b"one", b"three"]
-    assert start_of("né".encode(), 2) == b"n"
 
 
 def test_an_id_field_that_no_document_has_is_an_error(folder: Path) -> None:
