@@ -44,6 +44,11 @@ def naming(path: str) -> "Iterator[None]":
         raise
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().partition("\n")[0].rstrip()
+
+
 def report(who: str, error: BaseException, message: str = "") -> None:
     """Print an error, or a message instead, its notes and its hint, one line each, on stderr."""
     if with_traceback:

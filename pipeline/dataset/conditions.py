@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import first_line, hinted
 from pipeline.command_line.installed import install
 
 _TABLE, _VALUE = "documents", "value"
@@ -74,7 +74,7 @@ class ConditionQuery:
             kind = str(documents.project(expression).types[0])
             documents.filter(expression).fetchall()
         except self._duckdb.Error as error:
-            raise _refusal(where, _first_line(error)) from error
+            raise _refusal(where, first_line(error)) from error
         if kind != "BOOLEAN":
             raise _refusal(where, f"it is a value of type {kind}, not a condition")
         return columns
@@ -90,7 +90,7 @@ class ConditionQuery:
             self._duckdb.SQLExpression(where)  # refuses several expressions
             parts = list(self._parse(where))
         except self._duckdb.Error as error:
-            raise _refusal(where, _first_line(error)) from error
+            raise _refusal(where, first_line(error)) from error
         return sorted(
             (part["query_location"] - len(_BEFORE), *part["column_names"])
             for part in parts
@@ -107,7 +107,7 @@ class ConditionQuery:
             values = found.fetchnumpy()[_VALUE]  # masked if any is null
         except self._duckdb.Error as error:
             raise _refusal(
-                where, f"{_first_line(error)}; try_cast makes null of what it can't convert"
+                where, f"{first_line(error)}; try_cast makes null of what it can't convert"
             ) from error
         if not isinstance(values, np.ma.MaskedArray):
             return values.astype(np.bool_), np.zeros(len(values), np.bool_)
@@ -215,7 +215,3 @@ def _require_plain(part: dict[str, Any], where: str, paths: Set[tuple[str, str]]
             f'where {where}: column "{name}" not found; put a name with dots in double quotes, and '
             "write f(x) for x.f()"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

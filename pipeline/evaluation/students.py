@@ -11,7 +11,7 @@ from typing import Any
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import first_line, hinted
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.devices import find_device, lacks_memory
 from pipeline.models.fit import short_length
@@ -176,10 +176,9 @@ def naming_too_little_memory(engine: StudentEngine) -> Iterator[None]:
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
-        needs = str(error).partition("\n")[0].strip()
         refusal = ValueError(
-            f"the memory of {engine.device} is too small for this student ({needs}): ask fewer "
-            "questions at a time, end other programs there, or choose another device"
+            f"the memory of {engine.device} is too small for this student ({first_line(error)}): "
+            "ask fewer questions at a time, end other programs there, or choose another device"
         )
         if engine.batch_size > 1:
             hinted(refusal, f"batch_size={engine.batch_size // 2}")

@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import first_line, hinted
 
 _LACKS_MEMORY = "allocate memory", "out of memory", "_ALLOC_FAILED"
 
@@ -22,8 +22,7 @@ def find_device(name: str = "") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise hinted(ValueError(f"device={name}: {reason}"), "device=cpu") from error
+        raise hinted(ValueError(f"device={name}: {first_line(error)}"), "device=cpu") from error
     # Counted without a CUDA context, which forked processes couldn't use.
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         refusal = ValueError(

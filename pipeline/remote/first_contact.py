@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
+from pipeline.command_line.failures import first_line
 from pipeline.command_line.installed import install
 
 FIRST_ANSWER_SECONDS = 8.0
@@ -64,7 +65,7 @@ def require_answer(url: str, *, look_at: Callable[[str], object] | None = None) 
     except NoAnswerError:
         raise
     except Exception as error:  # clients raise types of their own
-        reason = str(error).strip().split("\n")[0] or "no reason given"
+        reason = first_line(error) or "no reason given"
         if isinstance(error, LookupError):  # raised amid an answer that has other fields
             reason += ", which its client looked for in vain"
         if isinstance(error, ImportError) and scheme in _EXTRAS:

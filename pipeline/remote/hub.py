@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join, quote
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import first_line, hinted
 from pipeline.remote.first_contact import NoAnswerError, answer_of
 
 _REPOSITORY = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*(@\S+)?")
@@ -79,7 +79,7 @@ def why_silent(source: str) -> str | None:
     except NoAnswerError as error:
         return str(error)
     except Exception as error:  # no network, no such host, no proxy, offline by choice
-        return f"{name} can't be reached ({type(error).__name__}: {_first_line(error)})"
+        return f"{name} can't be reached ({type(error).__name__}: {first_line(error)})"
     return None
 
 
@@ -94,7 +94,7 @@ def _from_hub_or_cache(
         if silence is None:
             told = (
                 f"the Hugging Face hub gave no {what} ({type(error).__name__}: "
-                f"{_first_line(error)}); check the name, or HF_TOKEN for a gated repository"
+                f"{first_line(error)}); check the name, or HF_TOKEN for a gated repository"
             )
         remedy = _remedy(source, None if silence else error, patterns)
         raise hinted(HubError(told), remedy) from error
@@ -132,7 +132,3 @@ def _remedy(source: str, error: Exception | None, patterns: Sequence[str]) -> st
 def _split(source: str) -> tuple[str, str | None]:
     repository, _, revision = source.partition("@")
     return repository, revision or None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import first_line, hinted
 from pipeline.models.devices import lacks_memory
 from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, StreamState
@@ -137,7 +137,7 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of as many types as torch's readers have
-        told = str(error).partition("\n")[0]
+        told = first_line(error)
         if lacks_memory(error):
             raise ValueError(
                 f"memory ran out while {path} was read ({told}): end other programs, raise ulimit "

@@ -11,7 +11,7 @@ from shlex import quote
 from statistics import median
 from typing import Any
 
-from pipeline.command_line.failures import naming
+from pipeline.command_line.failures import first_line, naming
 from pipeline.command_line.installed import installed_version
 from pipeline.command_line.option_parsing import written_options
 from pipeline.drawing.formatting import format_duration
@@ -148,6 +148,5 @@ def _start_tracker(config: TrainConfig, step: int) -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(f"tracker={name} needs a package: pip install {name}") from error
     except Exception as error:  # of each tracker's own types, such as wandb's for a missing key
-        told = str(error).partition("\n")[0]
-        raise ValueError(f"tracker={name} doesn't start: {told}") from error
+        raise ValueError(f"tracker={name} doesn't start: {first_line(error)}") from error
     return tracker

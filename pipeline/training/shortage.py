@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import quote
 
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import first_line, hinted
 from pipeline.models.devices import lacks_memory
 from pipeline.training.config import TrainConfig
 
@@ -15,7 +15,7 @@ def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None
     try:
         yield
     except RuntimeError as error:
-        needs = str(error).partition("\n")[0].strip()
+        needs = first_line(error)
         if "DataLoader worker" in needs:  # raised wherever the trainer is
             refusal = ValueError(f"a process that reads ahead has ended ({needs}), as the system "
                                  "ends those that lack memory, or room in /dev/shm")  # fmt: skip
