@@ -387,11 +387,12 @@ class Parser(argparse.ArgumentParser):
         known: Collection[str] = self._option_string_actions
         unknown = [name for name in names if re.match(r"--\w", name) and name not in known]
         meant: Collection[str] = ()
-        lines = "".join(f"  {line}\n" for line in self._lines_of_missing(message))
+        lines = ""
         if message.startswith("unrecognized arguments"):
             meant = known
         elif message.startswith("the following arguments are required"):
             missing = re.findall(r"--[\w-]+", message)  # one of them may be given, misspelt
+            lines = "".join(map(self._lines_of_missing, missing))
             meant = known if self.knows_all else missing
             unknown = [n for n in unknown if self.knows_all or get_close_matches(n, missing)]
             message += f"; unrecognized arguments: {' '.join(unknown)}" if unknown else ""
@@ -401,16 +402,12 @@ class Parser(argparse.ArgumentParser):
         hint = " ".join(dict.fromkeys(close)) or f"{self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\n{lines}hint: {hint}\n")
 
-    def _lines_of_missing(self, message: str) -> list[str]:
-        """Return what required options mean, or lines to choose by."""
-        if not message.startswith("the following arguments are required"):
-            return []
-        lines: list[str] = []
-        for name in re.findall(r"--[\w-]+", message):
-            option = self._option_string_actions[name]
-            told = f"{name} {option.metavar or ''}".rstrip() + f": {option.help}".replace("%%", "%")
-            lines += (getattr(option, "missing", "") or told).splitlines()
-        return lines
+    def _lines_of_missing(self, name: str) -> str:
+        """Return what a required option means, or lines to choose by."""
+        option = self._option_string_actions[name]
+        told = f"{name} {option.metavar or ''}".rstrip() + f": {option.help}".replace("%%", "%")
+        lines = (getattr(option, "missing", "") or told).splitlines()
+        return "".join(f"  {line}\n" for line in lines)
 
 
 class _Once(argparse.Action):
