@@ -51,7 +51,7 @@ def hold_lock(path: str, folder: str) -> AbstractContextManager[None]:
 @contextmanager
 def hold_remote(path: str, folder: str) -> Iterator[None]:
     """`hold_lock` in an object store."""
-    owner = _describe_owner()
+    owner = {**describe_owner(), "seen": _see(os.getpid())}
     _require_free(path, folder)
     _write(path, owner)
     time.sleep(_SETTLE_SECONDS)  # long enough for another job that saw no lock to write its own
@@ -106,11 +106,6 @@ def _renew(path: str, owner: dict[str, Any], ended: threading.Event) -> None:
             _write(path, owner)
         except Exception as error:  # each store's client has types of its own
             logger.warning("%s could not be renewed; trying again: %s", path, error)
-
-
-def _describe_owner() -> dict[str, Any]:
-    owner = describe_owner()
-    return {**owner, "seen": _see(owner["process"])}
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
