@@ -185,6 +185,13 @@ def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:
     return step // rows
 
 
+def ranks_of_student(args: Namespace) -> int:
+    """Return the ranks that share one copy of the student."""
+    kinds = ("tensor_model", "pipeline_model", "context")
+    ranks: int = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
+    return ranks
+
+
 def require_service(args: Namespace, teacher: TeacherOptions) -> None:
     """Raise ValueError unless the teacher serves all replicas evenly, in whole micro-batches."""
     if not teacher.world_size and args.virtual_pipeline_model_parallel_size is not None:
@@ -212,9 +219,7 @@ def require_split(
 ) -> None:
     """Raise ArgumentError, with alternatives, unless the two worlds can share a step's rows."""
     teacher, rows, micro = options.teacher, args.global_batch_size, args.micro_batch_size
-    kinds = ("tensor_model", "pipeline_model", "context")
-    of_student: int = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
-    student_ranks = num_ranks - teacher.world_size
+    of_student, student_ranks = ranks_of_student(args), num_ranks - teacher.world_size
     if not rows or not micro or student_ranks % of_student:
         return  # Megatron reports it
     batch = Batch(rows, micro, teacher.micro_batch_size, of_student, teacher.ranks_of_replica)

@@ -5,13 +5,13 @@ import os
 import signal
 from argparse import Namespace
 from datetime import timedelta
-from math import prod
 
 import torch
 from torch import distributed as dist
 
 from megatron_plugin.arguments import TeacherOptions, VocagOptions
 from megatron_plugin.bridge import IDLE_TIMEOUT, Pairing, TeacherBridge, TeacherRows
+from megatron_plugin.checks import ranks_of_student
 from megatron_plugin.teacher.model import Teacher, num_expert_ranks
 from megatron_plugin.teacher.setup import load_teacher
 from megatron_plugin.upstream import model_parallel_cuda_manual_seed, parallel_state
@@ -34,7 +34,8 @@ def serve(options: VocagOptions, world: World, opened: OpenedRun, args: Namespac
     group, bridge = _waiting_group(), None
     leader = dist.get_process_group_ranks(group)[-1]  # has the losses
     if world.rank == leader:
-        pairing = Pairing(_student_replicas(args, world), options.teacher.num_replicas)
+        students = (world.job_size - world.size) // ranks_of_student(args)
+        pairing = Pairing(students, options.teacher.num_replicas)
         replica = parallel_state.get_data_parallel_rank() // num_expert_ranks()
         bridge = TeacherBridge(world.bridge_store, pairing, replica=replica)
     num_rows = _answer_requests(teacher, bridge, group, leader)
@@ -64,12 +65,6 @@ def _start_ranks(teacher: TeacherOptions, world: World, args: Namespace) -> None
         create_gloo_process_groups=False,  # unused, and each connects all ranks
     )
     model_parallel_cuda_manual_seed(1)  # required by Megatron's layers; nothing is random
-
-
-def _student_replicas(args: Namespace, world: World) -> int:
-    kinds = ("tensor_model", "pipeline_model", "context")
-    ranks: int = prod(getattr(args, f"{kind}_parallel_size") for kind in kinds)
-    return (world.job_size - world.size) // ranks
 
 
 def _waiting_group() -> dist.ProcessGroup:
