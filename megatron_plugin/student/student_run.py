@@ -1,6 +1,5 @@
 """The student's run: arguments for `megatron.training.pretrain`."""
 
-import errno
 import logging
 import os
 import shutil
@@ -35,15 +34,13 @@ from megatron_plugin.upstream import (
     pretrain_cfg_container_from_args,
 )
 from megatron_plugin.worlds import World
-from pipeline.command_line.failures import hinted
+from pipeline.command_line.failures import FULL_DISK, hinted
 from pipeline.models.fit import require_tokenizer
 from pipeline.models.teacher_files import find_teacher
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
 
 logger = logging.getLogger(__name__)
-
-_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class StudentRun:
@@ -222,7 +219,7 @@ def explain_full_disks(
     free = {folder: _free_bytes(Path(folder)) for folder in folders if folder}
     full = [folder for folder, num_bytes in free.items() if num_bytes < nearly_full_bytes]
     told = "".join(format_exception(error))  # with its causes
-    if full or any(cause in told for cause in _FULL_DISK):
+    if full or any(os.strerror(number) in told for number in FULL_DISK):
         listed = ", ".join(f"{folder} ({free[folder] >> 20} MiB free)" for folder in full or free)
         message = f"no space is left on the disk of {listed}: make room or name another folder"
         logger.error(message)
