@@ -85,6 +85,7 @@ class HuggingFaceReference:
     Attributes:
         control: ids by name of control tokens that no text spells; empty if honoured.
         added_strings: added tokens that texts may hold.
+        pieces: ids by token string, without added tokens.
         keeps_ascii: whether lengths alone place tokens in an ASCII text.
         restarting: ids of added tokens after which a space may be put, as before a text.
     """
@@ -107,8 +108,8 @@ class HuggingFaceReference:
         self.byte_names: Mapping[int, bytes] = byte_names(self.definition)
         self.spells = spells_text(self.definition)
         self._spells_spaces = spells_spaces(self.definition)
-        self._pieces = model_pieces(original)
-        ids = [*self._pieces.values(), *(token["id"] for token in added_tokens(original))]
+        self.pieces = model_pieces(original)
+        ids = [*self.pieces.values(), *(token["id"] for token in added_tokens(original))]
         self.vocab_size = 1 + max(ids, default=-1)
         self.named_tokens: Mapping[str, int] = {
             token["content"]: token["id"] for token in added_tokens(original)
@@ -117,14 +118,13 @@ class HuggingFaceReference:
         self.added_strings: Sequence[str] = [
             name for name, token_id in self.named_tokens.items() if token_id not in hidden
         ]
-        # Such a space amid a text, or one that makes up for a lost byte, would pass for one put
-        # before the text: lengths can't tell them apart.
-        several = bool(self.added_strings) or len([*pre_tokenizer_steps(self.definition)]) > 1
-        several |= min(self.lost_bytes, default=255) < 128
         puts_space = puts_space_first(self.definition)
-        self.keeps_ascii = keeps_ascii(self.definition) and not (several and puts_space)
         # If a text is split again, each piece of it may get a space.
         once = len([*pre_tokenizer_steps(self.definition)]) <= 1
+        # Such a space amid a text, or one that makes up for a lost byte, would pass for one put
+        # before the text: lengths can't tell them apart.
+        several = bool(self.added_strings) or not once or min(self.lost_bytes, default=255) < 128
+        self.keeps_ascii = keeps_ascii(self.definition) and not (several and puts_space)
         restarting = self.added_strings if puts_space and once else ()
         self.restarting = [self.named_tokens[name] for name in restarting]
         if not proven:
@@ -165,10 +165,6 @@ class HuggingFaceReference:
         """Normalise a text as tokens spell it, with spaces for `▁`."""
         text = self._normal_form(text)
         return text.replace(SPACE_PIECE, " ") if self._spells_spaces else text
-
-    def pieces(self) -> dict[str, int]:
-        """Return token strings and ids, without added tokens."""
-        return self._pieces
 
     def _normal_form(self, text: str) -> str:
         return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
@@ -286,12 +282,9 @@ class SentencePieceReference:
                 table.append(piece.replace(SPACE_PIECE, " ").encode())
         return table
 
-    def pieces(self) -> dict[str, int]:
-        """Return token strings and ids."""
-        return self._pieces
-
     @cached_property
-    def _pieces(self) -> dict[str, int]:
+    def pieces(self) -> dict[str, int]:
+        """Token strings and ids."""
         return {self.processor.id_to_piece(place): place for place in range(self.vocab_size)}
 
     @_failures_of("sentencepiece")

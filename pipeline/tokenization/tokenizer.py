@@ -167,7 +167,7 @@ class Tokenizer:
 
     def base_vocabulary(self) -> dict[str, bytes]:
         """Return the model's token strings and their bytes, without added tokens."""
-        pieces = self._reference.pieces()
+        pieces = self._reference.pieces
         return {piece: self.token_bytes(token_id) for piece, token_id in pieces.items()}
 
     def find_token(self, name: str) -> int:
@@ -186,7 +186,7 @@ class Tokenizer:
         if name.isascii() and name.isdigit() and int(name) < self.vocab_size:
             return int(name)
         named = self._reference.named_tokens
-        token_id = named.get(name, self._reference.pieces().get(name))
+        token_id = named.get(name, self._reference.pieces.get(name))
         if token_id is None:
             first = ", ".join(list(named)[:_NUM_CANDIDATES]) or "none"
             raise TokenizerError(
@@ -198,7 +198,7 @@ class Tokenizer:
 
     def token_name(self, token_id: int) -> str:
         """Return a token's string in the tokenizer's file, "" if it has none."""
-        every = (*self._reference.named_tokens.items(), *self._reference.pieces().items())
+        every = (*self._reference.named_tokens.items(), *self._reference.pieces.items())
         return next((name for name, found in every if found == token_id), "")
 
     def tokenize_batch(self, texts: Sequence[bytes]) -> TokenBatch:

@@ -247,7 +247,7 @@ def test_every_piece_gives_the_reference_s_ids(name: str) -> None:
     """A library may look a word up whole that merges wouldn't make."""
     tokenizer = load(name)
     assert tokenizer._fast is not None
-    pieces = [piece.replace("▁", " ") for piece in tokenizer._reference.pieces()]
+    pieces = [piece.replace("▁", " ") for piece in tokenizer._reference.pieces]
     spelled = (content.decode(errors="ignore") for content in tokenizer._vocabulary.entries)
     every = sorted({*pieces, *spelled} - {""})[:: 1 + len(pieces) // 40_000]
     for context in ("{}", "x{}y\n", "1{}{}"):
