@@ -3,11 +3,9 @@
 A token's offsets are its *origin*: the document's bytes that it covers, none for a template's text.
 """
 
-import re
 from collections.abc import Container, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -38,6 +36,7 @@ from pipeline.chats.kernels import (
 from pipeline.chats.messages import ChatError, decode_chat
 from pipeline.chats.rendering import LearnRule, RenderedChat, Rendering, render_chat
 from pipeline.tokenization import Tokenizer
+from pipeline.tokenization.definition import any_of
 
 _PART_BYTES = 1 << 18
 """Of chats that are tokenized at one time."""
@@ -152,14 +151,8 @@ class _Side:
 
 def count_controls(text: bytes, names: tuple[str, ...]) -> int:
     """Count the control tokens that a text spells."""
-    pattern = _controls_of(names)
+    pattern = any_of(names)
     return 0 if pattern is None else len(pattern.findall(text))
-
-
-@lru_cache(maxsize=4)
-def _controls_of(names: tuple[str, ...]) -> re.Pattern[bytes] | None:
-    longest_first = sorted({*names}, key=lambda name: (-len(name), name))
-    return re.compile(b"|".join(re.escape(n.encode()) for n in longest_first)) if names else None
 
 
 def _without(batch: TokenBatch, failures: dict[int, str]) -> TokenBatch:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from secrets import token_hex
 from typing import Any
 
@@ -231,6 +232,13 @@ def control_tokens(definition: Definition) -> dict[str, int]:
         for token in added_tokens(definition)
         if token["special"] or CONTROL_MARKUP.match(token["content"])
     }
+
+
+@lru_cache(maxsize=4)
+def any_of(names: tuple[str, ...]) -> re.Pattern[bytes] | None:
+    """Return a pattern of any of some strings, the longest first; None without any."""
+    texts = [name.encode() for name in sorted(filter(None, names), key=len, reverse=True)]
+    return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
 
 def _parts(definition: Definition) -> str:

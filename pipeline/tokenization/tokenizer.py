@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from hashlib import sha256
 from typing import Literal
 
@@ -29,6 +29,7 @@ from pipeline.batches import (
     without_failures,
 )
 from pipeline.tokenization.backends import FastEncoder, LibraryError, load_reference
+from pipeline.tokenization.definition import any_of
 from pipeline.tokenization.hard_texts import probes_of, require_usable
 from pipeline.tokenization.pieces import LONG_TEXT_BYTES, group_texts, tokenize_in_pieces
 from pipeline.tokenization.pretokenizer_splits import why_unlike
@@ -148,11 +149,10 @@ class Tokenizer:
         """Ids of added and control tokens by name."""
         return self._reference.named_tokens
 
-    @cached_property
+    @property
     def control_strings(self) -> re.Pattern[bytes] | None:
         """A pattern of control tokens' strings that are read as plain text, None without any."""
-        names = sorted(filter(None, self._reference.control), key=len, reverse=True)
-        return re.compile(b"|".join(re.escape(n.encode()) for n in names)) if names else None
+        return any_of(tuple(self._reference.control))
 
     def keeps_text(self, text: bytes) -> bool:
         """Whether normalising leaves a text unchanged, except for an added leading space.
