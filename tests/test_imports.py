@@ -40,7 +40,7 @@ ALLOWED = {
     "pipeline.dataset.cache": "",
     "pipeline.dataset.dataset_reading": "pipeline.remote",
     "pipeline.dataset.files": "pipeline.dataset.cache pipeline.dataset.dataset_reading",
-    "pipeline.packing": "pipeline.compiled",
+    "pipeline.packing": "pipeline.compiled pipeline.recent",
     "pipeline.packing.mixture_file": "",
     "pipeline.packing.reading": "pipeline.packing",
     "pipeline.packing.saved_plans": "pipeline.packing pipeline.dataset",
@@ -50,10 +50,10 @@ ALLOWED = {
     "pipeline.models.probe": "pipeline.dataset",
     "pipeline.models.teacher_files": "pipeline.models pipeline.remote",
     "pipeline.scoring": "pipeline.models pipeline.packing pipeline.dataset pipeline.losses"
-    " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.remote",
+    " pipeline.tokenization pipeline.fractions pipeline.compiled pipeline.recent pipeline.remote",
     "pipeline.scoring.contexts": "pipeline.packing",
     "pipeline.streaming": "pipeline.scoring pipeline.packing pipeline.dataset pipeline.compiled"
-    " pipeline.distributions pipeline.losses.loss_checks pipeline.losses.spans",
+    " pipeline.recent pipeline.distributions pipeline.losses.loss_checks pipeline.losses.spans",
     # The loss of every trainer: those of Hugging Face's models and Megatron's lie above it.
     "pipeline.methods": "pipeline.models pipeline.streaming pipeline.scoring.teaching"
     " pipeline.packing.reading pipeline.dataset.score_files pipeline.distributions"

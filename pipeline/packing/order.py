@@ -5,7 +5,7 @@ time. Any position is found without the rest of the epoch.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.packing.plan import RowPlan
+from pipeline.recent import Recent
 
 MAX_GROUP_ROWS = 1 << 18
 """Rows shuffled together: finding a position takes as long as sorting them."""
@@ -32,11 +33,11 @@ class RowOrder:
     group_row_starts: NDArray[np.int64]
     group_shards: tuple[range, ...]
     # Each order keeps its own last results, because a mixture reads many in turns.
-    _recent_groups: "_Recent[int, tuple[list[int], list[int]]]" = field(
-        default_factory=lambda: _Recent(), repr=False
+    _recent_groups: Recent[int, tuple[list[int], list[int]]] = field(
+        default_factory=lambda: Recent(_KEPT_RESULTS), repr=False
     )
-    _recent_rows: "_Recent[tuple[int, int], NDArray[np.int64]]" = field(
-        default_factory=lambda: _Recent(), repr=False
+    _recent_rows: Recent[tuple[int, int], NDArray[np.int64]] = field(
+        default_factory=lambda: Recent(_KEPT_RESULTS), repr=False
     )
 
     def row_index(self, epoch: int, epoch_position: int) -> int:
@@ -136,18 +137,6 @@ class ReplicaBatches:
         first = self.consumed_samples + self.replica * self.micro_batch_size
         for start in range(first, first + len(self) * share, share):
             yield list(range(start, start + self.micro_batch_size))
-
-
-class _Recent[Key: Hashable, Value]:
-    def __init__(self) -> None:
-        self._values: dict[Key, Value] = {}
-
-    def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        if key not in self._values:
-            if len(self._values) == _KEPT_RESULTS:
-                del self._values[next(iter(self._values))]
-            self._values[key] = make()
-        return self._values[key]
 
 
 def _shuffled(key: str, size: int) -> NDArray[np.int64]:

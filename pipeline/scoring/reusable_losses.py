@@ -6,7 +6,6 @@ chat are learned.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,6 +18,7 @@ from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.score_files import ScoreFiles, open_sidecar, read_sidecar
+from pipeline.recent import Recent
 from pipeline.scoring.contexts import ContextRule, Pieces
 from pipeline.scoring.entries import copy_entries
 from pipeline.scoring.sidecars import DocumentTokens, ShardToScore
@@ -95,7 +95,7 @@ class ReusableLosses:
     documents: ReusableDocuments
     sidecars: Sequence[ListedFile]
     cache: ShardCache | None = None
-    _open: OrderedDict[int, ShardLosses] = field(default_factory=OrderedDict, init=False)
+    _open: Recent[int, ShardLosses] = field(default_factory=lambda: Recent(_MOST_OPEN), init=False)
 
     def find(self, tokens: DocumentTokens, pieces: Pieces, rule: ContextRule) -> NDArray[np.int64]:
         """Return documents' numbers for `read`, [N], -1 for unknown ones."""
@@ -110,7 +110,7 @@ class ReusableLosses:
         """
         losses = np.full(starts[-1], np.nan, np.float32)
         for document, number, first in self._known(found):
-            stored = self._open_sidecar(number)
+            stored = self._sidecar(number)
             start, stop = starts[document : document + 2]
             losses[start:stop] = stored.losses[first : first + stop - start]
         return losses
@@ -118,7 +118,7 @@ class ReusableLosses:
     def read_top(self, found: NDArray[np.int64], tokens: DocumentTokens, top: TopTokens) -> None:
         """Fill the known documents' entries, stored by the same rule, into `top`."""
         for document, number, first in self._known(found):
-            stored = self._open_sidecar(number)
+            stored = self._sidecar(number)
             own = slice(*tokens.position_starts[document : document + 2].tolist())
             # Several documents may start there; the last one has the tokens.
             there = int(np.searchsorted(stored.starts, first, "right")) - 1
@@ -133,13 +133,8 @@ class ReusableLosses:
         for place in np.argsort(files, kind="stable").tolist():
             yield int(known[place]), int(files[place]), int(firsts[place])
 
-    def _open_sidecar(self, number: int) -> ShardLosses:
-        if number not in self._open:
-            self._open[number] = open_sidecar(self.sidecars[number], self.cache)
-            if len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number]
+    def _sidecar(self, number: int) -> ShardLosses:
+        return self._open.get(number, lambda: open_sidecar(self.sidecars[number], self.cache))
 
 
 def document_digests(

@@ -2,8 +2,8 @@
 
 import json
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,7 @@ from pipeline.dataset.score_files import (
     scores_of,
 )
 from pipeline.packing.plan import RowPlan
+from pipeline.recent import Recent
 from pipeline.scoring.contexts import ContextRule, plan_contexts
 from pipeline.scoring.entries import fill_entries
 from schemas.errors import ForeignLossesError
@@ -42,10 +43,7 @@ class StoredLosses:
         self._shards = dataset.manifest.shards
         self._shard_starts: list[int] = plan.shard_document_starts.tolist()
         self._cache = cache
-        self._open: OrderedDict[int, ShardLosses] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_open": OrderedDict()}
+        self._open: Recent[int, ShardLosses] = Recent(_MAX_OPEN_SIDECARS)
 
     @property
     def rule(self) -> TeacherRule:
@@ -122,13 +120,9 @@ class StoredLosses:
         )
 
     def _sidecar(self, shard_index: int) -> ShardLosses:
-        if shard_index not in self._open:
-            record, shard = self.scores.manifest.sidecars[shard_index], self._shards[shard_index]
-            self._open[shard_index] = read_sidecar(self.scores, record, shard, self._cache)
-            if len(self._open) > _MAX_OPEN_SIDECARS:
-                self._open.popitem(last=False)
-        self._open.move_to_end(shard_index)
-        return self._open[shard_index]
+        record, shard = self.scores.manifest.sidecars[shard_index], self._shards[shard_index]
+        read = partial(read_sidecar, self.scores, record, shard, self._cache)
+        return self._open.get(shard_index, read)
 
 
 def open_stored_losses(

@@ -1,7 +1,6 @@
 """The stored losses of a run's teachers, read as one teacher's."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.cache import ShardCache
 from pipeline.packing.opening import OpenedDataset
 from pipeline.packing.plan import RowPlan
+from pipeline.recent import Recent
 from pipeline.scoring.stored_losses import StoredLosses, open_stored_losses
 from pipeline.scoring.teaching import Teaching
 from schemas.distribution_rule import DistributionRule, EntryShape
@@ -64,7 +64,7 @@ class StoredTeachers:
         Without weights, each document has the teacher with its least mean loss.
         """
         self._parts, self._weights = tuple(parts), tuple(weights)
-        self._chosen: OrderedDict[int, StoredLosses] = OrderedDict()
+        self._chosen: Recent[int, StoredLosses] = Recent(_MAX_KNOWN_DOCUMENTS)
         self.rule = TeachersRule(tuple(part.rule for part in parts), self._weights)
 
     @property
@@ -105,13 +105,11 @@ class StoredTeachers:
     def _parts_of(self, document_index: int) -> Sequence[StoredLosses]:
         if self._weights or len(self._parts) == 1:
             return self._parts
-        found = self._chosen.get(document_index)
-        if found is None:
-            found = min(self._parts, key=lambda part: part.mean_loss(document_index))
-            self._chosen[document_index] = found
-            if len(self._chosen) > _MAX_KNOWN_DOCUMENTS:
-                self._chosen.popitem(last=False)
-        return (found,)
+
+        def choose() -> StoredLosses:
+            return min(self._parts, key=lambda part: part.mean_loss(document_index))
+
+        return (self._chosen.get(document_index, choose),)
 
 
 def open_teachers(

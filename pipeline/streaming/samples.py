@@ -4,8 +4,8 @@ import json
 import mmap
 import zlib
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.cache import ShardCache
 from pipeline.dataset.files import Dataset
 from pipeline.packing.saved_plans import SampleTable
+from pipeline.recent import Recent
 from pipeline.streaming.damage import QuarantinedSample
 from pipeline.streaming.kernels import SampleTensors
 from schemas.document import SAMPLE_VERSION, SCHEMA_VERSION, decode_document, tokens_over
@@ -43,12 +44,9 @@ class SampleReader:
         self._table = table
         self._cache = cache
         self._shard_starts: list[int] = table.shard_document_starts.tolist()
-        self._open: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._open: Recent[int, NDArray[np.uint8]] = Recent(MAX_OPEN_SHARDS)
         self._unusable = unusable
-        self._known: OrderedDict[int, SampleTensors] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_open": OrderedDict()}
+        self._verified: Recent[int, SampleTensors] = Recent(_MAX_KNOWN_SAMPLES)
 
     def locate(self, document_index: int, *, keep: bool) -> tuple[NDArray[np.uint8], SampleTensors]:
         """Return a sample's verified bytes, and the places of its tensors.
@@ -60,25 +58,23 @@ class SampleReader:
         start = int(self._table.payload_offset[document_index])
         stop = start + int(self._table.payload_bytes[document_index])
         sample = self._shard(shard_index)[start:stop]
-        known = self._known.get(document_index)
-        if known is not None:
-            return sample, known
+        if not keep:
+            return sample, self._verify(document_index, sample)
+        verify = partial(self._verify, document_index, sample)
+        return sample, self._verified.get(document_index, verify)
+
+    def _verify(self, document_index: int, sample: NDArray[np.uint8]) -> SampleTensors:
         found, expected = zlib.crc32(sample), int(self._table.crc32[document_index])
         if found != expected:
             raise self.contradiction(
                 document_index, f"its CRC-32 is {found:08x}, the index says {expected:08x}"
             )
         try:
-            tensors = self._read_header(document_index, sample)
+            return self._read_header(document_index, sample)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, SchemaVersionError):
                 raise
             raise self.contradiction(document_index, f"no usable header ({error})") from error
-        if keep:
-            self._known[document_index] = tensors
-            if len(self._known) > _MAX_KNOWN_SAMPLES:
-                self._known.popitem(last=False)
-        return sample, tensors
 
     def learned_tokens(
         self, document_index: int, sample: NDArray[np.uint8], *, text_only: bool
@@ -122,21 +118,13 @@ class SampleReader:
         return bisect_right(self._shard_starts, document_index) - 1
 
     def _shard(self, shard_index: int) -> NDArray[np.uint8]:
-        opened = self._open.get(shard_index)
-        if opened is not None:
-            self._open.move_to_end(shard_index)
-            return opened
         if shard_index in self._unusable:
             raise self._unusable[shard_index]
         try:
-            opened = self._map(shard_index)
+            return self._open.get(shard_index, partial(self._map, shard_index))
         except DamagedShardError as error:
             self._unusable[shard_index] = error
             raise
-        self._open[shard_index] = opened
-        if len(self._open) > MAX_OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return opened
 
     def _map(self, shard_index: int) -> NDArray[np.uint8]:
         listed = self._dataset.shard(shard_index)
