@@ -232,6 +232,14 @@ def require_known(
         raise hinted(error, like[0]) if like else error
 
 
+def require_least(options: object, *names: str, least: int = 1) -> None:
+    """Raise ValueError for a field below `least`; None passes."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: it must be at least {least}")
+
+
 @dataclass(frozen=True)
 class _Entry:
     """A field as an option; `hint` is its type without `| None` and `Annotated`."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from pipeline.command_line.option_parsing import Option, require_known
+from pipeline.command_line.option_parsing import Option, require_known, require_least
 from pipeline.evaluation.sets import NINE, SETS
 
 Measure = Literal["accuracy", "text", "solution", "answer", "options"]
@@ -34,8 +34,7 @@ class Asked:
         require_known("measures=", self.measures, MEASURES)
         if self.limit < 0:
             raise ValueError(f"limit={self.limit}: it must be 0 or more")
-        if self.max_answer_tokens < 1:
-            raise ValueError(f"max_answer_tokens={self.max_answer_tokens}: it must be at least 1")
+        require_least(self, "max_answer_tokens")
 
 
 @dataclass(frozen=True)
@@ -54,5 +53,4 @@ class StudentEngine:
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: it must be at least 1")
+        require_least(self, "batch_size")

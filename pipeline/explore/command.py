@@ -12,6 +12,7 @@ from pipeline.command_line.option_parsing import (
     naming_options,
     parse_command,
     require_known,
+    require_least,
 )
 from pipeline.drawing.printing import prints, write_page
 from pipeline.packing.reading import Reading
@@ -84,10 +85,7 @@ class PreviewOptions:
     html: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("documents", "max_tokens"):
-            if getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} {getattr(self, name)}: it must be at least 1")
+        require_least(self, "documents", "max_tokens")
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""
@@ -125,8 +123,7 @@ class CellsOptions:
     largest: int = 20
 
     def __post_init__(self) -> None:
-        if self.largest < 1:
-            raise ValueError(f"--largest {self.largest}: it must be at least 1")
+        require_least(self, "largest")
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""
@@ -174,8 +171,7 @@ class ScoresOptions:
     def __post_init__(self) -> None:
         if outside := [each for each in self.at if not 0 <= each <= 1]:
             raise ValueError(f"--at {outside[0]:g}: a quantile is from 0 to 1")
-        if self.documents < 1:
-            raise ValueError(f"--documents {self.documents}: it must be at least 1")
+        require_least(self, "documents")
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""
@@ -223,12 +219,7 @@ class PlanOptions:
     num_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for option, count in (
-            ("--global-batch-size", self.global_batch_size),
-            ("--num-steps", self.num_steps),
-        ):
-            if count is not None and count < 1:
-                raise ValueError(f"{option} {count}: it must be at least 1")
+        require_least(self, "global_batch_size", "num_steps")
 
     def lines(self) -> Iterator[str]:
         """Yield the output."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.command_line.option_parsing import ModelSource, Option, parse_options
+from pipeline.command_line.option_parsing import ModelSource, Option, parse_options, require_least
 from pipeline.drawing.printing import prints
 
 _EPILOG = """\
@@ -46,10 +46,8 @@ class AcceptanceOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("prompts", 1), ("prompt_bytes", 1), ("tokens", 2), ("proposed", 1)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least {least}")
+        require_least(self, "prompts", "prompt_bytes", "proposed")
+        require_least(self, "tokens", least=2)
 
 
 @prints("vocag acceptance")

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.command_line.option_parsing import Folder, ModelSource, Option, TokenizerSource
+from pipeline.command_line.option_parsing import (
+    Folder,
+    ModelSource,
+    Option,
+    TokenizerSource,
+    require_least,
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,7 @@ class TransferOptions:
     rows_of: Annotated[ModelSource | None, Option("TARGET")] = None
 
     def __post_init__(self) -> None:
-        for name in ("text_megabytes", "multiple"):
-            if getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} {getattr(self, name)}: it must be at least 1")
+        require_least(self, "text_megabytes", "multiple")
         if self.rows_of is not None and self.multiple != 1:
             raise ValueError("--rows-of and --multiple both say how many rows: leave one out")
         self.require_new_output()
