@@ -62,7 +62,7 @@ _HINT_LINE = re.compile(rf"^{HINT}(.+)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
-_DIRECT_RUNNERS = {None, "direct", "directrunner", "fnapirunner"}
+_DIRECT_RUNNERS = {"", "direct", "directrunner", "fnapirunner"}
 
 
 def make_beam_options(
@@ -101,8 +101,8 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     Since Beam 2.65, its `DirectRunner` first tries Prism, which ignores --direct_num_workers.
     OptionsError for an unknown runner.
     """
-    name = options.view_as(StandardOptions).runner
-    if (name.lower() if name else None) in _DIRECT_RUNNERS:
+    name = options.view_as(StandardOptions).runner or ""
+    if name.lower() in _DIRECT_RUNNERS:
         return _direct_runner(options)
     try:
         return create_runner(name)
@@ -143,9 +143,9 @@ def run_pipeline(
 
 def describe_runner(options: PipelineOptions) -> str:
     """The runner's name, with the direct runner's processes or threads."""
-    name = options.view_as(StandardOptions).runner
-    if (name.lower() if name else None) not in _DIRECT_RUNNERS:
-        return str(name).rsplit(".", 1)[-1]
+    name = options.view_as(StandardOptions).runner or ""
+    if name.lower() not in _DIRECT_RUNNERS:
+        return str(name.rsplit(".", 1)[-1])
     direct = options.view_as(DirectOptions)
     if direct.direct_num_workers == 1:
         return "DirectRunner"
