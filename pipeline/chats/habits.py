@@ -143,12 +143,10 @@ def habits_of(speaker: Speaker) -> Habits:
     header = commonprefix([last_header, earlier[len(user_end) :]])
     thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(FIRST_MARK + 2)}
     no_reasoning = ""
-    try:
+    with suppress(ChatError):
         parts = MARK.split(template.render([user, thinking]))
-        if len(parts) == 4:
-            no_reasoning = _dense(parts[1][len(shared) :] + parts[2])
-    except ChatError:
-        pass
+        if len(parts) == 4:  # white space aside
+            no_reasoning = "".join((parts[1][len(shared) :] + parts[2]).split())
     return Habits(
         header, last_header, prompted[len(shared) :], prompted, end, always, user_end, no_reasoning
     )
@@ -189,10 +187,6 @@ def text_behind(
     except ChatError:
         return ""
     return MARK.split(rendered)[-1] if MARK.search(rendered) else ""
-
-
-def _dense(text: str) -> str:
-    return "".join(text.split())
 
 
 def length_of(dense: str, text: str) -> int:
