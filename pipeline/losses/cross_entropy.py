@@ -202,7 +202,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         share, chunk_rows, with_entropy, half, _ = options
         ctx.dtype, hidden = hidden.dtype, narrow(hidden, half)
         labels = share.own_ids(labels)
-        cell_places = sums = None
+        cell_places = None
         if entry_ids is not None:
             if cells is not None:
                 entry_ids, cell_places = cells.split(entry_ids)
