@@ -19,7 +19,6 @@ from pipeline.drawing.formatting import (
     format_share,
     format_short,
     public_name,
-    short_names,
 )
 from pipeline.drawing.web_page import Child, render_page, tag
 from schemas.manifest import Manifest, ShardRecord, TokenizerRecord, totals_of
@@ -110,10 +109,7 @@ def render_report(
 
 
 def _heading(manifest: Manifest, run: RunSummary) -> Element:
-    sides = [public_name(side.source) for side in (manifest.student, manifest.teacher)]
-    names = short_names(*sides)
-    student = tag("span", names[0], class_="student", title=sides[0])
-    teacher = tag("span", names[1], class_="teacher", title=sides[1])
+    student, teacher = page_blocks.name_sides(manifest.student.source, manifest.teacher.source)
     return tag(
         "header",
         tag("h1", manifest.name),

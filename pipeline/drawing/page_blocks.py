@@ -4,7 +4,7 @@ Every block is an SVG that flows like a word. `textLength` forces tokens' widths
 them in any browser and font.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from wcwidth import width as display_width
 
 from pipeline.drawing.blocks import Block, PreviewDocument, PreviewToken
-from pipeline.drawing.formatting import format_count
+from pipeline.drawing.formatting import format_count, public_name, short_names
 from pipeline.drawing.web_page import Child, render_page, tag
 
 _COLUMN, _PADDING, _GAP = 7.9, 5.0, 3.0
@@ -106,6 +106,13 @@ def render_preview(
     """
     drawn = draw_documents(documents, legend=legend, marks=marks)
     return render_page(title, *head, *drawn, style=STYLE)
+
+
+def name_sides(*sources: str) -> Iterator[Element]:
+    """Yield the names of the student's tokenizer and the teacher's, in their colours."""
+    full = [*map(public_name, sources)]
+    for side, name, title in zip(("student", "teacher"), short_names(*full), full, strict=True):
+        yield tag("span", name, class_=side, title=title)
 
 
 def draw_documents(

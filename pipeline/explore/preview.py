@@ -8,8 +8,7 @@ import numpy as np
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer, text_in
 from pipeline.drawing.blocks import ChatView, PreviewDocument, lay_out, show_bytes
-from pipeline.drawing.formatting import public_name, short_names
-from pipeline.drawing.page_blocks import render_preview
+from pipeline.drawing.page_blocks import name_sides, render_preview
 from pipeline.drawing.web_page import tag
 from schemas.document import AlignedDocument, decode_document, document_key
 from schemas.errors import DatasetError
@@ -77,10 +76,7 @@ def _name(dataset: Dataset, side: Side, token_id: int) -> str:
 def render_page(dataset: Dataset, documents: Iterable[PreviewDocument]) -> str:
     """Return a page for a browser."""
     manifest = dataset.manifest
-    sides = [public_name(side.source) for side in (manifest.student, manifest.teacher)]
-    names = short_names(*sides)
-    student = tag("span", names[0], class_="student", title=sides[0])
-    teacher = tag("span", names[1], class_="teacher", title=sides[1])
+    student, teacher = name_sides(manifest.student.source, manifest.teacher.source)
     head = [
         tag("h1", f"{manifest.name}, aligned"),
         tag("p", "Student ", student, " above, teacher ", teacher, " below."),
