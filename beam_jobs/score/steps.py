@@ -20,7 +20,7 @@ from beam_jobs.resuming import SUMMARY_FILE
 from beam_jobs.running.job_progress import worker_progress
 from beam_jobs.score.far_shards import refuse_far_shards
 from beam_jobs.score.reuse import open_reusable
-from beam_jobs.score.teachers import api_key
+from beam_jobs.score.teachers import api_key, read_scores
 from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
 from pipeline.dataset.dataset_reading import find_generation
 from pipeline.dataset.document_scores import make_document_scores
@@ -39,7 +39,6 @@ from schemas.sidecar import (
     ScoreManifest,
     SidecarRecord,
     TeacherRule,
-    decode_score_manifest,
     decode_sidecar,
     encode_score_manifest,
     score_manifest_name,
@@ -204,9 +203,10 @@ def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
     shards = {one.shard: one for one in (read_record(text, ShardScored) for text in scored[1])}
     records = tuple(shards[number].record for number in sorted(shards))
     if isinstance(job.settings, ServedSettings):
+        earlier = read_scores(job.dataset, job.rule)  # runs read them
         refuse_far_shards(
             records,
-            accepted=_finished_sidecars(job),
+            accepted={record.sha256 for record in earlier.sidecars} if earlier else set(),
             dataset=job.dataset,
             run_folder=job.run_folder,
             started=job.started,
@@ -215,18 +215,6 @@ def write_scores(scored: tuple[int, Iterable[str]], job: ScoreJob) -> str:
     done = sum((one.done for one in shards.values()), WorkDone())
     _write(job, storage.join(job.run_folder, SUMMARY_FILE), write_record(done).encode())
     return _write_manifest(job, manifest)
-
-
-def _finished_sidecars(job: ScoreJob) -> set[str]:
-    """Return the SHA-256 of an earlier generation's scores: runs read them."""
-    path = storage.join(job.dataset, score_manifest_name(job.rule.fingerprint))
-    if storage.num_bytes_of(path) is None:
-        return set()
-    try:
-        scores = decode_score_manifest(storage.read_bytes(path), at=path)
-    except ValueError:  # damaged: it is written anew
-        return set()
-    return {record.sha256 for record in scores.sidecars}
 
 
 def score_shard(number: int, teacher: ReadyTeacher) -> ShardScored:

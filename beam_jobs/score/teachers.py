@@ -59,14 +59,21 @@ def run_configuration(rule: TeacherRule, dataset: str) -> dict[str, str]:
     return {"scores": rule.fingerprint, "dataset": dataset}
 
 
-def find_finished(folder: str, manifest: Manifest, rule: TeacherRule) -> ScoreManifest | None:
-    """A teacher's scores of a dataset, None if incomplete."""
+def read_scores(folder: str, rule: TeacherRule) -> ScoreManifest | None:
+    """A teacher's scores of a dataset's newest or an earlier state, None if missing or damaged."""
     path = storage.join(folder, score_manifest_name(rule.fingerprint))
     if storage.num_bytes_of(path) is None:
         return None
     try:
-        scores = decode_score_manifest(storage.read_bytes(path), at=path)
-    except ValueError:
+        return decode_score_manifest(storage.read_bytes(path), at=path)
+    except ValueError:  # it is written anew
+        return None
+
+
+def find_finished(folder: str, manifest: Manifest, rule: TeacherRule) -> ScoreManifest | None:
+    """A teacher's scores of a dataset, None if incomplete."""
+    scores = read_scores(folder, rule)
+    if scores is None:
         return None
     found = storage.list_folder(folder)
     complete = all(found.get(record.file) == record.num_bytes for record in scores.sidecars)
