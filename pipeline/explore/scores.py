@@ -99,8 +99,8 @@ def find_thresholds(
     values: NDArray[np.float64], num_text_bytes: NDArray[np.int64], quantiles: Sequence[float]
 ) -> list[Threshold]:
     """Return the effects of thresholds at some quantiles."""
-    known = np.flatnonzero(~np.isnan(values))
-    order = known[np.argsort(values[known], kind="stable")]
+    # NaN sorts last.
+    order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]
     ordered, found = values[order], []
     for quantile in quantiles if len(order) else ():
         value = ordered[place_of(quantile, len(order))]

@@ -93,8 +93,7 @@ def render_scores(
         drawn = [_draw(table, values, name, column)] if can_draw() else []
         children.append(tag("div", *drawn, values_kept, class_="texts"))
     first = next(iter(table.values.values()))
-    known = np.flatnonzero(~np.isnan(first))
-    order = known[np.argsort(first[known], kind="stable")]
+    order = np.argsort(first, kind="stable")[: np.count_nonzero(~np.isnan(first))]
     for quantile in quantiles if len(order) else ():
         children.append(tag("h2", f"Around quantile {quantile:g}"))
         at = place_of(quantile, len(order))
