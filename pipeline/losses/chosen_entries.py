@@ -96,12 +96,14 @@ def check_entries(entry_ids: Tensor, mask: Tensor, vocab_size: int) -> None:
             f"shape {tuple(mask.shape)} with the number of entries appended"
         )
     outside = mask.unsqueeze(-1) & ((entry_ids < -1) | (entry_ids >= vocab_size))
-    refuse_any(outside, partial(_refuse_entries, entry_ids, outside, vocab_size))
+    remedy = "entries are the student's tokens, -1 if there is none"
+    refuse_any(outside, partial(refuse_ids, "entry_ids", entry_ids, outside, vocab_size, remedy))
 
 
-def _refuse_entries(entry_ids: Tensor, outside: Tensor, vocab_size: int) -> None:
+def refuse_ids(name: str, ids: Tensor, outside: Tensor, vocab_size: int, remedy: str) -> None:
+    """Raise ValueError for the first of the ids `outside` a vocabulary."""
     place = outside.nonzero()[0].tolist()
     raise ValueError(
-        f"entry_ids{place} is {int(entry_ids[tuple(place)])}, outside the vocabulary of "
-        f"{vocab_size}: entries are the student's tokens, -1 if there is none"
+        f"{name}{place} is {int(ids[tuple(place)])}, outside the vocabulary of {vocab_size}: "
+        f"{remedy}"
     )

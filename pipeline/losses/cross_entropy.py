@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.losses.cell_sums import Cells, CellSums, PlacedCells
-from pipeline.losses.chosen_entries import check_entries, chosen_entries
+from pipeline.losses.chosen_entries import check_entries, chosen_entries, refuse_ids
 from pipeline.losses.logits import (
     MIN_EXPONENT,
     OutputLayer,
@@ -114,7 +114,9 @@ def linear_cross_entropy(
     _check_shapes(hidden, layer.weight, labels, mask)
     outside = mask & ((labels < 0) | (labels >= share.vocab_size))
     if check_labels:
-        refuse_any(outside, partial(_refuse_labels, labels, outside, share.vocab_size))
+        remedy = "set loss_mask to 0 for labels that don't count, or check the tokenizer"
+        told = partial(refuse_ids, "labels", labels, outside, share.vocab_size, remedy)
+        refuse_any(outside, told)
     flat_labels = labels.masked_fill(~mask | outside, 0).reshape(-1)
     flat_entries = None
     if entry_ids is not None:
@@ -386,14 +388,6 @@ def _check_shapes(hidden: Tensor, weight: Tensor, labels: Tensor, mask: Tensor) 
             f"the output layer's weight {tuple(weight.shape)} must be [vocabulary, "
             f"{hidden.shape[-1]}]: its columns are the hidden size"
         )
-
-
-def _refuse_labels(labels: Tensor, outside: Tensor, vocab_size: int) -> None:
-    place = outside.nonzero()[0].tolist()
-    raise ValueError(
-        f"labels{place} is {int(labels[tuple(place)])}, outside the vocabulary of "
-        f"{vocab_size}: set loss_mask to 0 for labels that don't count, or check the tokenizer"
-    )
 
 
 def _refuse_first(mask: Tensor) -> None:
