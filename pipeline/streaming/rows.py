@@ -4,8 +4,10 @@ Each row is found by arithmetic, so a run resumes exactly from its number of con
 any number of replicas and workers. docs/concepts/rows.md shows a row, place by place.
 """
 
+import os
 from collections.abc import Sequence
 from operator import index, methodcaller
+from threading import Lock
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
@@ -66,6 +68,7 @@ class AlignedRows(TorchDataset[Rows]):
             >>> rows = AlignedRows(StreamConfig("aligned", seq_length=8))  # doctest: +SKIP
         """
         self.config = config
+        self._locks: dict[int, Lock] = {}
         self.opened = opened or open_run(
             config.reading, saved, seed=config.seed, max_epochs=config.num_epochs
         )
@@ -119,11 +122,19 @@ class AlignedRows(TorchDataset[Rows]):
 
     def read_into(self, buffer: torch.Tensor, run_positions: Sequence[int]) -> None:
         """Write a batch into given memory, int32 [len(run_positions), layout.num_words]."""
-        for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
-            source, epoch, epoch_position = self.locate(run_position)
-            self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
-            if self.layout.sources:
-                row[self.layout.words["source"]] = source
+        with self._lock():
+            for row, run_position in zip(buffer.numpy(), run_positions, strict=True):
+                source, epoch, epoch_position = self.locate(run_position)
+                self.datasets[source].write_row(row, self.layout, epoch, epoch_position)
+                if self.layout.sources:
+                    row[self.layout.words["source"]] = source
+
+    def _lock(self) -> Lock:
+        """Return the lock of this process: a forked one's copy may be held by nobody."""
+        return self._locks.setdefault(os.getpid(), Lock())
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_locks": {}}
 
     @property
     def dataset(self) -> Dataset:
@@ -196,7 +207,8 @@ class AlignedRows(TorchDataset[Rows]):
         """
         source, epoch, epoch_position = self.locate(run_position)
         step = run_position // self.config.global_batch_size + 1
-        self.datasets[source].leave_out(epoch, epoch_position, segment, what, step=step)
+        with self._lock():
+            self.datasets[source].leave_out(epoch, epoch_position, segment, what, step=step)
 
     def locate(self, run_position: int) -> tuple[int, int, int]:
         """Return a row's dataset, its epoch, and its place there; IndexError past the run's end."""

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
@@ -14,12 +16,14 @@ from pipeline.dataset.webdataset_documents import decoded_documents
 from pipeline.packing.kernels import FORCED
 from pipeline.packing.opening import open_run
 from pipeline.packing.order import ReplicaBatches, RowOrder
+from pipeline.scoring.stored_teachers import StoredTeachers
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig, collate_rows, load_batches
 from schemas.document import AlignedDocument, Tokens
 from schemas.errors import DatasetError
 from tests.support.datasets import build_dataset, word_pieces
 from tests.support.reference_rows import reference_row
+from tests.support.scored_data import stored_rows
 from tests.support.streaming_data import around, brute_force_spans, make_documents, write_dataset
 
 SEQ, TEACHER_SEQ = 96, 128
@@ -263,6 +267,22 @@ def test_teacher_tokens_with_a_loss_are_those_of_the_text(dataset):
         assert torch.equal(found, expected)
         assert int((batch["teacher_position_ids"] > 0).sum()) > int(found.sum())
         assert torch.equal(rows[3].teacher_has_loss, found[3])
+
+
+def test_threads_read_what_one_reads(world, monkeypatch):
+    """A row's losses were written into another thread's row."""
+    rows = stored_rows(world / "data")
+    alone = rows.__getitems__(range(len(rows))).buffer
+    read = StoredTeachers.read
+
+    def read_and_yield(*given):
+        time.sleep(0)  # lets another thread run
+        return read(*given)
+
+    monkeypatch.setattr(StoredTeachers, "read", read_and_yield)
+    with ThreadPoolExecutor(4) as threads:
+        found = [row.buffer for row in threads.map(rows.__getitem__, range(len(rows)))]
+    assert torch.equal(torch.stack(found), alone)
 
 
 def test_samples_past_the_end_are_refused(dataset):
