@@ -8,9 +8,10 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from inspect import Parameter, Signature, signature
 from os import PathLike
 from pathlib import Path
+from types import MethodType
 from typing import Any, NoReturn, cast
 
 import torch
@@ -104,6 +105,7 @@ class GuidedTrainer(Trainer):
         if args.eval_strategy != "no" and not heldout:
             strategy = cast(Any, args.eval_strategy).value
             raise ValueError(f"eval_strategy={strategy} measures heldout: give it")
+        _take_computations(model)
         one = heldout is None or isinstance(heldout, str | PathLike)
         resumed = _checkpoint(args, args.resume_from_checkpoint)
         opened = open_training(
@@ -138,8 +140,6 @@ class GuidedTrainer(Trainer):
             )
         self._method, self._teacher, self._tokenizer = method, opened.teacher, opened.tokenizer
         self._guided = opened.guided
-        # No closure, so copies of the model compute with their own weights.
-        model.forward = partial(_forward, model.forward)
         self._draw = (-1, 0)
         self._sums: dict[str, Tensor] = {}
         self._step_sums = torch.zeros(2, dtype=torch.float64, device=args.device)  # nats, tokens
@@ -354,11 +354,28 @@ def _collate(rows: Rows | Sequence[Rows]) -> dict[str, Tensor]:
     return {"rows": collate_rows(rows).buffer}
 
 
-def _forward(
-    own: Callable[..., Any], *args: Any, compute: Callable[..., Any] | None = None, **options: Any
-) -> Any:
-    """Run a model's own forward pass, or in its place what a trainer computes with the model."""
-    return (own if compute is None else compute)(*args, **options)
+def _take_computations(model: nn.Module) -> None:
+    """Let a model's forward pass compute, in its place, what a trainer gives it.
+
+    A method that finds all in its model, so copies compute with their own weights, also behind
+    accelerate's wrapper; pickled ones have their class's own. Its signature is the model's, by
+    which `generate` decides what to pass.
+    """
+    parts = vars(model)
+    # An earlier trainer's: the checks would see its precision, and accelerate keep it.
+    parts.pop("_is_accelerate_prepared", None)
+    model.forward = parts.pop("_original_forward", model.forward)
+    own = parts.pop("_own_forward", model.forward)
+    itself = Parameter("self", Parameter.POSITIONAL_ONLY)
+
+    def forward(
+        self: Any, *args: Any, compute: Callable[..., Any] | None = None, **options: Any
+    ) -> Any:
+        return (self._own_forward if compute is None else compute)(*args, **options)
+
+    cast(Any, forward).__signature__ = Signature([itself, *signature(own).parameters.values()])
+    model._own_forward = own
+    model.forward = MethodType(forward, model)
 
 
 def _stream_config(

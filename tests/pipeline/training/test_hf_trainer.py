@@ -1,6 +1,7 @@
 """GuidedTrainer inside the real Trainer: rows, loss, evaluation, resuming, what is refused."""
 
 import copy
+import inspect
 import json
 import os
 import pickle
@@ -240,6 +241,28 @@ def test_a_model_belongs_to_none_of_its_trainers(world: Path, tmp_path: Path) ->
     for model in (copied, pickled):
         torch.testing.assert_close(model(ids).logits, untrained, rtol=0, atol=0)
     assert not torch.equal(student(ids).logits, untrained)
+
+
+def test_a_bf16_model_stays_what_it_was_to_others(world: Path, tmp_path: Path) -> None:
+    """Copies computed with its weights, and `generate` didn't know what its forward pass takes."""
+    settings = {"max_steps": 1, "bf16": True, "save_strategy": "no"}
+    plain = {"data": data_of(world, stored_losses=None), "method": Method("full")}
+    trainer = trainer_of(world, tmp_path, settings=settings, **plain)
+    student = trainer.model
+    trainer.train()
+    GuidedTrainer(student, arguments(tmp_path, **settings), **plain).train()
+    ids = torch.tensor([[1, 2, 3]])
+    copies = copy.deepcopy(student), pickle.loads(pickle.dumps(student))
+    trained = [model(ids).logits for model in copies]
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.zero_()
+    for model, logits in zip(copies, trained, strict=True):
+        assert torch.equal(model(ids).logits, logits)
+    own = inspect.signature(student.forward).parameters
+    assert ["self", *own] == list(inspect.signature(type(student).forward).parameters)
+    unwrapped = trainer.accelerator.unwrap_model(student, keep_fp32_wrapper=False)
+    assert not unwrapped(ids).logits.any()
 
 
 def test_a_finished_run_makes_no_further_step(world: Path, tmp_path: Path) -> None:
