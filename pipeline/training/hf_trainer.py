@@ -301,6 +301,7 @@ class _Positions(Sampler[int]):
 
     def __init__(self, trainer: GuidedTrainer) -> None:
         self._trainer = trainer
+        self._is_first = True
 
     def __len__(self) -> int:
         rows = self._trainer.rows  # a mixture's epoch need not be whole steps
@@ -308,7 +309,9 @@ class _Positions(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         consumed = self._trainer.state.global_step * self._trainer.rows.config.global_batch_size
-        start = consumed // len(self) * len(self)
+        # The Trainer itself skips what a resumed epoch has read; a callback may have ended others.
+        start = consumed // len(self) * len(self) if self._is_first else consumed
+        self._is_first = False
         return iter(range(start, min(start + len(self), len(self._trainer.rows))))
 
 

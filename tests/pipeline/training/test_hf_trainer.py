@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -145,6 +146,31 @@ def test_epochs_and_micro_batches_read_the_runs_rows_in_order(world: Path, tmp_p
     expected = rows.__getitems__(range(len(rows))).buffer
     assert torch.equal(torch.cat(seen), expected)
     assert trainer.state.global_step == len(rows) // 6
+
+
+def test_an_epoch_that_a_callback_ends_gives_its_other_rows_to_the_next(
+    world: Path, tmp_path: Path
+) -> None:
+    """The next one read the same rows again. A resumed run goes on where that one stood."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, *given: Any, **_: Any) -> None:
+            given[2].should_epoch_stop = given[1].global_step == 3
+
+    data = data_of(world, stored_losses=None)
+    settings = {"max_steps": -1, "num_train_epochs": 2, "save_steps": 5}
+    settings |= {"per_device_train_batch_size": 16}
+    given = {"settings": settings, "method": Method("full"), "data": data}
+    trainer = trainer_of(world, tmp_path, callbacks=[Stop()], **given)
+    seen = seen_rows(trainer)
+    trainer.train()
+    steps = 3 + trainer.rows.samples_per_epoch // 16
+    expected = trainer.rows.__getitems__(range(16 * steps)).buffer
+    assert torch.equal(torch.cat(seen), expected)
+    again = trainer_of(world, tmp_path, **given)
+    rest = seen_rows(again)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert torch.equal(torch.cat(rest)[: 16 * (steps - 5)], expected[16 * 5 :])
 
 
 def test_a_mixture_is_read_to_its_last_row(world: Path, tmp_path: Path) -> None:
