@@ -237,6 +237,11 @@ class GuidedTrainer(Trainer):
             raise ValueError(f"{given!r} isn't a held-out set: give GuidedTrainer heldout=")
         return self._loader(rows, self.args.eval_batch_size)
 
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """Return an epoch's rows; those of the run have no end."""
+        rows = cast(Any, dataloader).dataset
+        return len(_Positions(self)) if rows is self.rows else len(rows)
+
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Measure a held-out set with equal weight for each token and byte."""
         rows = dataloader.dataset

@@ -146,6 +146,7 @@ def test_epochs_and_micro_batches_read_the_runs_rows_in_order(world: Path, tmp_p
     expected = rows.__getitems__(range(len(rows))).buffer
     assert torch.equal(torch.cat(seen), expected)
     assert trainer.state.global_step == len(rows) // 6
+    assert trainer.num_examples(trainer.get_train_dataloader()) == len(rows) // 2  # was 2**62
 
 
 def test_an_epoch_that_a_callback_ends_gives_its_other_rows_to_the_next(
