@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -247,7 +248,8 @@ class GuidedTrainer(Trainer):
         rows = dataloader.dataset
         self._measured = rows.layout
         output = super().evaluation_loop(dataloader, *args, **options)
-        losses, tokens = cast(Any, output.predictions).sum(0).tolist()
+        # An array, or with eval_do_concat_batches=False a list of them.
+        losses, tokens = np.vstack(cast(Any, output.predictions)).sum(0).tolist()
         prefix = options.get("metric_key_prefix", "eval")
         bits = losses / math.log(2)
         measured = {"loss": losses / tokens, "bits_per_byte": bits / heldout_bytes(rows)}

@@ -400,6 +400,8 @@ def test_only_held_out_sets_are_measured(world: Path, tmp_path: Path) -> None:
     trainer = trainer_of(world, tmp_path, settings={}, heldout=world / "data", **plain)
     measured = trainer.evaluate()
     assert trainer.evaluate("heldout")["eval_loss"] == measured["eval_loss"]
+    trainer.args.eval_do_concat_batches = False  # was an AttributeError
+    assert trainer.evaluate()["eval_loss"] == measured["eval_loss"]
     without = trainer_of(world, tmp_path, settings={}, **plain)
     for asked, given in ((trainer, AlignedRows(data)), (trainer, "data"), (without, None)):
         with pytest.raises(ValueError, match=r"isn't a held-out set: give GuidedTrainer heldout="):
