@@ -27,6 +27,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
 from pipeline.losses.loss_checks import Checks, put_off
@@ -161,6 +162,12 @@ class GuidedTrainer(Trainer):
                 raise ValueError(
                     f"{found} is of step {step}, the last one: load its model, or raise max_steps "
                     "or num_train_epochs"
+                )
+            if not (found / SCHEDULER_NAME).is_file():  # the Trainer would begin its optimizer anew
+                raise ValueError(
+                    f"{found} holds no {SCHEDULER_NAME}, and a run can't continue without its "
+                    "optimizer: leave out save_only_model from the start, resume from another "
+                    "checkpoint, or start from the model without resume_from_checkpoint"
                 )
         self._step_sums.zero_()  # of a step that an error has ended
         self._sums, self._draw = {}, (-1, 0)  # of steps that an earlier call has not logged

@@ -307,6 +307,15 @@ def test_a_finished_run_makes_no_further_step(world: Path, tmp_path: Path) -> No
             again.train(resume_from_checkpoint=True)
 
 
+def test_a_model_alone_is_no_checkpoint(world: Path, tmp_path: Path) -> None:
+    """The run went on with a new optimizer and schedule, without a word."""
+    settings = {"save_only_model": True}
+    trainer_of(world, tmp_path, settings=settings).train()
+    again = trainer_of(world, tmp_path, settings=settings)
+    with pytest.raises(ValueError, match=r"checkpoint-2 holds no scheduler\.pt.*save_only_model"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
 def test_a_first_run_has_no_checkpoint(world: Path, tmp_path: Path) -> None:
     settings = {"resume_from_checkpoint": True}
     with pytest.raises(ValueError, match=r"run holds no checkpoint: leave out resume_from_"):
