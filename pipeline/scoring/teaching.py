@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Literal
+from os import PathLike, fspath
+from typing import Annotated, Literal, get_args
 
 from pipeline.command_line.failures import hinted
-from pipeline.command_line.option_parsing import ModelSource, Option
+from pipeline.command_line.option_parsing import ModelSource, Option, require_known
 from schemas.distribution_rule import MOST_ENTRIES
 
 TeacherChoice = Literal["mean", "likelier"]
@@ -46,6 +47,12 @@ class Teaching:
     draws: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("teacher", "stored_losses"):
+            if (value := getattr(self, name)) is not None:
+                several = not isinstance(value, str | PathLike)
+                plain = tuple(map(fspath, value)) if several else fspath(value)
+                object.__setattr__(self, name, plain)
+        require_known("teacher_choice=", [self.teacher_choice], get_args(TeacherChoice))
         if self.stored_losses is None:
             if self.teacher_weights or self.teacher_choice != "mean":
                 raise ValueError(

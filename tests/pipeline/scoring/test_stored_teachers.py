@@ -1,6 +1,7 @@
 """Several teachers read as one."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,15 @@ def test_a_row_has_room_for_all_that_a_mean_says(parts):
 def test_impossible_weights_are_refused(weights, options, message):
     with pytest.raises(ValueError, match=f"teacher_weights.*{message}"):
         Teaching(**{"stored_losses": ("a", "b"), "teacher_weights": weights, **options})
+
+
+def test_paths_are_names_and_an_unknown_choice_is_refused():
+    """The choice was a mean, without a word, and a path a TypeError."""
+    assert Teaching(stored_losses=Path("a")).names == ("a",)
+    assert Teaching(stored_losses=[Path("a"), "b"]).names == ("a", "b")
+    assert Teaching(teacher=Path("a")) == Teaching(teacher="a")
+    with pytest.raises(ValueError, match="teacher_choice=any: choose one of mean, likelier"):
+        Teaching(stored_losses=("a", "b"), teacher_choice="any")
 
 
 def test_rows_hold_two_teachers_means(copied):
