@@ -62,6 +62,12 @@ def align_batch(
 ) -> AlignedBatch:
     """Tokenize documents with both tokenizers and align them; `failures` has those that failed."""
     texts = [document.text for document in documents]
+    for document in documents:
+        if isinstance(document.text, str):
+            raise ValueError(
+                f"the text of document {document.document_id!r} is a str, and offsets are of UTF-8 "
+                "bytes: give text.encode()"
+            )
     with ThreadPoolExecutor(max_workers=1) as beside:  # the libraries let other threads run
         pending = beside.submit(teacher_tokenizer.tokenize_batch, texts)
         student = student_tokenizer.tokenize_batch(texts)

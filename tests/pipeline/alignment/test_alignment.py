@@ -63,6 +63,13 @@ def test_batches_of_other_documents_are_refused() -> None:
         align_tokens(one, two)
 
 
+def test_a_text_of_characters_is_refused() -> None:
+    """It was an AttributeError of a library."""
+    tokenizer = load("llama_like")
+    with pytest.raises(ValueError, match=r"'a' is a str.*: give text\.encode\(\)"):
+        align_batch([SourceDocument("a", "ä")], tokenizer, tokenizer)  # type: ignore[arg-type]
+
+
 def test_no_documents() -> None:
     assert align_tokens(make_tokens([], 0), make_tokens([], 0)).shape == (0, 2)
     batch = align_batch([], load("llama_like"), load("qwen_like"))
