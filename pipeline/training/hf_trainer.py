@@ -115,7 +115,7 @@ class GuidedTrainer(Trainer):
             model,
             method,
             teacher=teacher,
-            heldout={"heldout": heldout} if isinstance(heldout, str | PathLike) else heldout,
+            heldout=heldout,
             allow_untrained_teacher=allow_untrained_teacher,
             teacher_dtype=torch.bfloat16 if args.bf16 else torch.float32,
             group=dist.group.WORLD if args.world_size > 1 else None,

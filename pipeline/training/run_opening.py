@@ -58,11 +58,11 @@ class OpenedTraining:
 
 def open_training(
     data: StreamConfig | AlignedRows | str | PathLike[str],
-    student: nn.Module | str,
+    student: nn.Module | str | PathLike[str],
     method: Method,
     *,
     teacher: PreTrainedModel | None = None,
-    heldout: Mapping[str, str | PathLike[str]] | None = None,
+    heldout: Mapping[str, str | PathLike[str]] | str | PathLike[str] | None = None,
     allow_untrained_teacher: bool = False,
     teacher_dtype: torch.dtype = torch.float32,
     group: dist.ProcessGroup | None = None,
@@ -79,7 +79,7 @@ def open_training(
             one of peft around it, which stays on its device.
         method: such as `Method("distill")`.
         teacher: a frozen model in place of that in `data`.
-        heldout: aligned datasets by name.
+        heldout: an aligned dataset, which is named heldout, or several by name.
         allow_untrained_teacher: accept a running teacher that predicts no better than chance.
         teacher_dtype: of a teacher loaded here.
         group: the processes that choose tokens together if the method's scope is "group".
@@ -101,7 +101,14 @@ def open_training(
     """
     kind, config, device = kind_of(method), _stream_config(data), torch.device(device)
     teaching = config.teaching
+    if isinstance(heldout, str | PathLike):
+        heldout = {"heldout": heldout}
     if teacher is not None:
+        if not isinstance(teacher, nn.Module):
+            raise ValueError(
+                f"teacher {teacher!r} isn't a model: give load_language_model(…), or its name in "
+                "data, StreamConfig(…, teaching=Teaching(teacher=…))"
+            )
         teaching = replace(teaching, teacher=name_of(teacher))
     with _hinting_at_config(config):
         served = kind.serve(method, teaching, config.reading, config.seq_length)
@@ -111,7 +118,8 @@ def open_training(
     kind.require_rows(method, rows)
     _warn_of_padding(rows)
     sets = open_heldout({name: fspath(path) for name, path in (heldout or {}).items()}, rows)
-    own = _open_student(student, rows, sets, device)
+    source = student if isinstance(student, nn.Module) else fspath(student)
+    own = _open_student(source, rows, sets, device)
     running = None
     if served.by == "running":
         running = open_running_teacher(

@@ -433,6 +433,16 @@ def test_rows_without_what_the_method_needs_are_refused(world: Path) -> None:
         open_training(rows, str(world / "student"), Method("distill"))
 
 
+def test_parts_may_be_paths_and_a_teacher_is_a_model(world: Path) -> None:
+    """Each was an AttributeError."""
+    plain = data_of(world, stored_losses=None)
+    student, heldout = world / "student", world / "data"
+    opened = open_training(plain, student, Method("full"), heldout=heldout)
+    assert list(opened.heldout) == ["heldout"]
+    with pytest.raises(ValueError, match=r"teacher 'a' isn't a model: give load_language_model"):
+        open_training(plain, student, Method("alm"), teacher="a")  # type: ignore[arg-type]
+
+
 def test_a_teacher_that_the_data_name_is_loaded(world: Path) -> None:
     paper = Method("teacher")
     named = data_of(world, stored_losses=None, teacher=str(world / "teacher"))
