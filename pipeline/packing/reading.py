@@ -51,6 +51,9 @@ class Reading:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
+        for name in ("student_bos", "student_eos", "teacher_context"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, str(value))  # an id may be a number
 
     def mixture(self, *, seed: int = 0, max_epochs: int | None = 1) -> Mixture:
         """Return the content of a mixture's file, or a mixture of one unnamed dataset.

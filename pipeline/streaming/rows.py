@@ -67,6 +67,8 @@ class AlignedRows(TorchDataset[Rows]):
         Example:
             >>> rows = AlignedRows(StreamConfig("aligned", seq_length=8))  # doctest: +SKIP
         """
+        if not isinstance(config, StreamConfig):
+            raise ValueError(f"{config!r} isn't a StreamConfig: give StreamConfig({config!r})")
         self.config = config
         self._locks: dict[int, Lock] = {}
         self.opened = opened or open_run(
@@ -213,9 +215,10 @@ class AlignedRows(TorchDataset[Rows]):
     def locate(self, run_position: int) -> tuple[int, int, int]:
         """Return a row's dataset, its epoch, and its place there; IndexError past the run's end."""
         if not 0 <= (run_position := index(run_position)) < self._num_rows:
+            more = f"raise num_epochs or, of a mixture, max_epochs in {self.opened.mixture.path}"
             raise IndexError(
-                f"row {run_position} is not in 0 … {self._num_rows - 1}: raise num_epochs or, of a "
-                f"mixture, raise max_epochs in {self.opened.mixture.path}"
+                f"row {run_position} is not in 0 … {self._num_rows - 1}: "
+                f"{'count from the first' if run_position < 0 else more}"
             )
         source, position = self.plan.locate(run_position)
         return source, *divmod(position, self.plan.sources[source].num_rows)

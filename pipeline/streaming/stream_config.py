@@ -5,7 +5,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from operator import index
 from os import PathLike, fspath
 from pathlib import Path
+from typing import get_args
 
+from pipeline.command_line.option_parsing import require_known
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teaching import NOBODY, Teaching
 from pipeline.streaming.damage import OnDamage
@@ -74,6 +76,12 @@ class StreamConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} is below 1")
+        require_known("on_damage=", [self.on_damage], get_args(OnDamage))
+        if not isinstance(self.teaching, Teaching):
+            raise ValueError(
+                f"teaching {self.teaching!r} isn't a Teaching: give Teaching(stored_losses=…) or "
+                "Teaching(teacher=…)"
+            )
         if self.with_distributions and self.teaching.stored_losses is None:
             raise ValueError(
                 "with_distributions reads what is stored with losses: give teaching some "

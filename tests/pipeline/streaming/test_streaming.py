@@ -128,6 +128,18 @@ def test_numbers_of_numpy_are_numbers_and_fractions_are_refused(tmp_path):
     for name in ("num_epochs", "seq_length", "seed"):
         with pytest.raises(ValueError, match=rf"{name} 1\.5 isn't a whole number"):
             StreamConfig(tmp_path / "data", **{name: 1.5})
+    numbered = Reading(tmp_path / "data", student_bos=np.int64(3))  # was an AttributeError
+    assert numbered == Reading(tmp_path / "data", student_bos="3")
+
+
+def test_other_words_and_types_are_refused():
+    """Damage was left out in silence, or an AttributeError followed."""
+    with pytest.raises(ValueError, match="on_damage=Raise: choose one of raise, quarantine"):
+        StreamConfig("aligned", on_damage="Raise")
+    with pytest.raises(ValueError, match=r"teaching 'a' isn't a Teaching: give Teaching\("):
+        StreamConfig("aligned", teaching="a")
+    with pytest.raises(ValueError, match=r"'a' isn't a StreamConfig: give StreamConfig\('a'\)"):
+        AlignedRows("a")
 
 
 @pytest.mark.parametrize("make_student", [lambda: None, word_pieces], ids=["tiling", "with gaps"])
@@ -290,7 +302,7 @@ def test_samples_past_the_end_are_refused(dataset):
     assert len(rows) == 2 * rows.samples_per_epoch
     with pytest.raises(IndexError, match=r"raise num_epochs"):
         rows[len(rows)]
-    with pytest.raises(IndexError, match=r"row -1 is not in"):
+    with pytest.raises(IndexError, match=r"row -1 is not in .*: count from the first"):
         rows[-1]
     with pytest.raises(ValueError, match=rf"num_samples {len(rows) + 12} is more than the"):
         load_batches(rows, micro_batch_size=1, num_samples=len(rows) + 12)
