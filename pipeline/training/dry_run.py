@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PretrainedConfig
 
 from pipeline.dataset.tokenizers import Side
@@ -18,6 +19,8 @@ from pipeline.drawing.formatting import (
 )
 from pipeline.models.fit import find_fitting
 from pipeline.models.hf_models import read_shape
+from pipeline.models.running_teacher import require_model_room
+from pipeline.models.weights import require_reloadable
 from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
 from pipeline.training.checkpoint import CHECKPOINT
@@ -29,6 +32,7 @@ from pipeline.training.prediction import (
     count_memory,
     count_operations,
     count_weights,
+    fake_model,
     measure_matmul,
     step_seconds,
 )
@@ -51,7 +55,11 @@ def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterat
     )
     student = _shape(config.student, rows.opened, "student", weightless=config.random_init)
     runs = config.served.by == "running" and config.teaching.teacher
-    teacher = _shape(str(runs), rows.opened, "teacher") if runs else None
+    _require_fit(config.student, student, rows, "student")
+    teacher = None
+    if runs:
+        teacher = _shape(str(runs), rows.opened, "teacher")
+        _require_fit(str(runs), teacher, rows, "teacher")
     memory = count_memory(config, student, teacher, rows.layout.teacher_seq_length)
     yield from _describe_memory(config, ranks.device, memory)
     weights = count_weights(student)
@@ -115,6 +123,15 @@ def _shape(
     if weightless:
         return read_shape(source, side=side)
     return read_shape(str(find_fitting(source, opened.dataset, side=side).path), side=side)
+
+
+def _require_fit(source: str, shape: PretrainedConfig, rows: AlignedRows, side: Side) -> None:
+    """Refuse a model as the run would, by what is known without its numbers."""
+    with FakeTensorMode():
+        model = fake_model(shape)
+    if side == "student":
+        require_reloadable(model)
+    require_model_room(model, rows.opened, rows.rules, source, side=side)
 
 
 def _device_memory(device: torch.device) -> int:

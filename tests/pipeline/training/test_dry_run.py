@@ -1,6 +1,7 @@
 """What a run would take, said before it begins; and what it says when it takes too much."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,8 @@ from pipeline.training.prediction import (
 )
 from pipeline.training.run_opening import open_training
 from pipeline.training.shortage import smaller
+from tests.support.datasets import byte_level
+from tests.support.hf_folders import write_model
 from tests.support.runs import require_equal_weights
 from tests.support.scored_data import train_config
 
@@ -295,6 +298,49 @@ def test_random_weights_need_a_configuration_of_any_source(
     assert scale == pytest.approx(40**0.5, rel=1e-6)
     with pytest.raises(ValueError, match="no such folder"):
         loop._first_student(replace(config, student="nowhere"), torch.device("cpu"))
+
+
+def unusable(folder: Path, kind: str) -> Path:
+    """Write a student that a run refuses by its shape."""
+    if kind == "few rows":
+        return write_model(folder, byte_level(400), num_rows=300)
+    write_model(folder, byte_level(400))
+    if kind != "few positions":
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+        ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        shape = sizes | ends if kind == "phi" else {"text_config": sizes | ends}
+        AutoConfig.for_model(kind, **shape).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "message"),
+    [
+        (
+            "few positions",
+            1024,
+            "a row holds 1024 student tokens, .* was made for 512: lower --seq",
+        ),
+        ("few rows", 64, r"the data holds student token 39\d in document .* rows for 300 tokens"),
+        ("phi", 64, "PhiForCausalLM has no output layer, or one with a bias"),
+        ("emu3", 64, "Emu3ForCausalLM is saved with the model_type .emu3_text_model., which Auto"),
+    ],
+)
+def test_what_a_run_would_refuse_by_a_model_s_shape_is_refused_now(
+    world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    length: int,
+    message: str,
+) -> None:
+    student = unusable(tmp_path / "student", kind)
+    config = replace(config_of(world, tmp_path / "run"), student=str(student))
+    given = arguments(config, "--method", "full", "--seq-length", str(length), "--num-steps", "1")
+    given += ["--global-batch-size", "1", "--micro-batch-size", "1"]
+    assert main([*given, "--dry-run"]) == 2
+    assert re.search(message, told := capsys.readouterr().err), told
 
 
 def test_a_quantised_student_is_refused(world: Path) -> None:
