@@ -26,7 +26,7 @@ from pipeline.command_line.folder_lock import hold_folder
 from pipeline.losses.loss_checks import put_off
 from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.models.hf_models import read_shape, recompute_layers
-from pipeline.models.weights import make_model
+from pipeline.models.weights import make_model, require_reloadable
 from pipeline.streaming import AlignedRows, Rows, load_batches
 from pipeline.training.checkpoint import (
     CHECKPOINT,
@@ -221,6 +221,7 @@ def _first_student(config: TrainConfig, device: torch.device) -> str | PreTraine
     torch.manual_seed(config.seed)
     # In fp32 from the start: rounded buffers would stay so, and an export lacks them.
     student = make_model(read_shape(config.student), dtype=torch.float32)
+    require_reloadable(student)
     return cast(PreTrainedModel, cast(Any, student).to(device))
 
 

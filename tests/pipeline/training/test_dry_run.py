@@ -343,6 +343,16 @@ def test_what_a_run_would_refuse_by_a_model_s_shape_is_refused_now(
     assert re.search(message, told := capsys.readouterr().err), told
 
 
+def test_random_weights_of_a_model_that_could_not_be_loaded_again_are_refused(
+    world: Path, tmp_path: Path
+) -> None:
+    """It was trained, and its model of no use."""
+    student = unusable(tmp_path / "student", "emu3")
+    config = config_of(world, tmp_path / "run", random_init=True)
+    with pytest.raises(ValueError, match=r'the model_type "emu3_text_model", which AutoModelForC'):
+        train(replace(config, student=str(student)))
+
+
 def test_a_quantised_student_is_refused(world: Path) -> None:
     """Its layers would stay as they are, without a word; an adapter's wouldn't."""
     student = load_language_model(str(world / "student"))
