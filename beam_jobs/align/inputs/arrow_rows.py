@@ -1,6 +1,7 @@
 """Arrow's batches as rows of JSON's values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -31,10 +32,34 @@ def as_text(column: pa.Array) -> pa.Array:
     if types.is_fixed_size_binary(kind):
         hexadecimal = [None if value is None else value.hex() for value in column.to_pylist()]
         return pa.array(hexadecimal, pa.string())
-    if types.is_timestamp(kind) and kind.tz:
-        column = column.cast(pa.timestamp(kind.unit, "UTC"))
-    if any(
-        test(kind) for test in (types.is_timestamp, types.is_date, types.is_time, types.is_decimal)
-    ):
-        return column.cast(pa.string())
+    with suppress(pa.ArrowNotImplementedError):  # other types of extensions stay as they are
+        for leaf in (_in_utc, _of_text):
+            wanted = _replace_leaves(kind, leaf)
+            column = column if column.type == wanted else column.cast(wanted)
     return column
+
+
+def _replace_leaves(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Replace the types of a nested type's values; rows bring fields that nobody asked for."""
+
+    def own(field: pa.Field) -> pa.Field:
+        return field.with_type(_replace_leaves(field.type, leaf))
+
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct(list(map(own, kind)))
+    if types.is_map(kind):
+        return pa.map_(own(kind.key_field), own(kind.item_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(own(kind.value_field), kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return (pa.list_ if types.is_list(kind) else pa.large_list)(own(kind.value_field))
+    return leaf(kind)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz else kind
+
+
+def _of_text(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else kind

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_jobs.align.inputs import json_values
+from beam_jobs.align.inputs.arrow_rows import rows_of
 from beam_jobs.align.inputs.decompression import DamageError, zstd
 from beam_jobs.align.inputs.document_reading import read_part
 from beam_jobs.align.inputs.documents import (
@@ -353,6 +354,32 @@ def test_ids_that_are_times_decimals_or_uuids_are_text(tmp_path: Path) -> None:
         for name in ("a.parquet", "a.arrow"):
             (document,) = read(tmp_path / name)
             assert document.document_id == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.timestamp("s"), 10**15, "<value out of range: 1000000000000000>"),
+        (pa.timestamp("s", "Foo/Bar"), 1, "1970-01-01 00:00:01Z"),
+        (pa.timestamp("ns"), 1, "1970-01-01 00:00:00.000000001"),
+        (pa.date32(), 10**9, "<value out of range: 1000000000>"),
+        (pa.duration("s"), 10**15, "1000000000000000"),
+    ],
+)
+def test_times_that_python_lacks_next_to_a_text_cost_nothing(
+    tmp_path: Path, kind: pa.DataType, value: int, text: str
+) -> None:
+    """Of an Arrow file a nested field brings its siblings, of a parquet file a list does."""
+    times = pa.array([None, value], kind)
+    pairs = pa.StructArray.from_arrays([pa.array(["x", "y"]), times], ["body", "when"])
+    lists = pa.ListArray.from_arrays([0, 1, 2], pairs)
+    table = pa.table({"meta": pairs, "all": lists, "text": ["x", "y"]})
+    write_arrow(tmp_path / "a.arrow", table, is_stream=False)
+    rules = ReadingRules(text_field="meta.body", metadata=(MetadataField("meta.when"),))
+    found = read(tmp_path / "a.arrow", rules)
+    assert [(d.text, d.metadata) for d in found] == [(b"x", (None,)), (b"y", (text,))]
+    (rows,) = map(rows_of, table.select(["all"]).to_batches())
+    assert [row["all"][0]["when"] for row in rows] == [None, text]
 
 
 def test_a_field_of_a_map_is_read(tmp_path: Path) -> None:
