@@ -20,7 +20,8 @@ from typing import Any, TextIO
 from pipeline.command_line.failures import FULL_DISK, hinted, naming
 from pipeline.command_line.links import open_unlinked
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+"""Errors of `flock` on file systems without locks."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:
             file.close()
             raise error(refusal) from None
         except OSError as failure:
-            if failure.errno not in _NO_LOCKS:
+            if failure.errno not in NO_LOCKS:
                 raise
             logger.warning("%s has no locks: start no other job with this output", folder)
         if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):

@@ -4,6 +4,7 @@ A plan is a folder of `.npy` files and a `plan.json` with its inputs and the fil
 checked on opening; a plan that fails is made again. A folder appears only when complete.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -11,18 +12,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from pipeline.command_line.failures import naming
-from pipeline.command_line.links import refuse_link
+from pipeline.command_line.folder_lock import NO_LOCKS
+from pipeline.command_line.links import open_unlinked, refuse_link
 from pipeline.dataset.chosen_documents import (
     ChosenDocuments,
     Kept,
@@ -95,10 +96,10 @@ def load_plan(documents: ChosenDocuments, rules: PackingRules, *, cache_folder: 
             logger.warning("plan %s is not used, but made again: %s", folder, error)
     lock = own.with_suffix(".lock")
     if own == beside:
-        for path in (own.parent, own, lock):
+        for path in (own.parent, own):
             refuse_link(str(path))
     own.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
+    with _held(lock):
         with suppress(OSError, ValueError):  # if another process has just made it
             return _load(own, documents, rules)
         arrays = _make_arrays(documents, rules)
@@ -185,6 +186,19 @@ def _make_arrays(selection: ChosenDocuments, rules: PackingRules) -> dict[str, N
         for name, dtype in _SAMPLE_COLUMNS.items()
     }
     return arrays | {name: getattr(plan, name) for name in _PLAN_ARRAYS}
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """Wait for a lock; on a file system without locks two processes may make one plan."""
+    with open(lock, "a", opener=open_unlinked) as file:
+        try:
+            with naming(str(lock)):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
 
 
 def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: _PlanRecord) -> None:

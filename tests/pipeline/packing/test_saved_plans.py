@@ -1,7 +1,9 @@
 """A plan travels with its dataset and decides what is read: altered or not, rows are the same."""
 
+import fcntl
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.command_line.folder_lock import NO_LOCKS
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.validate.dataset_checks import validate_dataset
 from tests.support.datasets import build_dataset, make_texts, remove_documents
@@ -215,3 +218,16 @@ def test_nothing_else_is_in_the_folder(data: Path) -> None:
     (data / "plans/.left").mkdir()
     (data / "plans/x.lock").touch()
     assert check_plans_of(data) == []
+
+
+@pytest.mark.parametrize("number", sorted(NO_LOCKS))
+def test_a_file_system_without_locks_is_no_reason_to_stop(
+    data: Path, planned: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    shutil.rmtree(data / "plans")
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert rows_of(data) == planned[1]
+    assert plan_of(data).is_dir()
