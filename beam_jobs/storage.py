@@ -163,7 +163,12 @@ def list_folder(folder: str) -> Mapping[str, int]:
         return {_stores().split(m.path)[1]: m.size_in_bytes for m in found}
     if not os.path.isdir(folder):
         return {}
-    return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
+    sizes = {}
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):  # just removed, such as another job's lock
+            if entry.is_file():
+                sizes[entry.name] = entry.stat().st_size
+    return sizes
 
 
 def list_folders(folder: str, prefix: str) -> list[str]:

@@ -41,6 +41,24 @@ def test_a_shard_is_written_whatever_becomes_of_advice(
     assert path.read_bytes() == b"".join(PARTS)
 
 
+def test_a_file_that_goes_while_its_folder_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two teachers may score one dataset: the first that ends removes its lock there."""
+    (tmp_path / "a.tar").write_bytes(b"four")
+    lock = tmp_path / ".vocag-scores.lock"
+    lock.touch()
+    scan = os.scandir
+
+    def scan_before(path: str) -> list[os.DirEntry[str]]:
+        entries = list(scan(path))
+        lock.unlink()
+        return entries
+
+    monkeypatch.setattr(os, "scandir", scan_before)
+    assert storage.list_folder(str(tmp_path)) == {"a.tar": 4}
+
+
 def test_the_users_folder_is_what_readers_take_it_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shells leave `--output=~/aligned` as it is: the job made a folder named ~."""
     monkeypatch.setenv("HOME", "/home/user")
