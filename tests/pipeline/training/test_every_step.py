@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from pipeline.methods.method import Method
+from pipeline.packing.state import StreamMismatchError
+from pipeline.scoring.teaching import Teaching
+from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
+from schemas.errors import DatasetError
+from schemas.sidecar import ScoreManifest, encode_score_manifest, score_manifest_name
 from tests.pipeline.training.test_hf_trainer import data_of, logged, trainer_of
 from tests.support.runs import read_log, require_equal_weights
-from tests.support.scored_data import train_config
+from tests.support.scored_data import scores_of, train_config
 
 STEPS = 4
 METHOD = Method("random", unmapped="mean")  # whose draws are the run's, too
@@ -28,6 +33,30 @@ def test_vocag_train_that_is_started_again_at_every_step(world: Path, tmp_path: 
     for step in range(1, STEPS + 1):
         train(replace(again, exit_after=step))
     assert losses(again.output) == losses(whole.output)
+    require_equal_weights(again.output, whole.output)
+
+
+def test_a_run_continues_when_another_teacher_has_scored_its_data(
+    copied: Path, tmp_path: Path
+) -> None:
+    """The name of the only losses then means none: theirs is the beginning of a fingerprint."""
+    whole = train_config(copied, tmp_path / "whole", num_steps=2, stored_losses=("",))
+    again = replace(whole, output=tmp_path / "again")
+    train(whole)
+    train(replace(again, exit_after=1))
+    scores = scores_of(copied)
+    other = replace(scores, rule=replace(scores.rule, weights_sha256="0" * 64))
+    path = copied / "data" / score_manifest_name(other.rule.fingerprint)
+    path.write_bytes(encode_score_manifest(other))
+    with pytest.raises(DatasetError, match='2 teachers are named ""'):
+        train(again)
+
+    def named(manifest: ScoreManifest) -> TrainConfig:
+        return replace(again, teaching=Teaching(stored_losses=(manifest.rule.fingerprint[:8],)))
+
+    with pytest.raises(StreamMismatchError, match=r"made with teachers .* by their first digits"):
+        train(named(other))
+    train(named(scores))
     require_equal_weights(again.output, whole.output)
 
 
