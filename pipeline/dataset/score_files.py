@@ -1,7 +1,9 @@
 """Find teachers' losses next to a dataset."""
 
+import fnmatch
 import glob
 import mmap
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -9,11 +11,17 @@ from shlex import quote
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.dataset.cache import ListedFile, ShardCache
-from pipeline.dataset.dataset_reading import find_generation, read_manifest_bytes, read_whole
+from pipeline.dataset.dataset_reading import (
+    find_generation,
+    folder_of,
+    read_manifest_bytes,
+    read_whole,
+)
 from pipeline.dataset.files import Dataset
 from schemas.errors import DamagedShardError, DatasetError, ForeignLossesError
 from schemas.manifest import ShardRecord
@@ -135,6 +143,7 @@ def list_scores(location: str) -> list[ScoreFiles]:
 def scores_to_paste(location: str, *, with_distributions: bool, seq_length: int) -> str:
     """Return the option that reads a dataset's scores, or the command that makes some."""
     read_manifest_bytes(location)
+    location = folder_of(location)
     found = _fitting(list_scores(location), "", with_distributions=with_distributions)
     if not found:
         return _scoring(location, "", with_distributions, seq_length)
@@ -150,6 +159,8 @@ def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:
 
 def _names(location: str, pattern: str) -> list[str]:
     filesystem, path = fsspec.core.url_to_fs(location)
+    if isinstance(filesystem, LocalFileSystem):  # its glob takes a failed listing for an empty one
+        return sorted(fnmatch.filter(os.listdir(path), pattern))
     found = filesystem.glob(f"{glob.escape(path)}/{pattern}")
     # Else a store's client keeps this list when files are added or change.
     filesystem.invalidate_cache()

@@ -1,6 +1,8 @@
 """Stored losses against a teacher that runs while training: equal, or refused with the reason."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from pipeline.command_line.failures import hints_of
+from pipeline.dataset.score_files import list_scores
 from pipeline.packing.kernels import ENDS, STARTS
 from pipeline.streaming import AlignedRows, Rows, StreamMismatchError, collate_rows, load_batches
 from pipeline.training.command import main as train_main
@@ -181,6 +184,18 @@ def test_incomplete_losses_are_refused(copied: Path) -> None:
     scores.unlink()
     with pytest.raises(DatasetError, match=r'no scores by teacher "teacher" in .*: nothing has'):
         open_rows(copied)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_one_without_scores(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        list_scores(str(world / "data"))
 
 
 def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
