@@ -6,6 +6,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from beam_jobs import storage
 from beam_jobs.align.inputs.arrow_rows import rows_of
 from beam_jobs.align.inputs.decompression import DamageError
 from beam_jobs.align.inputs.documents import Reason, UnusableError
@@ -19,6 +20,7 @@ from beam_jobs.align.inputs.table_format import (
     as_damage,
 )
 
+_BUFFER_BYTES = 1 << 20
 _DAMAGE = (pa.ArrowException,)
 
 
@@ -36,7 +38,10 @@ def _parquet_count(opened: BinaryIO, part: InputPart) -> tuple[int, None]:
 
 def _open_row_groups(opened: BinaryIO, part: InputPart) -> tuple[pq.ParquetFile, range, int]:
     """The file, a part's row groups, and their first row's number."""
-    table = pq.ParquetFile(opened, page_checksum_verification=True)
+    # Else all of a row group's bytes are in memory. In a store each column's buffer is a request.
+    is_local = storage.is_local(part.file.path)
+    buffered = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False} if is_local else {}
+    table = pq.ParquetFile(opened, page_checksum_verification=True, **buffered)
     end = table.num_row_groups if part.end is None else part.end
     first = sum(table.metadata.row_group(i).num_rows for i in range(part.start))
     return table, range(part.start, end), first

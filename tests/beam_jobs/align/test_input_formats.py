@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_jobs import storage
 from beam_jobs.align.inputs import json_values
 from beam_jobs.align.inputs.arrow_rows import rows_of
 from beam_jobs.align.inputs.decompression import DamageError, zstd
@@ -354,6 +355,25 @@ def test_ids_that_are_times_decimals_or_uuids_are_text(tmp_path: Path) -> None:
         for name in ("a.parquet", "a.arrow"):
             (document,) = read(tmp_path / name)
             assert document.document_id == expected
+
+
+def test_a_row_group_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    class Noting(io.FileIO):
+        def read(self, size: int = -1, /) -> bytes:
+            sizes.append(size)
+            return super().read(size)
+
+    path, texts = tmp_path / "a.parquet", [os.urandom(5000).hex() for _ in range(1000)]
+    table = pa.table({"text": texts})
+    pq.write_table(table, path, use_dictionary=False, write_batch_size=10)
+    (file,) = find_inputs([str(path)])
+    monkeypatch.setattr(storage, "open_to_read", Noting)
+    found = list(read_part(InputPart(file), ReadingRules()))
+    assert [document.text.decode() for document in found] == texts
+    assert path.stat().st_size > 5_000_000
+    assert max(sizes) < 2_000_000
 
 
 @pytest.mark.parametrize(
