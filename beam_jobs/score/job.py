@@ -152,7 +152,7 @@ def _score_dataset(
     options: ScoreOptions, opened: OpenedDataset, job: ScoreJob, beam_options: PipelineOptions
 ) -> ScoreManifest | None:
     run, reuse = options.run, tuple(map(storage.absolute, options.reuse or ()))
-    documents = opened.documents
+    documents, began = opened.documents, time.monotonic()
     if job.rule.learned_only:
         require_learned(documents, "num_learned_teacher_tokens")
     shards = _count_scored(documents)
@@ -191,7 +191,7 @@ def _score_dataset(
             read_record(summary, WorkDone),
             dataset=job.dataset,
             reuse=reuse,
-            elapsed_seconds=time.time() - job.started,
+            elapsed_seconds=time.monotonic() - began,
         )
     )
     return scores

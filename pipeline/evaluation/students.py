@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
@@ -132,7 +134,35 @@ class _Loaded(HFLM):  # type: ignore[misc]
 
     def _model_generate(self, context: Any, max_length: int, *args: Any, **more: Any) -> Any:
         self._require_alike(context, max_length)
+        if len(context) > 1 and self._reads_padding:
+            raise hinted(
+                ValueError(
+                    f"{len(context)} questions at a time: shorter ones are padded in front, and "
+                    f"this student ({self.model.config.model_type}) reads the padding, so answers "
+                    "would depend on their neighbours"
+                ),
+                "batch_size=1",
+            )
         return super()._model_generate(context, max_length, *args, **more)
+
+    @cached_property
+    def _reads_padding(self) -> bool:
+        """Whether padding in front of a text changes what follows it, as in RWKV."""
+        text = torch.tensor([self.tok_encode("The end is where we start from")], device=self.device)
+        padding = text.new_full((1, 8), self.tokenizer.pad_token_id)
+        alone, padded = (
+            self.model.generate(
+                torch.cat([front, text], 1),
+                attention_mask=torch.cat([torch.zeros_like(front), torch.ones_like(text)], 1),
+                max_new_tokens=1,
+                output_logits=True,
+                return_dict_in_generate=True,
+                pad_token_id=self.tokenizer.pad_token_id,
+            ).logits[0]
+            for front in (padding[:, :0], padding)
+        )
+        # 16 bits alone make 1 %.
+        return bool((padded - alone).float().std() > 0.05 * alone.float().std())
 
     def _require_alike(self, rows: Any, length: int) -> None:
         short = short_length(self.model.config)

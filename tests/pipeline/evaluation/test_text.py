@@ -252,3 +252,24 @@ def test_questions_that_change_how_others_are_read_are_asked_one_at_a_time(tmp_p
     asked = [Instance("generate_until", {}, (text, how), 0) for text in ("One", "One and one")]
     with pytest.raises(ValueError, match=r"^2 questions at a time have up to \d+ tokens with"):
         two.generate_until(asked)
+
+
+def test_a_student_that_reads_padding_answers_one_question_at_a_time(tmp_path: Path) -> None:
+    """RWKV ignores the mask: answers depended on the longest question of the batch."""
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
+    how = {"until": [], "max_gen_toks": 4, "do_sample": False}
+    asked = [Instance("generate_until", {}, (text, how), 0) for text in ("One", "One and one")]
+    for kind, more in (("rwkv", {}), ("llama", {"num_attention_heads": 4})):
+        folder = write_model(tmp_path / kind, byte_level(300), seed=1)
+        (folder / "tokenizer_config.json").write_text(json.dumps(ends))
+        shape = AutoConfig.for_model(kind, **sizes, **more, pad_token_id=0, eos_token_id=1)
+        AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
+    llama, rwkv, alone = (
+        open_model(find_student(str(tmp_path / kind)), StudentEngine(batch_size=n, device="cpu"))
+        for kind, n in (("llama", 2), ("rwkv", 2), ("rwkv", 1))
+    )
+    assert len(llama.generate_until(asked)) == len(alone.generate_until(asked)) == 2
+    with pytest.raises(ValueError, match=r"^2 questions at a time: .*\(rwkv\)") as refused:
+        rwkv.generate_until(asked)
+    assert refused.value.__notes__ == ["hint: batch_size=1"]
