@@ -92,7 +92,7 @@ test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experimen
 	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py tests/pipeline/distributions
 
 test-megatron: $(VENV)/.installed-test ## run the Megatron plugin with the real trainer on CPU, many processes each (minutes)
-	$(BIN)/python -m pytest -m "not gpu" tests/megatron_plugin
+	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadscope tests/megatron_plugin
 
 test-services: $(VENV)/.installed-test $(VENV)/.installed-gcp $(VENV)/.installed-aws ## run the jobs against storage emulators and a fake Dataflow (minutes)
 	tests/services/setup.sh

@@ -39,10 +39,10 @@ from pipeline.training.ranks import Ranks
 from pipeline.training.run_opening import open_training
 from pipeline.validate.dataset_checks import validate_dataset
 from schemas.sidecar import decode_score_manifest, decode_sidecar
-from tests.pipeline.training.test_hf_trainer import arguments, logged
 from tests.support.chats import FOLDER, NAMES, align_chats_job, chat_tokenizer, said, user
 from tests.support.completions_server import MODEL, serve
 from tests.support.datasets import read_documents
+from tests.support.guided_trainers import arguments, logged
 from tests.support.hf_folders import write_model
 from tests.support.runs import read_log
 from tests.support.scored_data import THREADS, online_losses

@@ -14,7 +14,7 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
 from schemas.errors import DatasetError
 from schemas.sidecar import ScoreManifest, encode_score_manifest, score_manifest_name
-from tests.pipeline.training.test_hf_trainer import data_of, logged, trainer_of
+from tests.support.guided_trainers import data_of, logged, trainer_of
 from tests.support.runs import read_log, require_equal_weights
 from tests.support.scored_data import scores_of, train_config
 

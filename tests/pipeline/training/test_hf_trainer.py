@@ -3,11 +3,8 @@
 import copy
 import inspect
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 
 from pipeline.command_line.failures import hints_of
@@ -37,39 +33,10 @@ from pipeline.training.loop import train
 from pipeline.training.run_opening import open_training
 from schemas.document import decode_document
 from tests.support.datasets import remove_documents, seen_ids
-from tests.support.killing import run_ranks
+from tests.support.guided_trainers import arguments, data_of, logged, trainer_of
 from tests.support.mixtures import write_mixture
 from tests.support.runs import read_log
 from tests.support.scored_data import SEQ_LENGTH, train_config
-from tests.support.servers import free_port
-from tests.support.teaching import with_teaching
-
-ROOT = Path(__file__).parents[3]
-
-
-def data_of(world: Path, **more: Any) -> StreamConfig:
-    given = {"seq_length": SEQ_LENGTH, "stored_losses": "", **more}
-    return StreamConfig(Reading(str(world / "data")), **with_teaching(given))
-
-
-def arguments(output: Path, **more: Any) -> TrainingArguments:
-    given = {
-        **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
-        **{"logging_steps": 1, "save_steps": 2, "use_cpu": True, "report_to": "none"},
-        **{"lr_scheduler_type": "constant", "weight_decay": 0.0, "disable_tqdm": True},
-    }
-    return TrainingArguments(str(output), **given | more)
-
-
-def trainer_of(world: Path, output: Path, *, settings: dict[str, Any], **more: Any) -> Any:
-    student = AutoModelForCausalLM.from_pretrained(world / "student")
-    data = more.pop("data", data_of(world))
-    given = {"method": Method("teacher"), **more}
-    return GuidedTrainer(student, arguments(output, **settings), data=data, **given)
-
-
-def logged(trainer: Any, name: str = "loss") -> list[float]:
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def seen_rows(trainer: Any) -> list[torch.Tensor]:
@@ -530,87 +497,3 @@ def test_a_running_teacher_gives_the_stored_losses(
         first[name] = logged(trainer)[0]
         assert trainer.model(input_ids=torch.ones(1, 3, dtype=torch.long)).logits.shape[1] == 3
     assert first["running"] == pytest.approx(first["stored"], rel=1e-3)
-
-
-def _train_by_trainer(world: Path, output: Path) -> None:
-    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    settings |= {"save_strategy": "no", "adam_beta2": 0.95}
-    trainer = trainer_of(world, output, settings=settings)
-    trainer.train()
-    if trainer.args.process_index == 0:
-        (output / "losses.json").write_text(json.dumps(logged(trainer)))
-        trainer.save_model(str(output / "model"))
-
-
-@pytest.mark.slow
-def test_accumulation_in_two_processes_is_a_step_of_vocag_train(
-    world: Path, tmp_path: Path
-) -> None:
-    """Divided once by all kept tokens (Eq. 3): micro-batches keep different numbers of them."""
-    (tmp_path / "two").mkdir()
-    run_ranks(_train_by_trainer, world, tmp_path / "two")
-    sizes = {"global_batch_size": 4, "micro_batch_size": 1}
-    config = train_config(world, tmp_path / "own", stored_losses=("",), **sizes)
-    train(config)
-    own = read_log(tmp_path / "own")
-    found = json.loads((tmp_path / "two/losses.json").read_text())
-    assert found == pytest.approx([entry["loss"] for entry in own], rel=1e-5)
-    saved, weights = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / run / "model").state_dict()
-        for run in ("two", "own")
-    )
-    for name, tensor in weights.items():
-        torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-5)
-    rows, student = AlignedRows(config.stream), load_language_model(str(world / "student"))
-    with torch.no_grad():
-        guided = GuidedStudent(student, Method("teacher"))
-        parts = [guided(rows.__getitems__([position])) for position in range(4)]
-    mean_of_means = sum(float(part.loss_sum / part.num_tokens) for part in parts) / 4
-    assert abs(mean_of_means / found[0] - 1) > 1e-4, "what the Trainer alone would take"
-
-
-_SCRIPT = """
-import sys
-from pathlib import Path
-from tests.pipeline.training.test_hf_trainer import logged, trainer_of
-world, output = map(Path, sys.argv[1:3])
-settings = {"per_device_train_batch_size": 1, "save_strategy": "no"}
-settings |= {"accelerator_config": {"dispatch_batches": bool(sys.argv[3])}}
-trainer = trainer_of(world, output, settings=settings, heldout=str(world / "data"))
-trainer.train()
-result = trainer.evaluate()
-if trainer.args.process_index == 0:
-    print("measured", *logged(trainer), *logged(trainer, "kept_fraction"), result["eval_loss"])
-    trainer.save_model(str(output / "model"))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dispatched", ["", "dispatched"])
-def test_two_processes_choose_and_measure_as_one(
-    world: Path, tmp_path: Path, dispatched: str
-) -> None:
-    """By torchrun, with DistributedDataParallel around the student."""
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [
-            *(sys.executable, *launcher, "--master-port", str(free_port())),
-            *(str(script), str(world), str(tmp_path), dispatched),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("measured")]
-    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    alone = trainer_of(world, tmp_path / "one", settings=settings, heldout=str(world / "data"))
-    alone.train()
-    expected = [*logged(alone), *logged(alone, "kept_fraction"), alone.evaluate()["eval_loss"]]
-    assert [float(value) for value in line.split()[1:]] == pytest.approx(expected, rel=1e-5)
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
-    for name, tensor in alone.model.state_dict().items():
-        torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-4)

@@ -19,7 +19,7 @@ from pipeline.training.config import TrainConfig
 from pipeline.training.loop import train
 from pipeline.training.run_opening import open_training
 from pipeline.training.update import NonFiniteGradientError
-from tests.pipeline.training.test_hf_trainer import data_of, trainer_of
+from tests.support.guided_trainers import data_of, trainer_of
 from tests.support.killing import run_ranks
 from tests.support.runs import read_log
 from tests.support.scored_data import train_config
