@@ -77,7 +77,7 @@ def train(
     There are none if the run was finished. All processes must call, with `ranks` of
     `joined_ranks`; None: this process alone. `rows` are those of `open_rows`, if already open.
     SIGTERM, SIGHUP or Ctrl-C finishes the step, writes a checkpoint and raises RunStoppedError.
-    ValueError if the run's parts don't fit together, or another process writes to the output folder.
+    ValueError if the run's parts don't fit together, or another process writes to `output`.
 
     Example:
         >>> config = parse_config(["--config", "run.toml"])
