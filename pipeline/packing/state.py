@@ -84,8 +84,8 @@ _REMEDIES = {
     "manifest that the run was started with, or start a new run",
     "cells": "the tokens that stand for each other were counted on other data, or by another "
     "release: use what the run was started with, or start a new run",
-    "teachers": "the losses that it learned from were scored by another teacher, or otherwise: "
-    "name those by their first digits, restore them, or start a new run",
+    "teachers": "the losses that it learned from were of another teacher, order or way of "
+    "scoring: name those by their first digits, restore them, or start a new run",
     "global_batch_size": "use the run's global_batch_size",
     "samples_per_epoch": "use the global_batch_size that the run was started with",
 }

@@ -207,14 +207,14 @@ def two_teachers(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
             ("--teacher-weights", "1", "3"),
             {"teacher_weights": (1.0, 3.0)},
             [
-                (("--teacher-weights", "3", "1"), "teacher_weights"),
-                (("--stored-losses", "second", "teacher"), "stored_losses"),
+                (("--teacher-weights", "3", "1"), "was made with --teacher-weights "),
+                (("--stored-losses", "second", "teacher"), "were of another teacher, order or "),
             ],
         ),
         (
             ("--teacher-choice", "likelier"),
             {"teacher_choice": "likelier"},
-            [(("--teacher-choice", "mean"), "teacher_choice")],
+            [(("--teacher-choice", "mean"), "was made with --teacher-choice ")],
         ),
     ],
     ids=["mean", "likelier"],
@@ -235,10 +235,9 @@ def test_several_teachers_train_a_student_from_the_command_line(
         "--warmup-steps", "1", *given,
     ]  # fmt: skip
     assert main([*command, "--exit-after", "1"]) == 0
-    for change, name in changes:
+    for change, told in changes:
         assert main([*command, *change]) == 2
-        option = "--" + name.replace("_", "-")
-        assert f"was made with {option} " in capsys.readouterr().err
+        assert told in capsys.readouterr().err
     assert main(command) == 0
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text("utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
