@@ -65,10 +65,8 @@ ALLOWED = {
     "pipeline.transfer": "pipeline.models pipeline.training.disk pipeline.dataset"
     " pipeline.alignment"
     " pipeline.tokenization pipeline.batches pipeline.drawing",
-    "pipeline.evaluation": "pipeline.models.teacher_files pipeline.models.devices"
-    " pipeline.models.fit pipeline.models.weights pipeline.models.generation_defaults"
-    " pipeline.dataset pipeline.chats pipeline.tokenization pipeline.batches"
-    " pipeline.remote pipeline.drawing",
+    "pipeline.evaluation": "pipeline.models pipeline.dataset pipeline.chats"
+    " pipeline.tokenization pipeline.batches pipeline.remote pipeline.drawing",
     "pipeline.validate": "pipeline.models pipeline.scoring pipeline.packing pipeline.dataset"
     " pipeline.chats"
     " pipeline.alignment pipeline.tokenization pipeline.batches pipeline.drawing",

@@ -17,6 +17,7 @@ from pipeline.command_line.failures import first_line, hinted
 from pipeline.evaluation.settings import StudentEngine
 from pipeline.models.devices import find_device, lacks_memory
 from pipeline.models.fit import short_length
+from pipeline.models.output_layer import require_left_to_right
 from pipeline.models.teacher_files import TeacherFiles, digest_of_files, find_teacher
 from pipeline.models.weights import generate_plainly, load_weights, refuse_nonsense
 
@@ -124,6 +125,7 @@ class _Loaded(HFLM):  # type: ignore[misc]
         self, pretrained: str, *, dtype: str, gguf_file: str | None = None, **_: object
     ) -> None:
         model = load_weights(Path(pretrained), dtype=dtype, gguf_file=gguf_file or "")
+        require_left_to_right(model)
         generate_plainly(model)  # answers are greedy, without a penalty
         refuse_nonsense(model, f"student {Path(pretrained, gguf_file or '')}")
         self._model = model.to(self.device)

@@ -85,21 +85,12 @@ def require_own_losses(model: PreTrainedModel) -> None:
 
     ForeignCodeError if the model's code fails; UnfittingWeightsError if weights aren't finite.
     """
-    layer, training = output_layer(model), model.training
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(layer.vocab_size, (1, _NUM_TOKENS + 1), generator=generator)
-    ids = ids.to(model.device)
-    model.train(False)
-    try:
-        with foreign_code(f"{type(model).__name__} ({model.config.model_type})"):
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            first = model.base_model(input_ids=ids[:, :_NUM_FIRST], use_cache=False)
-            with _wide_logits(model):
-                logits = cast(Any, model)(input_ids=ids, use_cache=False).logits
-    finally:
-        model.train(training)
+    layer = output_layer(model)
+    ids = _some_tokens(model, layer.vocab_size)
+    with _measuring(model):
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     found = linear_cross_entropy(hidden[0, :-1], layer, ids[0, 1:]).losses
-    own = cross_entropy(logits[0, :-1].to(found.dtype), ids[0, 1:], reduction="none")
+    own = _own_losses(model, ids)
     if not own.isfinite().all():
         require_finite_weights(model)
         logger.warning(
@@ -116,16 +107,53 @@ def require_own_losses(model: PreTrainedModel) -> None:
             f"output layer (scale {layer.scale:g}, cap {layer.cap}), {difference:.2g} apart per "
             f"token: {_REMEDY}"
         )
-    states = first.last_hidden_state[0, :-1]
-    alone = linear_cross_entropy(states, layer, ids[0, 1:_NUM_FIRST]).losses
-    change = float((alone - found[: len(alone)]).abs().mean())
-    if not change <= _CHANGES.get(model.dtype, _TOLERANCE):
+    _require_left_to_right(model, ids, own)
+
+
+@torch.no_grad()
+def require_left_to_right(model: PreTrainedModel) -> None:
+    """Raise UnknownLogitsError if what comes after tokens changes their losses.
+
+    Any output layer will do. ForeignCodeError if the model's code fails.
+    """
+    ids = _some_tokens(model, len(cast(Any, model).get_input_embeddings().weight))
+    _require_left_to_right(model, ids, _own_losses(model, ids))
+
+
+def _require_left_to_right(model: PreTrainedModel, ids: Tensor, losses: Tensor) -> None:
+    alone = _own_losses(model, ids[:, :_NUM_FIRST])
+    change = float((alone - losses[: len(alone)]).abs().mean())
+    if change > _CHANGES.get(model.dtype, _TOLERANCE):
         raise UnknownLogitsError(
             f"{type(model).__name__} ({model.config.model_type}) reads texts in both directions, "
             f"as models of embeddings do: what comes after {len(alone)} tokens changes their "
-            f"losses by {change:.2g} nats each, so a student would see the tokens that it is to "
-            "predict: name a model that reads from left to right"
+            f"losses by {change:.2g} nats each, so it sees the tokens that it is to predict: name "
+            "a model that reads from left to right"
         )
+
+
+def _own_losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    with _measuring(model), _wide_logits(model):
+        logits = cast(Any, model)(input_ids=ids, use_cache=False).logits
+    return cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="none")
+
+
+def _some_tokens(model: PreTrainedModel, vocab_size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (1, _NUM_TOKENS + 1), generator=generator)
+    return ids.to(model.device)
+
+
+@contextmanager
+def _measuring(model: PreTrainedModel) -> Iterator[None]:
+    """Compute as without training; an error of the model's code is a sentence."""
+    training = model.training
+    model.train(False)
+    try:
+        with foreign_code(f"{type(model).__name__} ({model.config.model_type})"):
+            yield
+    finally:
+        model.train(training)
 
 
 @contextmanager
@@ -144,7 +172,11 @@ def _wide_logits(model: PreTrainedModel) -> Iterator[None]:
         products = wide_products(states.flatten(0, -2), cast(Tensor, layer.weight))
         return products.view(*states.shape[:-1], -1)
 
-    handle = cast(Any, model).get_output_embeddings().register_forward_hook(widen)
+    layer = cast(Any, model).get_output_embeddings()
+    if not hasattr(layer, "weight"):
+        yield
+        return
+    handle = layer.register_forward_hook(widen)
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from pipeline.drawing.formatting import format_bytes, format_count, format_plura
 from pipeline.drawing.progress import watched
 from pipeline.models.exported_tokenizer import KnownText, convert_tokenizer, save_model
 from pipeline.models.generation_defaults import in_vocabulary, read_generation_defaults
+from pipeline.models.output_layer import require_left_to_right
 from pipeline.models.teacher_files import find_folder
 from pipeline.models.weights import (
     load_weights,
@@ -63,6 +64,7 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     model: Any = load_weights(folder, dtype="auto")
     require_reloadable(model)
     require_transferable(model)
+    require_left_to_right(model)
     refuse_nonsense(model, options.model)
     if options.layers:
         require_layers(model, options.layers)

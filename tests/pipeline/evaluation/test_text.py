@@ -273,3 +273,14 @@ def test_a_student_that_reads_padding_answers_one_question_at_a_time(tmp_path: P
     with pytest.raises(ValueError, match=r"^2 questions at a time: .*\(rwkv\)") as refused:
         rwkv.generate_until(asked)
     assert refused.value.__notes__ == ["hint: batch_size=1"]
+
+
+def test_a_student_that_reads_both_ways_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "student", byte_level(300))
+    ends = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(ends))
+    open_model(find_student(str(folder)), StudentEngine(device="cpu"))
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(shape | {"is_causal": False}))
+    with pytest.raises(ValueError, match=r"\(llama\) reads texts in both directions"):
+        open_model(find_student(str(folder)), StudentEngine(device="cpu"))

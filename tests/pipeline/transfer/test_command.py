@@ -170,6 +170,18 @@ def test_a_model_with_fewer_rows_than_its_texts_have_tokens_is_refused(
     assert "measuring" not in told.out
 
 
+def test_a_model_that_reads_both_ways_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bits per byte would be of tokens that it has seen."""
+    texts, old = write_texts(tmp_path), write_model(tmp_path / "old", byte_level(400))
+    shape = json.loads((old / "config.json").read_text())
+    (old / "config.json").write_text(json.dumps(shape | {"is_causal": False}))
+    given = [str(old), "--tokenizer", "bytes", "--text", str(texts)]
+    assert transfer([*given, "--output", str(tmp_path / "new")]) == 2
+    assert "(llama) reads texts in both directions" in capsys.readouterr().err
+
+
 def test_a_tokenizer_that_names_no_end_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
