@@ -89,6 +89,14 @@ def test_make_says_what_it_fetches_before_it_does(target: str, tmp_path: Path) -
     assert "--constraint constraints.txt" in lines[installed]
 
 
+def test_what_old_releases_leave_out_are_tests() -> None:
+    """A test that was renamed would be run, and fail there."""
+    named = re.findall(r"--deselect '(\S+)::(\w+)", (ROOT / "Makefile").read_text())
+    assert named
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text(), name
+
+
 def test_a_tag_s_version_has_one_place_to_go_to() -> None:
     steps = load("workflows/release.yml")["jobs"]["build"]["steps"]
     [line] = [step["run"] for step in steps if "setup.cfg" in step.get("run", "")]
