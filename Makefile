@@ -87,7 +87,7 @@ test-lowest: $(VENV)/bin/python ## run the fast tests with the lowest versions t
 	build/lowest/bin/python -m pytest -m "not slow and not gpu and not chain" $(TOGETHER) $(ELSEWHERE) $(OF_NEW_RELEASES)
 
 test-long: $(VENV)/.installed-test ## run the README's first commands, the transfer demo with a tiny model, and what is as long (minutes)
-	$(BIN)/python -m pytest -m long -n 3 $(ELSEWHERE)
+	$(BIN)/python -m pytest -m long -n 3 --dist worksteal $(ELSEWHERE)
 
 test-prove: $(VENV)/.installed-prove $(VENV)/.installed-test ## run an experiment of evidence/ with a tiny student, from the text to the table, and what a real teacher says in cells (minutes)
 	$(BIN)/python -m pytest -m chain tests/docs/test_prove.py tests/pipeline/distributions
