@@ -125,10 +125,11 @@ class _Loaded(HFLM):  # type: ignore[misc]
         self, pretrained: str, *, dtype: str, gguf_file: str | None = None, **_: object
     ) -> None:
         model = load_weights(Path(pretrained), dtype=dtype, gguf_file=gguf_file or "")
+        model.to(self.device)
         require_left_to_right(model)
         generate_plainly(model)  # answers are greedy, without a penalty
         refuse_nonsense(model, f"student {Path(pretrained, gguf_file or '')}")
-        self._model = model.to(self.device)
+        self._model = model
 
     def _model_call(self, inps: Any, *args: Any, **more: Any) -> Any:
         self._require_alike(inps, inps.shape[1])
