@@ -9,6 +9,7 @@ from pipeline.command_line.failures import report
 from pipeline.command_line.option_parsing import in_options, naming_options, parse_options
 from pipeline.methods import METHODS
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
+from pipeline.training.stopping import RunStoppedError
 
 _METHODS = "\n".join(f"  {kind.name:<15} {kind.help}" for kind in METHODS.values())
 _EPILOG = f"""\
@@ -74,12 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         report(who, error)
         return 2
-    except KeyboardInterrupt as stopped:
-        print(
-            f"{who}: {stopped or 'stopped; run the same command again to continue'}",
-            file=sys.stderr,
-        )
-        return 128 + getattr(stopped, "signal_number", 2)
+    except RunStoppedError as stopped:
+        print(f"{who}: {stopped}", file=sys.stderr)
+        return 128 + stopped.signal_number
     return 0
 
 

@@ -157,7 +157,9 @@ def test_all_processes_stop_after_the_same_step(config: TrainConfig) -> None:
     assert torch.load(config.output / "checkpoint.pt")["step"] == STOPS_AFTER
 
 
-@pytest.mark.parametrize(("number", "how"), [(15, "terminated"), (1, "the terminal is gone")])
+@pytest.mark.parametrize(
+    ("number", "how"), [(15, "terminated"), (1, "the terminal is gone"), (2, "interrupted")]
+)
 def test_before_the_first_step_a_signal_ends_the_command(
     config: TrainConfig,
     number: int,
@@ -167,8 +169,11 @@ def test_before_the_first_step_a_signal_ends_the_command(
 ) -> None:
     """There is nothing to keep, and nothing is left."""
     monkeypatch.setattr(loop, "open_training", lambda *_, **__: signal.raise_signal(number))
+    # A shell's background process inherits a Ctrl-C that is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(SystemExit) as ended:
         commands.main(["train", *arguments(config)])
+    signal.signal(signal.SIGINT, before)
     assert ended.value.code == 128 + number
     assert capsys.readouterr().err.splitlines()[-1] == f"vocag train: {how}"
     assert not config.output.exists()
