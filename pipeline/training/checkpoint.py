@@ -94,23 +94,6 @@ def load_checkpoint(
     if not path.exists():
         return 0, {}
     checkpoint = _read(config)
-    then, now = _OLDER | checkpoint["run"], _identity(config)
-    if checkpoint["data"].get("teachers") and config.teaching.names:
-        # Names change their meaning when others score the data; `StreamState` has the rule.
-        then["stored_losses"] = now["stored_losses"]
-    if then.get("method.name") != now["method.name"]:
-        differences = [f"with method={then.get('method.name')}, this run has {now['method.name']}"]
-    else:
-        differences = [
-            f"with {name.removeprefix('method.')}={_told(then.get(name))}, this run has "
-            f"{_told(value)}"
-            for name, value in now.items()
-            if value != then.get(name)
-        ]
-    if differences:
-        told = "; ".join(dict.fromkeys(differences))  # a seed is the run's and its method's
-        error = ValueError(f"{path} was made {told}: give another output=, or the same options")
-        raise hinted(error, f"output={quote(f'{config.output}-2')}")
     taught_by = checkpoint.get("teacher", "")
     if taught_by and teacher and taught_by != teacher:
         error = ValueError(
@@ -133,7 +116,7 @@ def load_checkpoint(
 
 
 def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
-    """Return the checkpoint; ValueError if it is damaged."""
+    """Return the checkpoint; ValueError if it is damaged, or of other options."""
     path = config.output / CHECKPOINT
     try:
         read: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -151,7 +134,29 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
             "give another output="
         )
         raise hinted(refusal, f"output={quote(f'{config.output}-2')}") from error
+    _require_same_options(config, read)
     return read
+
+
+def _require_same_options(config: TrainConfig, checkpoint: Mapping[str, Any]) -> None:
+    path = config.output / CHECKPOINT
+    then, now = _OLDER | checkpoint["run"], _identity(config)
+    if checkpoint["data"].get("teachers") and config.teaching.names:
+        # Names change their meaning when others score the data; `StreamState` has the rule.
+        then["stored_losses"] = now["stored_losses"]
+    if then.get("method.name") != now["method.name"]:
+        differences = [f"with method={then.get('method.name')}, this run has {now['method.name']}"]
+    else:
+        differences = [
+            f"with {name.removeprefix('method.')}={_told(then.get(name))}, this run has "
+            f"{_told(value)}"
+            for name, value in now.items()
+            if value != then.get(name)
+        ]
+    if differences:
+        told = "; ".join(dict.fromkeys(differences))  # a seed is the run's and its method's
+        error = ValueError(f"{path} was made {told}: give another output=, or the same options")
+        raise hinted(error, f"output={quote(f'{config.output}-2')}")
 
 
 def _told(value: object) -> str:

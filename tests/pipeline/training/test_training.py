@@ -177,6 +177,12 @@ def test_a_checkpoint_of_other_options_is_refused(six: TrainConfig) -> None:
         train(replace(six, seed=1, method=replace(six.method, seed=1)))
 
 
+def test_other_options_are_refused_before_models_are_read(six: TrainConfig) -> None:
+    gone = replace(six, student="gone", teaching=Teaching(teacher="gone"))
+    with pytest.raises(ValueError, match=r"made with student=.*, this run has gone"):
+        train(gone)
+
+
 def test_another_method_is_told_as_one_difference(six: TrainConfig) -> None:
     told = r"made with method=random, this run has full: give"
     with pytest.raises(ValueError, match=told):
