@@ -120,6 +120,8 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
     path = config.output / CHECKPOINT
     try:
         read: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        if "run" not in read:
+            raise ValueError("no run in it")
     except (OSError, MemoryError):
         raise
     except Exception as error:  # of as many types as torch's readers have
@@ -130,8 +132,8 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
                 "-v, or continue on a machine with more"
             ) from error
         refusal = ValueError(
-            f"{path} can't be read ({told}): it is cut or damaged; move it away to begin anew, or "
-            "give another output="
+            f"{path} can't be read ({told}): it is cut or damaged, or another program's; move it "
+            "away to begin anew, or give another output="
         )
         raise hinted(refusal, f"output={quote(f'{config.output}-2')}") from error
     _require_same_options(config, read)

@@ -204,9 +204,17 @@ def test_a_teacher_that_has_changed_since_the_checkpoint_is_refused(
         train(replace(config, exit_after=3))
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut", b"no archive"])
-def test_a_damaged_checkpoint_is_named(six: TrainConfig, tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(damage)
+@pytest.mark.parametrize(
+    "held", [b"", b"PK\x03\x04 cut", b"no archive", {"model": {}}, [1]], ids=str
+)
+def test_a_damaged_or_foreign_checkpoint_is_named(
+    six: TrainConfig, tmp_path: Path, held: object
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    if isinstance(held, bytes):
+        path.write_bytes(held)
+    else:
+        torch.save(held, path)
     with pytest.raises(ValueError, match=r"checkpoint\.pt can't be read .* or damaged") as error:
         train(replace(six, output=tmp_path))
     assert hints_of(error.value) == [f"hint: output={tmp_path}-2"]
