@@ -104,9 +104,10 @@ class GuidedTrainer(Trainer):
         """
         _require_settings(args)
         _require_parts(model, options)
-        if args.eval_strategy != "no" and not heldout:
+        if (args.eval_strategy != "no" or args.eval_on_start) and not heldout:
             strategy = cast(Any, args.eval_strategy).value
-            raise ValueError(f"eval_strategy={strategy} measures heldout: give it")
+            asked = "eval_on_start" if strategy == "no" else f"eval_strategy={strategy}"
+            raise ValueError(f"{asked} measures heldout: give it")
         _take_computations(model)
         one = heldout is None or isinstance(heldout, str | PathLike)
         resumed = _checkpoint(args, args.resume_from_checkpoint)

@@ -325,6 +325,7 @@ def test_a_step_may_be_longer_than_a_mixtures_epoch(world: Path, tmp_path: Path)
         ({"optim": "lomo"}, {}),
         ({"optim": "galore_adamw_layerwise"}, {}),
         ({"eval_strategy": "steps", "eval_steps": 1}, {}),
+        ({"eval_on_start": True}, {}),
         ({}, {"compute_metrics": len}),
         ({}, {"data_collator": list}),
         ({}, {"train_dataset": [0]}),
