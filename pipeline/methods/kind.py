@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pipeline.command_line.failures import hinted
@@ -131,8 +131,11 @@ class MethodKind:
     def require_rows(self, method: Method, rows: AlignedRows) -> None:
         """Raise ValueError unless the method can learn from rows.
 
-        A text's first token may lack a loss, or stored distributions may not suit the options.
+        A text's first token may lack a loss, stored distributions may not suit the options, or the
+        teacher may read other tokens than the student.
         """
+        if self.one_vocabulary:
+            _require_one_vocabulary(self.name, rows)
         method.require_learnable(rows.layout.entries)
         student = rows.rules.student
         before = (student.first_token_id, student.continued_token_id)
@@ -157,3 +160,20 @@ class MethodKind:
             )
         error = ValueError(f"method={self.name} needs a teacher, or stored_losses of one")
         return hinted(error, hint)
+
+
+def _require_one_vocabulary(method: str, rows: AlignedRows) -> None:
+    path, manifest = rows.config.reading.path, rows.manifest
+    if manifest.student.sha256 != manifest.teacher.sha256:
+        raise ValueError(
+            f"method={method} needs a teacher with the student's tokenizer, but {path} was aligned "
+            f"with {manifest.teacher.source}: run vocag align again with the student's tokenizer "
+            "for both"
+        )
+    chats = manifest.chats
+    if chats is not None and chats.student != replace(chats.teacher, file=chats.student.file):
+        raise ValueError(
+            f"method={method} lets the teacher read the student's tokens, and {path} has two chat "
+            "templates: choose another method, or run vocag align again with one --chat-template "
+            "for both"
+        )

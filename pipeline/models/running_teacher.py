@@ -1,7 +1,6 @@
 """Load models for a run's rows, if they fit."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,7 +66,6 @@ def open_running_teacher(
     rules: PackingRules,
     *,
     mean_loss: Callable[[PreTrainedModel], float],
-    one_vocabulary_for: str,
     allow_untrained: bool,
     accepted_by: str | None,
     dtype: torch.dtype,
@@ -76,26 +74,7 @@ def open_running_teacher(
     """Return a run's frozen teacher, checked as in `open_model`, for all trainers.
 
     UntrainedTeacherError if its `mean_loss` of the first learned row is no better than chance.
-    `one_vocabulary_for` is a method whose teacher needs the student's vocabulary.
     """
-    student, teacher = opened.manifest.student, opened.manifest.teacher
-    if one_vocabulary_for and student.sha256 != teacher.sha256:
-        raise ValueError(
-            f"method={one_vocabulary_for} needs a teacher with the student's tokenizer, but "
-            f"{opened.reading.path} was aligned with {teacher.source}: run vocag align again with "
-            "the student's tokenizer for both"
-        )
-    chats = opened.manifest.chats
-    if (
-        one_vocabulary_for
-        and chats is not None
-        and chats.student != replace(chats.teacher, file=chats.student.file)
-    ):
-        raise ValueError(
-            f"method={one_vocabulary_for} lets the teacher read the student's tokens, and "
-            f"{opened.reading.path} has two chat templates: choose another method, or run vocag "
-            "align again with one --chat-template for both"
-        )
     model = open_model(source, opened, rules, side="teacher", dtype=dtype, device=device)
     model.train(False).requires_grad_(False)
     if not allow_untrained:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +25,7 @@ from pipeline.packing.opening import OpenedRun
 from pipeline.streaming import AlignedRows
 from pipeline.training.checkpoint import CHECKPOINT
 from pipeline.training.config import TrainConfig
+from pipeline.training.held_out import open_heldout
 from pipeline.training.log import LOG_FILE, WARM_STEPS, read_log
 from pipeline.training.prediction import (
     RunMemory,
@@ -41,7 +42,12 @@ from pipeline.training.shortage import smaller
 
 
 def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterator[str]:
-    """Yield lines about a run's data, memory and time; loads no weights."""
+    """Yield lines about a run's data, memory and time; loads no weights.
+
+    ValueError for what the run would refuse, as far as no weights say so.
+    """
+    config.kind.require_rows(config.method, rows)
+    measured = open_heldout(config.heldout_sets, rows).values()
     read = config.num_steps * config.global_batch_size
     yield (
         f"rows        {format_count(read)} of {config.seq_length} student tokens, "
@@ -55,11 +61,11 @@ def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterat
     )
     student = _shape(config.student, rows.opened, "student", weightless=config.random_init)
     runs = config.served.by == "running" and config.teaching.teacher
-    _require_fit(config.student, student, rows, "student")
+    _require_fit(config.student, student, (rows, *measured), "student")
     teacher = None
     if runs:
         teacher = _shape(str(runs), rows.opened, "teacher")
-        _require_fit(str(runs), teacher, rows, "teacher")
+        _require_fit(str(runs), teacher, (rows,), "teacher")
     memory = count_memory(config, student, teacher, rows.layout.teacher_seq_length)
     yield from _describe_memory(config, ranks.device, memory)
     weights = count_weights(student)
@@ -125,13 +131,16 @@ def _shape(
     return read_shape(str(find_fitting(source, opened.dataset, side=side).path), side=side)
 
 
-def _require_fit(source: str, shape: PretrainedConfig, rows: AlignedRows, side: Side) -> None:
+def _require_fit(
+    source: str, shape: PretrainedConfig, read: Iterable[AlignedRows], side: Side
+) -> None:
     """Refuse a model as the run would, by what is known without its numbers."""
     with FakeTensorMode():
         model = fake_model(shape)
     if side == "student":
         require_reloadable(model)
-    require_model_room(model, rows.opened, rows.rules, source, side=side)
+    for rows in read:
+        require_model_room(model, rows.opened, rows.rules, source, side=side)
 
 
 def _device_memory(device: torch.device) -> int:

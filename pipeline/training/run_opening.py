@@ -127,7 +127,6 @@ def open_training(
             rows.opened,
             rows.rules,
             mean_loss=lambda model: mean_teacher_loss(model, _first_learned(rows).to(device)),
-            one_vocabulary_for=kind.name if kind.one_vocabulary else "",
             allow_untrained=allow_untrained_teacher,
             accepted_by="allow_untrained_teacher",
             dtype=teacher_dtype,

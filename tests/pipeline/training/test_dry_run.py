@@ -176,6 +176,37 @@ def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(
     assert "9999 steps need" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["full", "--heldout", "nowhere"], "nowhere"),
+        (["alm", "--teacher", "{}/teacher", "--student-bos", "none"], "alm compares .* --stud"),
+        (["kld", "--teacher", "{}/teacher"], "kld needs a teacher with the student's tokenizer"),
+    ],
+)
+def test_what_a_run_would_refuse_by_its_data_is_refused_now(
+    world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    message: str,
+) -> None:
+    asked = ["--method", *(each.format(world) for each in given), "--dry-run"]
+    assert main(arguments(config_of(world, tmp_path / "run"), *asked)) == 2
+    told = capsys.readouterr()
+    assert re.search(message, told.err), told
+    assert told.out == ""
+
+
+def test_other_options_than_the_checkpoints_are_refused_now(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(world, tmp_path / "run")
+    assert main(arguments(config, "--method", "full", "--exit-after", "1")) == 0
+    assert main(arguments(config, "--method", "full", "--seed", "1", "--dry-run")) == 2
+    assert "made with --seed 0, this run has 1" in capsys.readouterr().err
+
+
 def test_the_rate_is_that_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs multiply equal ones faster, with less power."""
     made = []
