@@ -22,12 +22,9 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import (
     PreTrainedModel,
     Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
-from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
 from pipeline.losses.loss_checks import Checks, put_off
@@ -133,7 +130,6 @@ class GuidedTrainer(Trainer):
             args=args,
             train_dataset=self.rows,
             eval_dataset=sets.get("heldout") if one else sets or None,
-            callbacks=[_KeepRows(self.rows), *(options.pop("callbacks", None) or ())],
             **options,
         )
         if self.get_total_train_batch_size(args) != self.rows.config.global_batch_size:
@@ -226,10 +222,14 @@ class GuidedTrainer(Trainer):
         super().log(logs, *args, **options)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the student and the dataset's tokenizer."""
+        """Save the student and the dataset's tokenizer, in a checkpoint also the run's position."""
         super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            self._tokenizer.write(Path(output_dir or str(self.args.output_dir)))
+        if self.args.should_save:  # with save_on_each_node, on each
+            folder = Path(output_dir or str(self.args.output_dir))
+            self._tokenizer.write(folder)
+            if _internal_call and output_dir:
+                stood = self.rows.state(self.state.global_step * self.rows.config.global_batch_size)
+                (folder / _ROWS_FILE).write_text(json.dumps(asdict(stood)) + "\n", "utf-8")
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return an epoch's micro-batches, in the order of the run."""
@@ -330,21 +330,6 @@ class _Positions(Sampler[int]):
         return iter(range(start, min(start + len(self), len(self._trainer.rows))))
 
 
-class _KeepRows(TrainerCallback):
-    """Writes the run's position into every checkpoint."""
-
-    def __init__(self, rows: AlignedRows) -> None:
-        self._rows = rows
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if args.should_save:  # with save_on_each_node, on each
-            stood = self._rows.state(state.global_step * self._rows.config.global_batch_size)
-            folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
-            (folder / _ROWS_FILE).write_text(json.dumps(asdict(stood)) + "\n", "utf-8")
-
-
 def _checkpoint(args: TrainingArguments, asked: str | bool | None) -> Path | None:
     """Return the folder of the checkpoint to resume from, the last one if `asked` is True."""
     if asked is not True:
@@ -358,13 +343,15 @@ def _checkpoint(args: TrainingArguments, asked: str | bool | None) -> Path | Non
 
 def _saved_rows(folder: Path) -> StreamState:
     try:
+        json.loads((folder / TRAINER_STATE_NAME).read_text("utf-8"))  # a checkpoint's last file
         saved = json.loads((folder / _ROWS_FILE).read_text("utf-8"))
         return StreamState(**saved | {"generations": tuple(saved["generations"])})
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         raise ValueError(
-            f"{folder} holds no whole {_ROWS_FILE}, so it isn't a checkpoint of a GuidedTrainer, "
-            "or the run was killed while it was written, or used another version of vocag: resume "
-            "from an earlier one, or start without resume_from_checkpoint, from that model"
+            f"{folder} holds no whole {_ROWS_FILE} and {TRAINER_STATE_NAME}, so it isn't a "
+            "checkpoint of a GuidedTrainer, or the run was killed while it was written, or used "
+            "another version of vocag: resume from an earlier one, or start without "
+            "resume_from_checkpoint, from that model"
         ) from None
 
 

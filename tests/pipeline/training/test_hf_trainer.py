@@ -16,8 +16,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
 )
 
 from pipeline.command_line.failures import hints_of
@@ -28,7 +26,7 @@ from pipeline.models.probe import UntrainedTeacherError
 from pipeline.packing.state import StreamMismatchError
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
 from pipeline.training.guided import GuidedStudent
-from pipeline.training.hf_trainer import GuidedTrainer, _KeepRows
+from pipeline.training.hf_trainer import GuidedTrainer
 from pipeline.training.loop import train
 from pipeline.training.run_opening import open_training
 from schemas.document import decode_document
@@ -274,6 +272,26 @@ def test_a_finished_run_makes_no_further_step(world: Path, tmp_path: Path) -> No
             again.train(resume_from_checkpoint=True)
 
 
+def test_a_kill_while_the_checkpoint_before_is_removed_costs_no_run(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which half is gone: the new one is the only one."""
+    settings = {"max_steps": 3, "save_steps": 1, "save_total_limit": 1}
+
+    def end(path: object, *_: object, **__: object) -> None:
+        Path(str(path), "trainer_state.json").unlink()
+        raise KeyboardInterrupt
+
+    whole = trainer_of(world, tmp_path, settings=settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", end)
+        with pytest.raises(KeyboardInterrupt):
+            whole.train()
+    again = trainer_of(world, tmp_path, settings=settings)
+    again.train(resume_from_checkpoint=True)
+    assert [entry["step"] for entry in again.state.log_history if "loss" in entry] == [1, 2, 3]
+
+
 def test_a_model_alone_is_no_checkpoint(world: Path, tmp_path: Path) -> None:
     """The run went on with a new optimizer and schedule, without a word."""
     settings = {"save_only_model": True}
@@ -291,9 +309,8 @@ def test_a_first_run_has_no_checkpoint(world: Path, tmp_path: Path) -> None:
 
 def test_every_node_that_saves_keeps_its_rows(world: Path, tmp_path: Path) -> None:
     trainer = trainer_of(world, tmp_path, settings={"save_on_each_node": True})
-    (tmp_path / "checkpoint-2").mkdir()
-    state = TrainerState(global_step=2, is_world_process_zero=False)
-    _KeepRows(trainer.rows).on_save(trainer.args, state, TrainerControl())
+    trainer.state.is_world_process_zero = False
+    trainer.save_model(str(tmp_path / "checkpoint-2"), _internal_call=True)
     assert (tmp_path / "checkpoint-2/vocag_rows.json").is_file()
 
 
