@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipeline.command_line.termination import Terminated
 from pipeline.models.devices import find_device
+from pipeline.training.stopping import RunStoppedError
 
 # A rank may wait while another downloads a model.
 _TIMEOUT = timedelta(hours=2)
@@ -83,7 +84,9 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     leaves = True
     try:
         yield Ranks(place, dist.get_rank(), count)
-    except (Exception, Terminated) as error:
+    except RunStoppedError:  # of all processes, after one step
+        raise
+    except (Exception, KeyboardInterrupt, Terminated) as error:
         # NCCL would wait for the others, which wait for this process: its exit ends them all.
         leaves = not on_gpu
         if "gloo/transport" in str(error):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config
 
@@ -18,6 +19,7 @@ from pipeline.streaming import AlignedRows
 from pipeline.training.command import main, parse_config
 from pipeline.training.loop import train
 from pipeline.training.ranks import Ranks, joined_ranks
+from pipeline.training.stopping import RunStoppedError
 from tests.support.killing import run_ranks
 from tests.support.runs import read_log, weights_of
 
@@ -185,3 +187,30 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message), joined_ranks(""):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (ValueError("bad"), False),
+        (KeyboardInterrupt(), False),
+        (RunStoppedError(3, None), True),
+    ],
+    ids=str,
+)
+def test_a_process_that_ends_alone_waits_for_no_other(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, waits: bool
+) -> None:
+    """To leave the group of NCCL waits for all others, which wait for this process."""
+    left: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append(None))
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(type(error)), joined_ranks(""):
+        raise error
+    assert bool(left) == waits
