@@ -20,7 +20,8 @@ from schemas.errors import ForeignTokenizerError
 from schemas.index import ShardIndex
 
 BITS_PER_BYTE = "heldout_bits_per_byte"
-_ROWS_AT_ONCE = 8
+# Tokens, unless a micro-batch has more: long rows would take more memory than training does.
+_TOKENS_AT_ONCE, _ROWS_AT_ONCE = 2**14, 8
 
 
 def open_heldout(sets: Mapping[str, str], training: AlignedRows) -> dict[str, AlignedRows]:
@@ -83,10 +84,11 @@ def bits_per_byte(
     """
     student.train(False)
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
-    starts = range(ranks.number * _ROWS_AT_ONCE, len(rows), ranks.count * _ROWS_AT_ONCE)
+    fitting = max(config.micro_batch_size, _TOKENS_AT_ONCE // config.seq_length)
+    at_once = min(fitting, _ROWS_AT_ONCE)
     with put_off() as checks:
-        for start in starts:
-            numbers = range(start, min(start + _ROWS_AT_ONCE, len(rows)))
+        for start in range(ranks.number * at_once, len(rows), ranks.count * at_once):
+            numbers = range(start, min(start + at_once, len(rows)))
             batch = rows.__getitems__(numbers).to(ranks.device)
             with torch.autocast(ranks.device.type, dtype=torch.bfloat16, enabled=config.bf16):
                 scores = score_labels(student, student_states(student, batch), batch)

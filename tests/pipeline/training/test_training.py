@@ -22,7 +22,7 @@ from pipeline.figures.command import main as figures
 from pipeline.losses.loss_checks import NonFiniteLossError
 from pipeline.losses.loss_result import LossResult
 from pipeline.methods import METHODS
-from pipeline.methods.hf_pass import compute_teacher_losses, mean_teacher_loss
+from pipeline.methods.hf_pass import compute_teacher_losses, mean_teacher_loss, student_states
 from pipeline.methods.method import Method
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.output_layer import UnknownLogitsError
@@ -31,6 +31,7 @@ from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, Rows, StreamConfig
 from pipeline.streaming.vocabularies import vocabulary_map
 from pipeline.tokenization import load_tokenizer
+from pipeline.training import held_out
 from pipeline.training.command import main, parse_config, what_next
 from pipeline.training.config import TrainConfig
 from pipeline.training.guided import GuidedStudent
@@ -452,6 +453,31 @@ def test_bits_per_byte_equal_a_slow_count(
     assert measured["heldout_bits_per_byte"] == pytest.approx(
         nats / math.log(2) / num_bytes, rel=1e-4
     )
+
+
+def test_long_held_out_rows_take_no_more_memory_than_training(
+    world: Path, tmp_path: Path, student: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was eight at once: of 32,768 tokens they take twice what `--dry-run` had counted."""
+    sizes: list[int] = []
+
+    def counted(model: PreTrainedModel, batch: Rows) -> torch.Tensor:
+        sizes.append(len(batch["input_ids"]))
+        return student_states(model, batch)
+
+    monkeypatch.setattr(held_out, "student_states", counted)
+    sets = (str(world / "heldout"),)
+    rules: dict[str, Any] = {"one_document_a_row": True, "global_batch_size": 4, "heldout": sets}
+    found = {}
+    for length, micro_batch_size in ((64, 1), (8192, 1), (8192, 4)):
+        lengths = {"seq_length": length, "micro_batch_size": micro_batch_size}
+        config = _config(world, tmp_path, Method("full"), **lengths, **rules)
+        heldout = open_heldout(config.heldout_sets, AlignedRows(config.stream))
+        sizes.clear()
+        (bits,) = evaluate(config, student, heldout, Ranks(torch.device("cpu"))).values()
+        found[length, micro_batch_size] = max(sizes), bits
+    assert [rows for rows, _ in found.values()] == [8, 2, 4]
+    assert found[8192, 1][1] == pytest.approx(found[8192, 4][1], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", METHODS)
