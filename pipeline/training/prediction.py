@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PretrainedConfig, PreTrainedModel
@@ -130,14 +130,23 @@ def step_seconds(operations: float, rate: float) -> float:
 
 
 def _saved_bytes(config: TrainConfig, model: PreTrainedModel) -> int:
-    """Bytes saved for the gradient, and by a recomputed layer."""
+    """Bytes saved for the gradient; with those of a recomputed layer, or of rounded weights."""
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
     whole = _saved_by(config, model, weights)
     if not config.gradient_checkpointing:
         return whole
     recompute_layers(model)
     layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
-    return _saved_by(config, model, weights) + whole // max(layers, 1)
+    more = max(whole // max(layers, 1), _rounded_bytes(model) if config.bf16 else 0)
+    return _saved_by(config, model, weights) + more
+
+
+def _rounded_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the weights' copies that autocast keeps until the forward pass has ended."""
+    tables = [part.weight for part in model.modules() if isinstance(part, nn.Embedding)]
+    whole = {id(table) for table in tables}
+    weights = model.base_model.parameters()
+    return 2 * sum(each.numel() for each in weights if each.dim() > 1 and id(each) not in whole)
 
 
 def _saved_by(config: TrainConfig, model: PreTrainedModel, weights: set[int]) -> int:
