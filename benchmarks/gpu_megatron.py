@@ -1,6 +1,7 @@
 """Megatron's parts of benchmarks/gpu.py, next to what megatron_prediction.py says of them."""
 
 import re
+import statistics
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,8 +97,8 @@ def predict_step(work: Path, scale: Scale, name: str) -> tuple[float, float]:
 def read_log(log: str) -> tuple[float, float]:
     """Return the median seconds of a step, and the most GiB that a rank held."""
     times = [float(value) for value in re.findall(r"per iteration \(ms\): ([\d.]+)", log)]
-    warm = sorted(times[WARM_STEPS:])
+    warm = times[WARM_STEPS:]
     if not warm:
         sys.exit(f"the log tells of {len(times)} steps, and the first {WARM_STEPS} don't count")
     peaks = [float(value) for value in re.findall(r"max allocated: ([\d.]+)", log)]
-    return warm[len(warm) // 2] / 1000, max(peaks, default=0.0) / 1024
+    return statistics.median(warm) / 1000, max(peaks, default=0.0) / 1024
