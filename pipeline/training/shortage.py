@@ -1,4 +1,4 @@
-"""Which option to lower when a device's memory is too small."""
+"""Which option to change when a machine lacks memory, or a compiler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pipeline.training.config import TrainConfig
 
 @contextmanager
 def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None]:
-    """Turn an out-of-memory error of torch, or a reader's end, into a ValueError with advice."""
+    """Turn torch's lack of memory or of a compiler, or a reader's end, into a ValueError."""
     try:
         yield
     except RuntimeError as error:
@@ -21,11 +21,21 @@ def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None
                                  "ends those that lack memory, or room in /dev/shm")  # fmt: skip
             raise hinted(refusal, "workers=0") from error
         if not lacks_memory(error):
-            raise
+            if not _is_of_compiler(error):
+                raise
+            refusal = ValueError(f"torch can't compile the student's layers here ({needs}): install"
+                                 " what it lacks, or leave out compile=True")  # fmt: skip
+            raise hinted(refusal, "leave out compile=True") from error
         advice = smaller(config, has_checkpoint=has_checkpoint)
         refusal = ValueError(f"the device's memory is too small for this run ({needs}); see vocag "
                              "train --dry-run")  # fmt: skip
         raise hinted(refusal, advice) from error
+
+
+def _is_of_compiler(error: BaseException) -> bool:
+    if "Failed to find C compiler" in str(error):  # Triton's, as a kernel first runs
+        return True
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
 def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:

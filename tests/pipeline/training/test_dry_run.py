@@ -285,6 +285,25 @@ def test_a_killed_reader_is_told_in_a_line(
     assert told[-1] == "hint: --workers 0"
 
 
+def test_a_missing_compiler_is_told_in_a_line(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slim image has none, as our own for training: a hundred lines of torch's were printed."""
+
+    def fails(*_: object) -> None:
+        torch.compiler.reset()
+        changes = {"cpp.cxx": (None, "no-such-g++"), "force_disable_caches": True}
+        with torch._inductor.config.patch(changes):  # type: ignore[attr-defined]
+            torch.compile(torch.neg)(torch.ones(3))
+
+    monkeypatch.setattr(loop, "train_step", fails)
+    argv = arguments(config_of(world, tmp_path / "run"), "--method", "full", "--compile")
+    assert main(argv) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "can't compile the student's layers here (InvalidCxxCompiler: No working" in told[-2]
+    assert told[-1] == "hint: leave out --compile"
+
+
 def test_each_shortage_has_another_remedy(world: Path, tmp_path: Path) -> None:
     config = config_of(world, tmp_path, micro_batch_size=6, global_batch_size=6)
     found = [smaller(config)]
