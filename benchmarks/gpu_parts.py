@@ -168,7 +168,7 @@ class Bench:
             return found
 
         loop.train_step = profiled
-        self._train("profile", "--method", "full")
+        self._run("profile", "--method", "full")  # not timed: profiling takes longer than the step
 
     def megatron_plain(self) -> None:
         """Time the student alone in Megatron."""
@@ -200,7 +200,16 @@ class Bench:
             sys.exit(status)
 
     def _train(self, name: str, *more: str) -> None:
-        """Run `vocag train` for some steps, with nothing that it keeps; note what it took."""
+        """Note what the steps of `vocag train` took."""
+        output = self._run(name, *more)
+        log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+        seconds = statistics.median(line["seconds"] for line in log[WARM_STEPS:])
+        losses = [round(line["loss"], 4) for line in log]
+        self._note_steps(name, seconds, losses=losses)
+        note(self.work, name, predicted=self._predicted(output, *more))
+
+    def _run(self, name: str, *more: str) -> Path:
+        """Run `vocag train` for some steps, with nothing that it keeps; return its folder."""
         from pipeline.training import loop
         from pipeline.training.command import main
 
@@ -223,11 +232,7 @@ class Bench:
         status = main([*paths, "--output", str(output), "--bf16", *argv, *more])
         if status:
             sys.exit(status)
-        log = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-        seconds = statistics.median(line["seconds"] for line in log[WARM_STEPS:])
-        losses = [round(line["loss"], 4) for line in log]
-        self._note_steps(name, seconds, losses=losses)
-        note(self.work, name, predicted=self._predicted(output, *more))
+        return output
 
     def _predicted(self, output: Path, *more: str) -> float:
         """Return the GiB that a dry run would have named."""
