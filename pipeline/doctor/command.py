@@ -96,6 +96,9 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _describe_training(device: Mapping[str, Any], missing_kernel: str | None) -> Iterator[str]:
+    if "problem" in device:
+        yield f"training    {device['name']} computes nothing here: {device['problem']}"
+        return
     uses = {
         "one kernel for all documents of packed rows": device.get("packed_kernel"),
         "bfloat16": device.get("bfloat16"),

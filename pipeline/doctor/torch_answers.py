@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from pipeline.command_line.failures import first_line
 from pipeline.models.varlen import fits_kernel, missing_kernel
 
 
@@ -18,10 +19,12 @@ def print_answers() -> None:
 def _describe_device(number: int) -> dict[str, Any]:
     device = torch.device("cuda", number)
     found = torch.cuda.get_device_properties(number)
-    states = torch.zeros(1, 1, 64, dtype=torch.bfloat16, device=device)
-    return {
-        "name": found.name,
-        "memory_bytes": found.total_memory,
+    known = {"name": found.name, "memory_bytes": found.total_memory}
+    try:
+        states = torch.zeros(1, 1, 64, dtype=torch.bfloat16, device=device)
+    except RuntimeError as error:  # such as of a GPU that is too old for this torch
+        return known | {"problem": first_line(error)}
+    return known | {
         "packed_kernel": fits_kernel(states, states),
         "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
         "fused_optimizer": _is_fused(device),

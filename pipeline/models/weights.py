@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pipeline.command_line.failures import first_line, hinted
 from pipeline.models.broken_files import require_configuration, require_plain, require_whole
 from pipeline.models.devices import lacks_memory
 from pipeline.models.gguf_files import GgufFile, read_gguf_config, require_tensors_read
@@ -201,6 +202,13 @@ def foreign_code(where: str) -> Iterator[None]:
             raise  # the machine's, and known to commands
         if isinstance(error, ImportError):  # says what to install
             raise ForeignCodeError(f"{where}: {' '.join(str(error).split())}") from error
+        if "no kernel image" in str(error):
+            refusal = ForeignCodeError(
+                f"{where}: torch {torch.__version__} was built without kernels for this GPU "
+                f"({first_line(error)}): install a build that has them, see "
+                "https://pytorch.org/get-started, or take another device"
+            )
+            raise hinted(refusal, "device=cpu") from error
         raise ForeignCodeError(
             f"{where}: its code in transformers {transformers.__version__} ends with "
             f"{type(error).__name__}: {error}: try another release of transformers, or another "

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,7 +15,7 @@ from packaging.requirements import Requirement
 
 from pipeline.command_line.commands import COMMANDS
 from pipeline.command_line.installed import install
-from pipeline.doctor import command, machine, requirements
+from pipeline.doctor import command, machine, requirements, torch_answers
 from pipeline.doctor.command import describe, examine, main
 
 ONE_KERNEL = "one kernel for all documents of packed rows"
@@ -116,6 +117,27 @@ def test_commands_lack_what_their_extras_lack(
     assert "incomplete  hf" in lines
     assert "train       lacks x-hf" in lines
     assert f"            hint: {install('hf')}" in lines
+
+
+def test_a_gpu_without_kernels_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a V100 under a newer torch, of which "torch can't be imported" was told."""
+
+    def fails(*_: int, **__: object) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available\nFor debugging, pass")
+
+    found = SimpleNamespace(name="V100", total_memory=150_000_000_000)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(torch, "zeros", fails)
+    torch_answers.print_answers()
+    gpu = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(machine, "describe_gpu", lambda: gpu)
+    lines = list(describe(examine()))
+    assert "GPU         V100 150 GB" in lines
+    why = "CUDA error: no kernel image is available"
+    assert f"training    V100 computes nothing here: {why}" in lines
 
 
 def test_a_checkout_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from beam_jobs.score.command import main as score
+from pipeline.command_line.failures import hints_of
 from pipeline.models.hf_models import load_language_model
 from pipeline.models.weights import ForeignCodeError, UnfittingWeightsError, foreign_code
 from pipeline.tokenization.sources import find_tokenizer
@@ -242,6 +243,18 @@ def test_a_package_that_weights_need_is_the_remedy() -> None:
     told = r"^models/four: needs bits: `pip install bits`$"
     with pytest.raises(ForeignCodeError, match=told), foreign_code("models/four"):
         raise ImportError("needs bits:\n`pip install bits`")
+
+
+def test_a_torch_without_kernels_for_a_gpu_is_not_the_model_s_fault() -> None:
+    """Another release of transformers was the remedy."""
+    told = (
+        r"^V: torch 2\S+ was built without kernels for this GPU \(CUDA error: no kernel image\): i"
+    )
+    with pytest.raises(ForeignCodeError, match=told) as refused, foreign_code("V"):
+        raise RuntimeError(
+            "CUDA error: no kernel image\nSearch for `cudaErrorNoKernelImageForDevice'"
+        )
+    assert hints_of(refused.value) == ["hint: device=cpu"]
 
 
 def test_a_tokenizer_s_own_code_is_not_run_either(tmp_path: Path) -> None:
