@@ -16,7 +16,12 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def find_device(name: str = "") -> torch.device:
-    """Return a device by its name, or raise ValueError; "" is the GPU, if any."""
+    """Return a device by its name, or raise ValueError; "" is the GPU, if any.
+
+    Its products in fp32 are then no longer TF32's, which NVIDIA's containers ask for by
+    TORCH_ALLOW_TF32_CUBLAS_OVERRIDE: they have 10 bits, and would be stored as fp32's.
+    """
+    torch.set_float32_matmul_precision("highest")
     if not name:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

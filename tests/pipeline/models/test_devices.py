@@ -48,3 +48,9 @@ def test_a_device_without_double_precision_is_refused(monkeypatch: pytest.Monkey
 )
 def test_which_errors_say_that_a_gpu_lacks_memory(error: RuntimeError, lacks: bool) -> None:
     assert lacks_memory(error) is lacks
+
+
+def test_fp32_is_fp32_whatever_a_container_asks_for() -> None:
+    torch.set_float32_matmul_precision("high")  # as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 does
+    find_device("cpu")
+    assert torch.get_float32_matmul_precision() == "highest"
