@@ -1,9 +1,7 @@
 """Find teachers' losses next to a dataset."""
 
 import fnmatch
-import glob
 import mmap
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -11,7 +9,6 @@ from shlex import quote
 from typing import Any
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
@@ -159,12 +156,14 @@ def find_unlisted(location: str, scores: Iterable[ScoreFiles]) -> list[str]:
 
 def _names(location: str, pattern: str) -> list[str]:
     filesystem, path = fsspec.core.url_to_fs(location)
-    if isinstance(filesystem, LocalFileSystem):  # its glob takes a failed listing for an empty one
-        return sorted(fnmatch.filter(os.listdir(path), pattern))
-    found = filesystem.glob(f"{glob.escape(path)}/{pattern}")
+    try:
+        # Not by its glob, which takes a failed listing for an empty one.
+        found = filesystem.ls(path, detail=False)
+    except FileNotFoundError:  # a server without listings
+        found = []
     # Else a store's client keeps this list when files are added or change.
     filesystem.invalidate_cache()
-    return sorted(name.rsplit("/", 1)[-1] for name in found)
+    return sorted(fnmatch.filter((name.rsplit("/", 1)[-1] for name in found), pattern))
 
 
 def scores_of(scores: ScoreFiles, dataset: Dataset) -> ScoreFiles:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.command_line.failures import hints_of
 from pipeline.dataset.score_files import list_scores
@@ -189,13 +190,23 @@ def test_incomplete_losses_are_refused(copied: Path) -> None:
 def test_a_folder_that_cannot_be_listed_is_not_one_without_scores(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: str) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    monkeypatch.setattr(MemoryFileSystem, "ls", fail)
     for name in ("scandir", "listdir"):
         monkeypatch.setattr(os, name, fail)
-    with pytest.raises(OSError, match="Input/output error"):
-        list_scores(str(world / "data"))
+    for location in (str(world / "data"), "memory://data"):
+        with pytest.raises(OSError, match="Input/output error"):
+            list_scores(location)
+
+
+def test_a_store_without_listings_has_scores_by_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object, path: str, **__: object) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", fail)
+    assert list_scores("memory://data") == []
 
 
 def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
