@@ -34,7 +34,6 @@ def hold_folder(path: str, folder: str, *, error: type[ValueError] = ValueError)
     """
     parent = os.path.dirname(path)
     is_new = not os.path.isdir(parent)
-    make_local_folder(parent)
     file = _open_locked(path, folder, error)
     try:
         with naming(path):
@@ -91,7 +90,11 @@ def describe_refusal(owner: dict[str, Any] | None, folder: str) -> str:
 
 def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:
     while True:
-        file = open(path, "a+", opener=open_unlinked)  # noqa: SIM115
+        make_local_folder(os.path.dirname(path))
+        try:
+            file = open(path, "a+", opener=open_unlinked)  # noqa: SIM115
+        except FileNotFoundError:  # its holder has just removed the folder
+            continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -102,9 +105,10 @@ def _open_locked(path: str, folder: str, error: type[ValueError]) -> TextIO:
             if failure.errno not in NO_LOCKS:
                 raise
             logger.warning("%s has no locks: start no other job with this output", folder)
-        if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            file.truncate(0)
-            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                file.truncate(0)
+                return file
         file.close()  # its holder has just removed it
 
 
