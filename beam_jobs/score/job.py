@@ -2,7 +2,8 @@
 
 import os
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +33,13 @@ from beam_jobs.score.steps import (
     write_scores,
 )
 from beam_jobs.score.summary import describe_trial, estimate_disk, learned_share, summarise
-from beam_jobs.score.teachers import JobTeacher, find_finished, find_job_teacher, run_configuration
+from beam_jobs.score.teachers import (
+    JobTeacher,
+    find_finished,
+    find_job_teacher,
+    read_scores,
+    run_configuration,
+)
 from beam_jobs.shortages import require_disk
 from pipeline.command_line.option_parsing import option_names
 from pipeline.dataset.chosen_documents import (
@@ -40,6 +47,7 @@ from pipeline.dataset.chosen_documents import (
     require_documents,
     require_learned,
 )
+from pipeline.dataset.dataset_reading import find_generation, read_manifest
 from pipeline.drawing.formatting import format_plural
 from pipeline.packing.opening import OpenedDataset, open_run
 from pipeline.packing.rules import PackingRules
@@ -210,10 +218,24 @@ def _complete(
     run.say(f"{format_plural(number, 'table')} of documents' scores made from the losses")
 
 
-def _hold_scores(job: ScoreJob) -> AbstractContextManager[None]:
-    """Hold a teacher's scores of a dataset, whichever generation a job reads."""
+@contextmanager
+def _hold_scores(job: ScoreJob) -> Iterator[None]:
+    """Hold a teacher's scores of a dataset, whichever generation a job reads.
+
+    OptionsError if a job that ended just now left those of a later one, which serve this one, too.
+    """
     name = f"{RUN_PREFIX}scores-{job.rule.fingerprint[:16]}.lock"
-    return hold_lock(storage.join(job.dataset, name), job.dataset)
+    with hold_lock(storage.join(job.dataset, name), job.dataset):
+        there = read_scores(job.dataset, job.rule)
+        if there is not None and there.dataset != job.fingerprint:
+            newest = read_manifest(job.dataset)
+            found, own = (find_generation(newest, f) for f in (there.dataset, job.fingerprint))
+            if found is not None and own is not None and found > own:
+                raise OptionsError(
+                    f"another job has scored generation {found} of {job.dataset} since this one "
+                    f"read generation {own}: run the same command again"
+                )
+        yield
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:

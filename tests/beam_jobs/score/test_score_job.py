@@ -62,6 +62,26 @@ def test_a_teacher_scores_one_generation_at_a_time(
     assert not list((unscored / "data").glob(".vocag-*.lock"))
 
 
+def test_a_job_that_waited_leaves_the_scores_of_a_later_generation(
+    unscored: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had read the dataset before, hashed its teacher for minutes, and wrote last."""
+    ran = []
+
+    def score_meanwhile(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        remove_documents(unscored / "data", min(seen_ids(unscored / "data")))
+        run_score(unscored)
+        ran.append(sidecars(unscored))
+
+    monkeypatch.setattr("beam_jobs.score.job.require_disk", score_meanwhile)
+    assert main(score_arguments(unscored)) == 2
+    assert "scored generation 1 of" in capsys.readouterr().err
+    assert sidecars(unscored) == ran[0]
+    run_score(unscored)
+    assert sidecars(unscored) == ran[0]
+
+
 def test_workers_read_the_generation_that_the_job_started_with(
     unscored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
