@@ -1,21 +1,25 @@
 """Name a model folder's missing, cut or malformed file: `transformers` has other words for it."""
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
+import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.models.teacher_files import BrokenFileError, read_object
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _METHODS = ("quant_method", "load_in_8bit", "load_in_4bit")
-_PLAIN = ("F64", "F32", "F16", "BF16")
+_PLAIN = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
+_PICKLES = "pytorch_model*.bin"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
@@ -55,17 +59,15 @@ def require_plain(folder: Path) -> None:
             )
         if named.pop("quant_method") in AUTO_QUANTIZATION_CONFIG_MAPPING or any(named.values()):
             return
-    for file in sorted(folder.glob("model*.safetensors")):
-        with suppress(SafetensorError), safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                kind = opened.get_slice(name).get_dtype()
-                is_weight = kind.startswith("F") or name.endswith(("weight", "_proj"))
-                if is_weight and kind not in _PLAIN:
-                    raise BrokenFileError(
-                        f"{file}: {name} holds {kind}, quantised numbers, and {path} doesn't say "
-                        "how to read them (quantization_config): download the config.json that "
-                        "belongs to them, or name the model in bfloat16 or float32"
-                    )
+    for file in sorted(folder.glob("model*.safetensors")) or sorted(folder.glob(_PICKLES)):
+        for name, kind in _kinds(file):
+            is_weight = kind[0] in "Ff" or name.endswith(("weight", "_proj"))
+            if is_weight and kind not in _PLAIN:
+                raise BrokenFileError(
+                    f"{file}: {name} holds {kind}, quantised numbers, and {path} doesn't say "
+                    "how to read them (quantization_config): download the config.json that "
+                    "belongs to them, or name the model in bfloat16 or float32"
+                )
 
 
 def require_whole(folder: Path) -> None:
@@ -80,13 +82,15 @@ def require_whole(folder: Path) -> None:
         read_object(folder / "generation_config.json")
     for index in (folder / name for name in _INDEXES if (folder / name).is_file()):
         _require_shards(index)
-    files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob(_PICKLES)))
     if not any((folder / name).is_file() for name in (*_WEIGHTS, *_INDEXES)):
         lacking = _INDEXES[0] if any("-of-" in file.name for file in files) else _WEIGHTS[0]
         raise BrokenFileError(
             f"{folder / lacking} doesn't exist: download all of the model's files"
         )
     for file in files:
+        with file.open("rb") as opened:
+            refuse_pointer(str(file), opened.read(POINTER_BYTES))
         if damage := _damage(file):
             raise BrokenFileError(f"{file} is cut or damaged ({damage}): download it again")
 
@@ -104,13 +108,33 @@ def _require_shards(index: Path) -> None:
 
 
 def _damage(file: Path) -> str:
-    if file.suffix == ".safetensors":
-        try:
+    try:
+        if file.suffix == ".safetensors":
             safe_open(file, "pt")
-        except SafetensorError as error:
-            return str(error)
-        return ""
-    with file.open("rb") as opened:
-        start = opened.read(2)
-    whole = is_zipfile(file) if start == b"PK" else bool(start)  # before torch 1.6 no zip
-    return "" if whole else f"{file.stat().st_size} bytes"
+        else:
+            _unpickle(file)
+    except SafetensorError as error:
+        return str(error)
+    except Exception:  # torch's are of many types, with advice to run what the file says
+        return f"{file.stat().st_size} bytes"
+    return ""
+
+
+def _kinds(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and dtypes of a file's tensors; none if it is damaged."""
+    if file.suffix == ".safetensors":
+        with suppress(SafetensorError), safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                yield name, opened.get_slice(name).get_dtype()
+    elif not _damage(file):
+        for name, tensor in _unpickle(file).items():
+            if isinstance(tensor, torch.Tensor):
+                yield name, str(tensor.dtype).removeprefix("torch.")
+
+
+def _unpickle(file: Path) -> dict[str, Any]:
+    # Files from before torch 1.6 are no zip, and can't be mapped.
+    found: dict[str, Any] = torch.load(
+        file, map_location="cpu", weights_only=True, mmap=is_zipfile(file)
+    )
+    return found

@@ -15,7 +15,7 @@ from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
 from pipeline.command_line.nearest import look_near, nearest
 from pipeline.remote.hub import HubError, download_folder, may_be_repository
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TENSORS, _PICKLES = "*.safetensors", "pytorch_model*.bin"
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
 
 
@@ -56,13 +56,14 @@ def find_teacher(source: str, *, role: str = "teacher") -> TeacherFiles:
         _require_content((path,))
         return TeacherFiles(source, path, (path,))
     path = find_folder(source, role=role)
-    for pattern in _WEIGHTS:
-        weights = sorted(path.glob(pattern))
-        if weights and (path / "config.json").is_file():
-            _require_content(weights)
-            return TeacherFiles(source, path, (path / "config.json", *weights))
+    weights = sorted(path.glob(_TENSORS))
+    if not any(path.glob("model*.safetensors")):  # else transformers reads no others
+        weights += sorted(path.glob(_PICKLES))
+    if weights and (path / "config.json").is_file():
+        _require_content(weights)
+        return TeacherFiles(source, path, (path / "config.json", *weights))
     raise _missing(
-        f'{role} "{source}": {path} holds no config.json with {" or ".join(_WEIGHTS)}; name a '
+        f'{role} "{source}": {path} holds no config.json with {_TENSORS} or {_PICKLES}; name a '
         "folder in the layout of Hugging Face, a repository or a .gguf file",
         str(path),
     )

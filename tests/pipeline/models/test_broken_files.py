@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline.command_line.git_lfs import PointerError
 from pipeline.models.broken_files import require_plain
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.models.teacher_files import BrokenFileError
@@ -16,6 +17,8 @@ from tests.support.datasets import byte_level
 from tests.support.hf_folders import make_llama, write_model
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0a' * 32}\nsize 12345\n"
 CUT = r"is cut or damaged \(.*\): download it again"
 
 Change = Callable[[Path], object]
@@ -41,11 +44,21 @@ def cut(name: str) -> Change:
     return halve
 
 
-def cut_pickle(folder: Path) -> None:
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
-    (folder / WEIGHTS).unlink()
-    load_weights(folder, dtype="auto")
-    cut("pytorch_model.bin")(folder)
+def pickled(change: Change, *, as_zip: bool = True) -> Change:
+    def pickle(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        torch.save(weights, folder / PICKLE, _use_new_zipfile_serialization=as_zip)
+        (folder / WEIGHTS).unlink()
+        load_weights(folder, dtype="auto")
+        change(folder)
+
+    return pickle
+
+
+def quantise_pickle(folder: Path) -> None:
+    weights = torch.load(folder / PICKLE)
+    name = "model.layers.0.mlp.down_proj.weight"
+    torch.save(weights | {name: weights[name].to(torch.int8)}, folder / PICKLE)
 
 
 def quantised(kind: torch.dtype, *, scales: bool = False) -> Change:
@@ -71,15 +84,16 @@ def configured(**changes: object) -> Change:
     return configure
 
 
-def unread(kind: str) -> str:
+def unread(kind: str, file: str = WEIGHTS) -> str:
     return (
-        rf"{WEIGHTS}: model.layers.0.mlp.down_proj.weight holds {kind}, quantised numbers, and "
+        rf"{file}: model.layers.0.mlp.down_proj.weight holds {kind}, quantised numbers, and "
         r".*/config.json doesn't say how to read them \(quantization_config\): download"
     )
 
 
 QUANTISED: dict[str, tuple[Change, str]] = {
     "int8": (quantised(torch.int8), unread("I8")),
+    "int8 pickle": (pickled(quantise_pickle), unread("int8", PICKLE)),
     "fp8": (quantised(torch.float8_e4m3fn), unread("F8_E4M3")),
     "scales": (quantised(torch.float8_e4m3fn, scales=True), unread("F8_E4M3")),
     "no method": (
@@ -110,7 +124,10 @@ WHOLE: dict[str, tuple[Change, str]] = {
     "no weights": (without(WEIGHTS), f"{WEIGHTS} doesn't exist: download all"),
     "cut weights": (cut(WEIGHTS), f"{WEIGHTS} {CUT}"),
     "empty weights": (holding(WEIGHTS, ""), f"{WEIGHTS} {CUT}"),
-    "cut pickle": (cut_pickle, f"pytorch_model.bin {CUT}"),
+    "cut pickle": (pickled(cut(PICKLE)), f"{PICKLE} {CUT}"),
+    "cut old pickle": (pickled(cut(PICKLE), as_zip=False), f"{PICKLE} {CUT}"),
+    "page": (pickled(holding(PICKLE, "<html>")), f"{PICKLE} {CUT}"),
+    "pointer": (pickled(holding(PICKLE, POINTER)), f"{PICKLE} is a Git LFS pointer to"),
     "generation": (
         holding("generation_config.json", "[1]"),
         "generation_config.json holds no JSON",
@@ -139,7 +156,7 @@ SHARDED: dict[str, tuple[Change, str]] = {
 def test_a_broken_file_is_named(case: str, tmp_path: Path) -> None:
     change, message = WHOLE[case]
     change(write_model(tmp_path, byte_level(400)))
-    with pytest.raises(BrokenFileError, match=f"^{tmp_path}/{message}"):
+    with pytest.raises((BrokenFileError, PointerError), match=f"^{tmp_path}/{message}"):
         load_weights(tmp_path, dtype="auto")
     if case in CONFIGURATIONS:
         with pytest.raises(BrokenFileError, match=f"^{tmp_path}/{message}"):

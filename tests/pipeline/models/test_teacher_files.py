@@ -49,6 +49,19 @@ def test_weights_and_configuration_decide_the_hash_and_nothing_else(
     assert find_teacher(str(tmp_path / "elsewhere")).sha256 != before
 
 
+def test_weights_in_a_pickle_decide_the_hash_next_to_other_tensors(teacher: Path) -> None:
+    """transformers reads the pickle then; only the others were hashed."""
+    (teacher / "model.safetensors").rename(teacher / "consolidated.safetensors")
+    (teacher / "pytorch_model.bin").write_bytes(b"one")
+    before = find_teacher(str(teacher)).sha256
+    (teacher / "pytorch_model.bin").write_bytes(b"two")
+    assert find_teacher(str(teacher)).sha256 != before
+    (teacher / "consolidated.safetensors").rename(teacher / "model.safetensors")
+    before = find_teacher(str(teacher)).sha256
+    (teacher / "pytorch_model.bin").unlink()
+    assert find_teacher(str(teacher)).sha256 == before
+
+
 def test_a_file_where_a_folder_is_asked_for_is_called_one(tmp_path: Path) -> None:
     """It was "no such folder or .gguf file" of a .gguf file, which vocag transfer can't take."""
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
