@@ -21,6 +21,7 @@ import fsspec
 from filelock import FileLock, Timeout
 
 from pipeline.command_line.failures import FULL_DISK
+from pipeline.command_line.folder_lock import NO_LOCKS
 from schemas.errors import RESTORE, DamagedShardError
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class ShardCache:
     def open(self, file: ListedFile) -> BinaryIO:
         """Open a file, fetching it first if it isn't cached.
 
-        DamagedShardError if it is missing or altered; ValueError if it exceeds the limit; OSError
-        if the disk is full or the remote side fails.
+        DamagedShardError if it is missing or altered; ValueError if it exceeds the limit, or the
+        folder's file system has no locks; OSError if the disk is full or the remote side fails.
         """
         path = self.folder / file.sha256
         while True:
@@ -107,7 +108,7 @@ class ShardCache:
                 f"{file.url} has {file.num_bytes} bytes, the shard cache {self.folder} is limited "
                 f"to {self.max_bytes}: raise the limit to several shards"
             )
-        with FileLock(path.with_suffix(".lock")):
+        with self._locked(path.with_suffix(".lock")):
             if path.exists():
                 return
             part = path.with_suffix(".part")
@@ -147,7 +148,7 @@ class ShardCache:
 
     def _reserve(self, part: Path, num_bytes: int) -> bool:
         """Claim room; False while other downloads hold it."""
-        with FileLock(self.folder / "cache.lock"):
+        with self._locked(self.folder / "cache.lock"):
             part.unlink(missing_ok=True)
             self._remove_abandoned()
             files = list(self._files())
@@ -163,6 +164,23 @@ class ShardCache:
             with part.open("wb") as sink:
                 sink.truncate(num_bytes)
             return True
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        lock = FileLock(path)
+        try:
+            lock.acquire()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise ValueError(
+                f"the shard cache {self.folder} is on a file system without locks "
+                f"({error.strerror}): choose another cache_folder (of vocag train, set HOME)"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _remove_abandoned(self) -> None:
         """Remove unlocked downloads: their processes are gone."""

@@ -1,6 +1,7 @@
 """The shard cache: right bytes or an error, within its limit, for several processes at once."""
 
 import errno
+import fcntl
 import http.server
 import logging
 import multiprocessing
@@ -145,6 +146,16 @@ def test_a_download_under_way_keeps_its_space(remote, tmp_path):
         assert not cache._reserve(tmp_path / f"{files[0].sha256}.part", SIZE)
         assert part.exists()
     assert cache._reserve(tmp_path / f"{files[0].sha256}.part", SIZE)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_folder_without_locks_is_named(remote, tmp_path, monkeypatch, number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ValueError, match=f"cache {tmp_path} is on a file system without locks"):
+        ShardCache(tmp_path, 10 * SIZE).open(remote("a", content(1)))
 
 
 def test_prefetching_fills_the_cache_and_logs_failures(remote, tmp_path, caplog):
