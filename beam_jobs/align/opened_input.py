@@ -134,6 +134,7 @@ def _open_files(options: AlignOptions, rules: ReadingRules) -> OpenedInput:
     files = find_inputs(
         options.input,
         fields=rules.text_fields,
+        others=[*filter(None, [rules.id_field]), *(field.name for field in rules.metadata)],
         format=options.format,
         of_chats=bool(rules.messages_field),
     )

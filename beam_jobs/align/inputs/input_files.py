@@ -53,15 +53,16 @@ def find_inputs(
     patterns: Sequence[str],
     *,
     fields: Sequence[str] = ("text",),
+    others: Sequence[str] = (),
     format: Format | None = None,
     of_chats: bool = False,
 ) -> list[InputFile]:
     """Return the files that patterns name, in the order of their sources.
 
     Patterns are paths, globs (`*`, `**`, `?`, `[...]`), local or of any Beam file system, or
-    folders of Hugging Face `datasets`. Tables must have `fields` as columns. `format` None goes by
-    names. InputError if a pattern matches nothing, a file can't be used, or two share a source;
-    PointerError for a Git LFS pointer.
+    folders of Hugging Face `datasets`. Tables must have `fields` as columns, and these and `others`
+    only once. `format` None goes by names. InputError if a pattern matches nothing, a file can't be
+    used, or two share a source; PointerError for a Git LFS pointer.
     """
     files: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -79,7 +80,9 @@ def find_inputs(
             )
     ordered = [by_source[source] for source in sorted(by_source)]
     with ThreadPoolExecutor(_OPEN_THREADS) as pool:
-        inspect = partial(_inspect, fields=fields, is_named=format is None, of_chats=of_chats)
+        inspect = partial(
+            _inspect, fields=fields, others=others, is_named=format is None, of_chats=of_chats
+        )
         inspected = list(pool.map(inspect, ordered))
     _say_misnamed(ordered, inspected)
     return inspected
@@ -111,7 +114,12 @@ def _describe(found: FoundFile, folder: str, format: Format | None) -> InputFile
 
 
 def _inspect(
-    file: InputFile, fields: Sequence[str], *, is_named: bool, of_chats: bool
+    file: InputFile,
+    fields: Sequence[str],
+    others: Sequence[str],
+    *,
+    is_named: bool,
+    of_chats: bool,
 ) -> InputFile:
     try:
         file = replace(file, content=content_of(file.path, file.num_bytes))
@@ -131,6 +139,9 @@ def _inspect(
         return file  # damaged: reading the file will make it a dead letter
     columns, row_group_bytes = shape
     _require_columns(file, columns, fields, of_chats)
+    for field in (*fields, *others):
+        if list(columns).count(field) > 1:
+            raise InputError(f'{file.path} has several columns "{field}"; rename all but one')
     return replace(file, row_group_bytes=row_group_bytes)
 
 
@@ -207,8 +218,6 @@ def _require_columns(
         root = field if FORMATS[file.format].is_untyped else field.split(".")[0]
         if field not in columns and root not in columns:
             raise _lacks_column(file, columns, field, of_chats)
-        if list(columns).count(field) > 1:
-            raise InputError(f'{file.path} has several columns "{field}"; rename all but one')
 
 
 def _lacks_column(

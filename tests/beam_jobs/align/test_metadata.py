@@ -125,6 +125,24 @@ def test_a_field_that_nobody_has(tmp_path: Path) -> None:
     assert not (tmp_path / "out-rows.jsonl" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("name", ["id", "source"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_column_that_is_there_twice_is_not_chosen_silently(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    """As in what a join gives: a CSV's first was taken, and of parquet the last."""
+    names = ["id", "text", "source", name]
+    if suffix == "csv":
+        (tmp_path / "x.csv").write_text(",".join(names) + "\n1,a text,web,2\n")
+    else:
+        columns = [pa.array([value]) for value in ("1", "a text", "web", "2")]
+        pq.write_table(pa.table(columns, names=names), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=f'x.{suffix} has several columns "{name}"; rename all'):
+        align(options(tmp_path, f"x.{suffix}", metadata="source"))
+    if name == "id":
+        assert align(options(tmp_path, f"x.{suffix}", metadata="source", id_field="")).shards
+
+
 def test_an_input_without_a_usable_document_is_not_the_columns_fault(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"id": "a", "text": 12, "source": "web"}\n')
     told = r"--metadata source: none of the first 1 documents can be used .* x\.jsonl#0: text_not_a"
