@@ -32,6 +32,8 @@ from schemas.sidecar import (
 
 SCORE_AGAIN = "run vocag score again"
 NO_DISTRIBUTIONS = f"holds losses and no distributions: {SCORE_AGAIN} with --top-k"
+# What servers without listings answer, but 404: nginx 403.
+_UNLISTED = 403, 405
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,11 @@ def _names(location: str, pattern: str) -> list[str]:
     try:
         # Not by its glob, which takes a failed listing for an empty one.
         found = filesystem.ls(path, detail=False)
-    except FileNotFoundError:  # a server without listings
+    except FileNotFoundError:
+        found = []
+    except Exception as error:  # aiohttp's has a status
+        if getattr(error, "status", 0) not in _UNLISTED:
+            raise
         found = []
     # Else a store's client keeps this list when files are added or change.
     filesystem.invalidate_cache()

@@ -22,7 +22,9 @@ def keep(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Deleted at the end, unless renamed by then.
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete_on_close=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, delete_on_close=False
+        ) as file:
             file.write(text)
             file.close()
             os.replace(file.name, path)

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -201,12 +203,26 @@ def test_a_folder_that_cannot_be_listed_is_not_one_without_scores(
             list_scores(location)
 
 
-def test_a_store_without_listings_has_scores_by_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object, path: str, **__: object) -> None:
-        raise FileNotFoundError(path)
+@pytest.mark.parametrize("status", [403, 404, 405, 500])
+def test_a_server_without_listings_has_scores_by_path_alone(status: int) -> None:
+    """nginx answers 403 for a folder; a server that fails isn't one without scores."""
 
-    monkeypatch.setattr(MemoryFileSystem, "ls", fail)
-    assert list_scores("memory://data") == []
+    class Unlisted(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unlisted) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        location = f"http://127.0.0.1:{server.server_port}/data"
+        if status == 500:
+            with pytest.raises(Exception, match="500"):
+                list_scores(location)
+        else:
+            assert list_scores(location) == []
+        server.shutdown()
 
 
 def test_a_manifest_that_lacks_losses_is_refused(copied: Path) -> None:
