@@ -4,7 +4,7 @@ Calls of tools, which no message holds as a text, become texts as far as both si
 alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -46,34 +46,44 @@ class Texts:
 def fit_chat(speaker: Speaker, chat: Chat, texts: Texts, marked: Sequence[bytes]) -> Fitted:
     """Find each text in a rendering, `marked` by `mark_texts`; ChatError if one is missing."""
     rendered = speaker.template.render(chat.messages, chat.tools).encode()
+    results = {n for n, message in enumerate(chat.messages) if message["role"] == "tool"}
     for form in marked[:-1]:
         with suppress(ChatError):
-            return _fit(find_shape(speaker, form), rendered, texts)
-    return _fit(find_shape(speaker, marked[-1]), rendered, texts)
+            return _fit(find_shape(speaker, form), rendered, texts, results)
+    return _fit(find_shape(speaker, marked[-1]), rendered, texts, results)
 
 
-def _fit(shape: Shape, rendered: bytes, texts: Texts) -> Fitted:
+def _fit(shape: Shape, rendered: bytes, texts: Texts, results: Container[int]) -> Fitted:
     whole = [texts.data[number] for number in shape.texts]
+    written: dict[int, bytes] = {}  # by place, texts that the template has in another form
     if b"".join(chain(*zip(shape.own, whole, strict=False), shape.own[-1:])) == rendered:
         held = [(n, 0, len(data)) for n, data in zip(shape.texts, whole, strict=True)]
     else:
-        held = _find_parts(rendered, shape, texts)
+        held, written = _find_parts(rendered, shape, texts, results)
     firsts, at = [0], 0
-    for own, (_, start, stop) in zip(shape.own, held, strict=False):
-        at += len(own) + stop - start
+    for place, (own, (_, start, stop)) in enumerate(zip(shape.own, held, strict=False)):
+        at += len(own) + stop - start + len(written.get(place, b""))
         firsts.append(at)
     said = [(firsts[s.own] + s.start, firsts[s.own] + s.stop, s) for s in shape.said]
     around = [*shape.own]
     for place in reversed(range(len(held))):
-        if held[place][1] == held[place][2]:  # nothing of it is shown
-            around[place : place + 2] = [around[place] + around[place + 1]]
+        if held[place][1] == held[place][2]:  # nothing of it is shown as it is
+            shown = around[place] + written.get(place, b"") + around[place + 1]
+            around[place : place + 2] = [shown]
             del held[place]
     return Fitted(rendered, around, held, said)
 
 
-def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
-    """Return each text's part in a rendering; white space at its ends may be missing."""
+def _find_parts(
+    rendered: bytes, shape: Shape, texts: Texts, results: Container[int]
+) -> tuple[list[Held], dict[int, bytes]]:
+    """Return each text's part in a rendering; white space at its ends may be missing.
+
+    What tools return, in messages `results`, may be there as JSON (Llama 3.1, gpt-oss): such forms
+    are returned by place, and none of the text is held.
+    """
     held: list[Held] = []
+    written: dict[int, bytes] = {}
     at = len(shape.own[0])
     if not rendered.startswith(shape.own[0]):
         raise _changed(texts.texts, shape, 0, "what it puts behind")
@@ -84,17 +94,20 @@ def _find_parts(rendered: bytes, shape: Shape, texts: Texts) -> list[Held]:
             for form in _forms(texts.texts[number].text, len(data))
             if rendered.startswith(data[form[0] : form[1]], at)
         ]
-        if not forms:
-            raise _changed(texts.texts, shape, place, "")
         fitting = (f for f in forms if rendered.startswith(behind, at + f[1] - f[0]))
         found = next(fitting, None)
         if found is None:
-            raise _changed(texts.texts, shape, place, "what it puts behind")
+            as_json = to_json(texts.texts[number].text)[1:-1].encode()
+            is_result = texts.texts[number].message in results
+            if not (is_result and rendered.startswith(as_json + behind, at)):
+                raise _changed(texts.texts, shape, place, "what it puts behind" if forms else "")
+            written[place - 1], found = as_json, (0, 0)
+            at += len(as_json)
         held.append((number, *found))
         at += found[1] - found[0] + len(behind)
     if at != len(rendered):
         raise _changed(texts.texts, shape, len(shape.texts), "what it puts behind")
-    return held
+    return held, written
 
 
 def _changed(texts: Sequence[Text], shape: Shape, place: int, what: str) -> ChatError:

@@ -189,6 +189,37 @@ def test_a_template_that_shows_calls_for_null_gets_null() -> None:
         render_chat(read_chat(TOOLS), (side, side), LearnRule())
 
 
+@pytest.mark.parametrize("result", ['{"sky": "blau",\n "temp": 18}', "18 °C\n", '"', "\n", "18 C"])
+@pytest.mark.parametrize("learn", ["assistant", "all"])
+def test_a_result_that_a_template_writes_as_json_is_found(learn: Learn, result: str) -> None:
+    """As Llama 3.1 and gpt-oss do: a result with a quote or a line end was refused."""
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'tool' %}{{ {'output': m.content} | tojson }}{% else %}{{ m.content }}"
+        "{% endif %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = read_chat([*TOOLS[:2], {**TOOLS[2], "content": result}, TOOLS[3]])
+    rendered = render_chat(chat, (side, speaker("qwen3")), LearnRule(learn, end=False))
+    assert [_put_together(rendered, n) == rendered.sides[n].text for n in (0, 1)] == [True, True]
+    call = '{"name": "weather", "arguments": {"city": "Bonn", "days": 2}}'
+    results = ["18 C"] if result == "18 C" else []
+    expected = [call, "18 degrees."]
+    if learn == "all":
+        expected = ["Weather in Bonn?", call, *results, "18 degrees."]
+    assert _said(rendered) == expected
+    assert restore_chat(rendered.messages, rendered.text) == chat
+
+
+def test_only_a_result_may_be_written_as_json() -> None:
+    side = settle_speaker(
+        ChatTemplate(_ALL % "{{ m.content | tojson }}", NAMES), (), side="student"
+    )
+    with pytest.raises(ChatError, match="the content of message 0 changes"):
+        render_chat(read_chat([user('"Hi"'), said("Hello")]), (side, side), LearnRule())
+
+
 _WRITES_CALLS = (
     "{%% for m in messages %%}<|{{ m.role }}|>\n{{ m.content or '' }}"
     "{%% for c in m.tool_calls or [] %%}[%s]{%% endfor %%}<|end|>\n{%% endfor %%}"
