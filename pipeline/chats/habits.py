@@ -138,18 +138,29 @@ def habits_of(speaker: Speaker) -> Habits:
     always = always if unprompted.endswith(always) and always in prompted else ""
     end = end.removesuffix(always)
     user_end = commonprefix([unprompted, prompted]).removesuffix(always)
-    shared = commonprefix([prompted, between])
-    last_header = shared[len(user_end) :]
-    header = commonprefix([last_header, earlier[len(user_end) :]])
+    shared, asked = common_beginnings(between, prompted)
+    of_user = len(commonprefix([user_end, shared]))
+    last_header = shared[of_user:]
+    header = commonprefix([last_header, earlier[of_user:]])
     thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(FIRST_MARK + 2)}
     no_reasoning = ""
     with suppress(ChatError):
         parts = MARK.split(template.render([user, thinking]))
         if len(parts) == 4:  # white space aside
             no_reasoning = "".join((parts[1][len(shared) :] + parts[2]).split())
-    return Habits(
-        header, last_header, prompted[len(shared) :], prompted, end, always, user_end, no_reasoning
-    )
+    rest = prompted[len(asked) :]
+    return Habits(header, last_header, rest, prompted, end, always, user_end, no_reasoning)
+
+
+def common_beginnings(one: str, other: str) -> tuple[str, str]:
+    """Return two texts' common beginning as each has it, with white space of its own within."""
+    at = to = len(commonprefix([one, other]))
+    while True:
+        behind, before = one[at:].lstrip(), other[to:].lstrip()
+        alike = len(commonprefix([behind, before]))
+        if not alike:
+            return one[:at], other[:to]
+        at, to = len(one) - len(behind) + alike, len(other) - len(before) + alike
 
 
 def _earlier(template: ChatTemplate, last: str, end: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from pipeline.chats.habits import (
     LAST_MARK,
     MARK,
     Speaker,
+    common_beginnings,
     habits_of,
     length_of,
     text_behind,
@@ -233,7 +234,7 @@ class _Turns:
             whole = bool(asking) and self._rendered.startswith(asking, begin, first)
             if whole:
                 break
-        start = max(at, begin + self._shared(asking, self._rendered[begin:first]))
+        start = max(at, begin + self._shared(self._rendered[begin:first], asking))
         if not self._habits.header:
             return start
         behind = self._rendered[start:first]
@@ -286,18 +287,22 @@ class _Turns:
         place = behind.find(habits.end) if habits.end else -1
         if place >= 0:
             return place + len(habits.end)
-        return self._shared(tail, behind)  # this turn and the next may begin alike
+        return self._shared(behind, tail)  # this turn and the next may begin alike
 
     def _shared(self, one: str, other: str) -> int:
-        """Return the length of two texts' common beginning, without half a control string."""
-        shared = len(commonprefix([one, other]))
+        """Return the length of a text's beginning that another has, without half a control string.
+
+        White space may differ within.
+        """
+        own, others = common_beginnings(one, other)
+        most = min(len(own), len(others))
         halves = (
-            shared - size
+            size
             for name in self._speaker.controls
-            for size in range(1, min(len(name), shared + 1))
-            if any(text.startswith(name, shared - size) for text in (one, other))
+            for size in range(1, min(len(name), most + 1))
+            if one.startswith(name, len(own) - size) or other.startswith(name, len(others) - size)
         )
-        return min(halves, default=shared)
+        return len(own) - max(halves, default=0)
 
     def _calls_alone(self, number: int, earlier: Sequence[Mapping[str, Any]]) -> str:
         """Return what follows a message's texts, or its header, if it is the last."""
@@ -310,7 +315,7 @@ class _Turns:
         if self._places[number]:
             return tail
         # The calls come after the header and the mark of no reasoning.
-        place = self._shared(self._asking(earlier), tail)
+        place = self._shared(tail, self._asking(earlier))
         near = max(0, place - len(habits.last_header + habits.prompt))
         if habits.header and habits.header in tail[near:]:  # of the prompt all, its end or nothing
             place = habits.after_header(tail, tail.find(habits.header, near))

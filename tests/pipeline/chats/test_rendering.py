@@ -480,6 +480,36 @@ def test_what_a_prompt_ends_with_is_not_learned(text: str) -> None:
     assert _put_together(chat, 0) == chat.sides[0].text
 
 
+@pytest.mark.parametrize("before", ["\n\n### Response:\n", "        <|assistant|>\n"])
+def test_a_header_with_other_white_space_than_the_prompts_is_not_learned(before: str) -> None:
+    """As in Alpaca's template and others' of vLLM, and in templates with indentation."""
+    prompt = " ".join(before.split()) + "\n"
+    text = (
+        f"{{% for m in messages %}}{{% if m.role == 'assistant' %}}{{{{ {before!r} }}}}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<|end|>{{ c.function.name }}{% endfor %}"
+        "</s>{% else %}<|user|>{{ m.content }}{% endif %}"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}{{{{ {prompt!r} }}}}{{% endif %}}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat([*TWO_TURNS, *TOOLS]), (side, side), LearnRule())
+    turns = ["It is 4.</s>", "6, of course.</s>", "<|end|>weather</s>", "18 degrees.</s>"]
+    assert _said(chat) == turns
+
+
+def test_what_asks_for_a_call_may_have_other_white_space() -> None:
+    """As in vLLM's template of DeepSeek V3.1, whose calls were learned with their header."""
+    text = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        "{{ '<|assistant|></think>' if m.tool_calls else '   <|assistant|>  </think>' }}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<|end|>{{ c.function.name }}{% endfor %}"
+        "</s>{% else %}<|user|>{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' <|assistant|> </think>' }}{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat(TOOLS), (side, side), LearnRule())
+    assert [said.strip() for said in _said(chat)] == ["<|end|>weather</s>", "18 degrees.</s>"]
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
