@@ -178,6 +178,11 @@ class _Turns:
         end, stop = self._end(number, last)
         while stop > end and self._rendered[stop - 1] == " ":  # the next turn's token may have it
             stop -= 1
+        # DeepSeek R1's distilled models write a blank content behind calls, in a turn of its own.
+        blank_turn = self._habits.header + self._habits.end
+        if calls and self._habits.header and self._rendered.endswith(blank_turn, last, stop):
+            stop -= len(blank_turn)
+            end = stop - self._closing(self._rendered[last:stop])
         if calls and (start == end or not _shows(self._rendered[start:end], calls)):
             raise self._unfound(number, at)
         found = []
@@ -335,6 +340,8 @@ class _Turns:
         behind = self._rendered[place:]
         blank = len(behind) - len(behind.lstrip())
         names = [n for n in self._speaker.controls if behind.startswith(n, blank)]
+        if any(self._habits.header.lstrip().startswith(name) for name in names):
+            return 0  # it begins the next turn
         return blank + max(map(len, names)) if names else 0
 
 

@@ -510,6 +510,33 @@ def test_what_asks_for_a_call_may_have_other_white_space() -> None:
     assert [said.strip() for said in _said(chat)] == ["<|end|>weather</s>", "18 degrees.</s>"]
 
 
+@pytest.mark.parametrize("later", [[TOOLS[2]], [user("Well?")]])
+def test_what_begins_the_next_turn_ends_no_call(later: list[dict[str, Any]]) -> None:
+    """As behind Command R+'s calls, which end by themselves: a header's first token was learned."""
+    text = (
+        "{% for m in messages %}<|im_start|><|{{ m.role }}|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}\n{% else %}<|im_end|>{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|><|assistant|>{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat([*TOOLS[:2], *later, TOOLS[3]]), (side, side), LearnRule())
+    assert _said(chat) == ["weather\n", "18 degrees.<|im_end|>"]
+
+
+@pytest.mark.parametrize("later", [[], TOOLS[2:], [user("Well?"), said("Warm.")]])
+def test_a_blank_turn_behind_a_call_is_not_learned(later: list[dict[str, Any]]) -> None:
+    """As DeepSeek R1's distilled models write a content of "": its header was learned."""
+    text = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "<|assistant|>[{{ c.function.name }}]<|end|>\n{% endfor %}"
+        "{% if m.content is not none %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat([*TOOLS[:2], *later]), (side, side), LearnRule())
+    assert _said(chat)[0] == "[weather]<|end|>\n"
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
