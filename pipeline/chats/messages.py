@@ -7,6 +7,13 @@ from typing import Any, NamedTuple
 import orjson
 
 ROLES = ("system", "user", "assistant", "tool")
+_OTHER_ROLES = {
+    **{role: role for role in ROLES},
+    **{"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant"},
+    **{"function": "tool", "observation": "tool", "ipython": "tool"},
+}
+"""Others' names, in small letters."""
+
 REASONING, CONTENT, CALLS = "reasoning_content", "content", "tool_calls"
 """The fields whose bytes are a document's, in its order."""
 
@@ -68,7 +75,11 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
         raise ChatError("its messages aren't a list of objects with a role and a content")
     if tools is not None and not isinstance(tools, list):
         raise ChatError(f"its tools are of type {type(tools).__name__}, not a list")
-    chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools or ()))
+    tools = [_parse(tool, "tools") for tool in tools or ()]  # each may be JSON, too
+    for tool in tools:
+        if not isinstance(tool, dict):
+            raise ChatError(f"one of its tools is of type {type(tool).__name__}, not an object")
+    chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools))
     try:
         chat.encode()  # refuses values nested too deeply for what follows
     except TypeError as error:
@@ -109,6 +120,8 @@ def _read_message(number: int, given: Any) -> Mapping[str, Any]:
                 '; it has "from" and "value": rename them to "role" and "content", human to user '
                 "and gpt to assistant"
             )
+        elif isinstance(role, str) and role.lower() in _OTHER_ROLES:
+            more = f": rename it to {_OTHER_ROLES[role.lower()]}"
         raise ChatError(f"message {number} has role {role!r}, not one of {', '.join(ROLES)}{more}")
     if message.get(WEIGHT, 1) not in (0, 1):
         raise ChatError(

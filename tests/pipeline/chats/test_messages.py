@@ -34,6 +34,15 @@ def test_messages_and_tools_may_be_json_and_so_may_arguments() -> None:
     ]
 
 
+def test_each_tool_may_be_json_and_is_an_object() -> None:
+    """Templates wrote a string's quotes and escapes instead of the tool."""
+    assert read_chat([user("x")], [orjson.dumps(WEATHER).decode()]).tools == (WEATHER,)
+    with pytest.raises(ChatError, match="one of its tools is of type list, not an object"):
+        read_chat([user("x")], [WEATHER, "[]"])
+    with pytest.raises(ChatError, match="its tools are a string that isn't JSON"):
+        read_chat([user("x")], ["weather"])
+
+
 def test_what_is_encoded_is_read_back() -> None:
     chat = read_chat(TOOLS, [WEATHER])
     again = decode_chat(chat.encode())
@@ -47,7 +56,12 @@ def test_what_is_encoded_is_read_back() -> None:
         ([], "aren't a list of objects"),
         (["Hi"], "message 0 is of type str"),
         ([{"from": "human", "value": "Hi"}], 'rename them to "role" and "content"'),
-        ([user("x"), {"role": "function", "content": "y"}], "message 1 has role 'function'"),
+        (
+            [user("x"), {"role": "function", "content": "y"}],
+            "message 1 has role 'function', not one of .*, tool: rename it to tool",
+        ),
+        ([{"role": "Human", "content": "y"}], "'Human', not one of .*: rename it to user"),
+        ([{"role": "poet", "content": "y"}], "has role 'poet', not one of .*, tool$"),
         ([{"role": "user"}], "message 0 of role user has neither content nor tool_calls"),
         ([user("x"), {"role": "user", "content": 7}], "content of message 1 is of type int"),
         (
