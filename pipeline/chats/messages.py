@@ -79,6 +79,11 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
     for tool in tools:
         if not isinstance(tool, dict):
             raise ChatError(f"one of its tools is of type {type(tool).__name__}, not an object")
+        if _has_null_property(tool):
+            raise ChatError(
+                "its tools have properties that are null, as in a table whose structs have every "
+                "row's fields: give tools, and the arguments of calls, as JSON in strings"
+            )
     chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools))
     try:
         chat.encode()  # refuses values nested too deeply for what follows
@@ -87,6 +92,17 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
     if _may_be_rounded([tools, *(message.get(CALLS) for message in chat.messages)]):
         raise ChatError("its tools or calls hold a number beyond 64 bits, which was rounded")
     return chat
+
+
+def _has_null_property(schema: Any) -> bool:
+    """Whether an object of a JSON schema has a property that is no schema but null."""
+    if isinstance(schema, list):
+        return any(map(_has_null_property, schema))
+    if not isinstance(schema, dict):
+        return False
+    held = schema.get("properties")
+    is_null = isinstance(held, dict) and None in held.values()
+    return is_null or any(map(_has_null_property, schema.values()))
 
 
 def _may_be_rounded(value: Any) -> bool:

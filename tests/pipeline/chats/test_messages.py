@@ -3,6 +3,7 @@
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 
 from pipeline.chats.messages import Chat, ChatError, decode_chat, read_chat
@@ -41,6 +42,20 @@ def test_each_tool_may_be_json_and_is_an_object() -> None:
         read_chat([user("x")], [WEATHER, "[]"])
     with pytest.raises(ChatError, match="its tools are a string that isn't JSON"):
         read_chat([user("x")], ["weather"])
+
+
+def test_tools_of_a_table_whose_structs_have_every_rows_fields_are_refused() -> None:
+    """Their calls' arguments were learned with the other tools' as null."""
+    tools = [
+        {"function": {"name": name, "parameters": {"properties": {name: {"type": "string"}}}}}
+        for name in ("city", "code")
+    ]
+    rows = [{"tools": [tool]} for tool in tools]
+    table = pa.Table.from_pylist(rows)
+    for row, (held, tool) in zip(rows, zip(table.to_pylist(), tools, strict=True), strict=True):
+        assert read_chat([user("x")], row["tools"]).tools == (tool,)
+        with pytest.raises(ChatError, match="properties that are null, as in a table"):
+            read_chat([user("x")], held["tools"])
 
 
 def test_what_is_encoded_is_read_back() -> None:
