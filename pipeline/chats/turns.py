@@ -292,7 +292,16 @@ class _Turns:
         place = behind.find(habits.end) if habits.end else -1
         if place >= 0:
             return place + len(habits.end)
-        return self._shared(behind, tail)  # this turn and the next may begin alike
+        shared = self._shared(behind, tail)  # this turn and the next may begin alike
+        rest = tail[self._shared(tail, behind) :].lstrip()
+        if not rest or rest.startswith(self._speaker.controls):
+            return shared
+        # Apriel writes calls of the last turn otherwise: see where another turn's text begins.
+        is_user = self._chat.messages[number + 1]["role"] == "user"
+        other = {"role": "tool" if is_user else "user", CONTENT: chr(LAST_MARK)}
+        tails = (self._calls_alone(number, earlier, other) for earlier in self._before(number))
+        lengths = (self._shared(behind, tail) for tail in tails)
+        return next((length for length in lengths if length >= shared), 0)
 
     def _shared(self, one: str, other: str) -> int:
         """Return the length of a text's beginning that another has, without half a control string.
@@ -309,14 +318,16 @@ class _Turns:
         )
         return len(own) - max(halves, default=0)
 
-    def _calls_alone(self, number: int, earlier: Sequence[Mapping[str, Any]]) -> str:
-        """Return what follows a message's texts, or its header, if it is the last."""
+    def _calls_alone(
+        self, number: int, earlier: Sequence[Mapping[str, Any]], *later: Mapping[str, Any]
+    ) -> str:
+        """Return what follows a message's texts, or its header, if only `later` follows it."""
         habits, message, alone = self._habits, dict(self._chat.messages[number]), ""
         if REASONING not in self._places[number]:  # it may be dropped only before a later turn
             message.pop(REASONING, None)
         with suppress(ChatError):
-            alone = self._speaker.template.render([*earlier, message], self._chat.tools)
-        tail = MARK.split(alone)[-1].removesuffix(habits.always)
+            alone = self._speaker.template.render([*earlier, message, *later], self._chat.tools)
+        tail = ["", *MARK.split(alone.removesuffix(habits.always))][-1 - len(later)]
         if self._places[number]:
             return tail
         # The calls come after the header and the mark of no reasoning.

@@ -523,6 +523,24 @@ def test_what_begins_the_next_turn_ends_no_call(later: list[dict[str, Any]]) -> 
     assert _said(chat) == ["weather\n", "18 degrees.<|im_end|>"]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("later", [[TOOLS[2]], [user("Well?")]])
+def test_calls_that_the_last_turn_has_otherwise_are_learned_whole(
+    later: list[dict[str, Any]], count: int
+) -> None:
+    """As Apriel's, which have ids but in the last turn: half a call was learned, and no end."""
+    text = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% set is_last = loop.last %}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.name }}{{ ',' + c.id if not is_last }}]"
+        "{% endfor %}{{ '<|end|>\n' if m.role == 'assistant' and not loop.last }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    calls = said("", tool_calls=_CALLS["tool_calls"] * count)
+    chat = render_chat(read_chat([TOOLS[0], calls, *later, TOOLS[3]]), (side, side), LearnRule())
+    assert _said(chat) == ["[weather,call00001]" * count + "<|end|>\n", "18 degrees."]
+
+
 @pytest.mark.parametrize("later", [[], TOOLS[2:], [user("Well?"), said("Warm.")]])
 def test_a_blank_turn_behind_a_call_is_not_learned(later: list[dict[str, Any]]) -> None:
     """As DeepSeek R1's distilled models write a content of "": its header was learned."""
