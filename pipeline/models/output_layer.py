@@ -50,17 +50,18 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
     """Return a model's output layer, with its configured scale and cap.
 
     Raises:
-        UnknownLogitsError: no output layer, or one with a bias or an adapter of peft.
+        UnknownLogitsError: no output layer, or one with a bias, other parameters or an adapter of
+            peft.
 
     Example:
         >>> output_layer(load_language_model("models/granite")).scale  # doctest: +SKIP
         0.125
     """
     layer = cast(Any, model).get_output_embeddings()
-    if layer is None or getattr(layer, "bias", None) is not None:
+    if layer is None or getattr(layer, "bias", None) is not None or _more_than_weight(layer):
         raise UnknownLogitsError(
-            f"{type(model).__name__} has no output layer, or one with a bias, which losses are "
-            f"not computed from here: {_REMEDY}"
+            f"{type(model).__name__} has no output layer, or one with a bias or a scale for each "
+            f"token, which losses are not computed from here: {_REMEDY}"
         )
     if hasattr(layer, "base_layer"):
         raise UnknownLogitsError(
@@ -77,6 +78,11 @@ def output_layer(model: PreTrainedModel) -> OutputLayer:
         scale *= 1 / factor if divides else factor
     cap = next((found[name] for name in _CAPS if name in found), None)
     return OutputLayer(layer.weight, scale, cap)
+
+
+def _more_than_weight(layer: torch.nn.Module) -> bool:
+    """Whether a layer learns something else, as Dory's a scale, which would get no gradient."""
+    return any(name != "weight" for name, _ in layer.named_parameters(recurse=False))
 
 
 @torch.no_grad()
