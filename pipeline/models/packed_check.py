@@ -57,11 +57,11 @@ def keep_documents_apart(
         >>> keep_documents_apart(AutoModelForCausalLM.from_config(config))
     """
     register()
-    own, training = str(model.config._attn_implementation), model.training
+    own, training = _attention_of(model.config), model.training
     failures = []
     model.train(False)
     try:
-        for candidate in (PACKED_ATTENTION, own) if attention is None else (attention,):
+        for candidate in (PACKED_ATTENTION, own[""]) if attention is None else (attention,):
             with foreign_code(f"{type(model).__name__} ({model.config.model_type})"):
                 failure = _try_attention(model, candidate, own, packed)
             if failure is None:
@@ -81,7 +81,15 @@ def keep_documents_apart(
     raise hinted(error, "one_document_a_row=True") if packed else error
 
 
-def _try_attention(model: PreTrainedModel, candidate: str, own: str, packed: bool) -> str | None:
+def _attention_of(config: Any) -> dict[str, str]:
+    """Return a model's attention, and its parts': Gemma 4's for sounds takes "eager" alone."""
+    parts = {"": config} | {name: getattr(config, name, None) for name in config.sub_configs}
+    return {name: str(p._attn_implementation) for name, p in parts.items() if p is not None}
+
+
+def _try_attention(
+    model: PreTrainedModel, candidate: str, own: dict[str, str], packed: bool
+) -> str | None:
     for dtype in _dtypes(model):
         mixed = dtype != model.dtype
         try:
@@ -105,7 +113,7 @@ def _dtypes(model: PreTrainedModel) -> tuple[torch.dtype, ...]:
 
 
 def _compare(
-    model: PreTrainedModel, candidate: str, own: str, dtype: torch.dtype, is_packed: bool
+    model: PreTrainedModel, candidate: str, own: dict[str, str], dtype: torch.dtype, is_packed: bool
 ) -> str | None:
     tried = _Documents.of(model)
     model.set_attn_implementation(own)
@@ -113,7 +121,7 @@ def _compare(
     with short_windows(model) as num_windows:
         alone = tried.losses_alone()
         leaking = tried.losses_packed(breaks=False)
-        model.set_attn_implementation(candidate)
+        model.set_attn_implementation(own if candidate == own[""] else candidate)
         if model.config._attn_implementation != candidate:
             return "the model can't change its attention"
         packed = tried.losses_packed(breaks=True) if is_packed else tried.losses_padded()
@@ -200,7 +208,8 @@ class _Documents:
 @contextmanager
 def short_windows(model: PreTrainedModel) -> Iterator[int]:
     """Shorten sliding windows temporarily; yield their number."""
-    configs = {id(c): c for c in (model.config, getattr(model.base_model, "config", model.config))}
+    own, base = model.config, getattr(model.base_model, "config", model.config)
+    configs = {id(c): c for c in (own, base, own.get_text_config(decoder=True))}
     found = [
         (owner, name, getattr(owner, name))
         for owner in (*configs.values(), *model.modules())

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4Config,
     GptOssConfig,
     LlamaConfig,
     MambaConfig,
@@ -24,7 +25,7 @@ from pipeline.command_line.failures import hints_of
 from pipeline.models import varlen
 from pipeline.models.hf_models import hidden_states, load_language_model
 from pipeline.models.packed_attention import PACKED_ATTENTION, find_bounds
-from pipeline.models.packed_check import LeakingRowsError, keep_documents_apart
+from pipeline.models.packed_check import LeakingRowsError, keep_documents_apart, short_windows
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.transformers import load_scorer
@@ -101,6 +102,22 @@ def test_the_fast_attention_is_taken_and_its_gradient_is_right(name: str) -> Non
         gradients.append([p.grad for p in model.model.parameters() if p.grad is not None])
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_s_other_senses_keep_their_own_attention() -> None:
+    """Gemma 4's part for sounds refuses sdpa; a text model within has the windows."""
+    text = SIZES | {"sliding_window": 16, "layer_types": SLIDING, "num_kv_shared_layers": 0}
+    more = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCABULARY}
+    sound = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    torch.manual_seed(1)
+    config = Gemma4Config(text_config=text | more, vision_config=None, audio_config=sound)
+    model = AutoModelForCausalLM.from_config(config).train(False)
+    assert config.audio_config._attn_implementation == "eager"
+    with short_windows(model):
+        assert config.text_config.sliding_window == WINDOW
+    assert config.text_config.sliding_window == 16
+    keep_documents_apart(model)
+    assert config.text_config._attn_implementation == PACKED_ATTENTION
 
 
 def test_the_check_changes_nothing_but_the_attention() -> None:
