@@ -21,8 +21,8 @@ from pipeline.models import varlen
 PACKED_ATTENTION = "vocag_packed"
 """The implementation's name in transformers."""
 
-# Features of some models that this implementation lacks.
-_UNKNOWN = ("softcap", "s_aux", "position_bias")
+# Features of some models that this implementation lacks: caps, sinks, biases, chosen keys.
+_UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 
 
 def find_bounds(position_ids: Tensor) -> Tensor:

@@ -207,13 +207,13 @@ class _Documents:
 
 @contextmanager
 def short_windows(model: PreTrainedModel) -> Iterator[int]:
-    """Shorten sliding windows temporarily; yield their number."""
+    """Shorten sliding windows, and blocks of keys, temporarily; yield their number."""
     own, base = model.config, getattr(model.base_model, "config", model.config)
     configs = {id(c): c for c in (own, base, own.get_text_config(decoder=True))}
     found = [
         (owner, name, getattr(owner, name))
         for owner in (*configs.values(), *model.modules())
-        for name in _WINDOW_NAMES
+        for name in _windows_of(owner)
         if isinstance(value := getattr(owner, name, None), int) and value > _WINDOW
     ]
     try:
@@ -223,3 +223,8 @@ def short_windows(model: PreTrainedModel) -> Iterator[int]:
     finally:
         for owner, name, value in found:
             setattr(owner, name, value)
+
+
+def _windows_of(owner: Any) -> tuple[str, ...]:
+    chooses_blocks = hasattr(owner, "topk_blocks")  # of keys: MiniMax-M3's indexer
+    return (*_WINDOW_NAMES, "block_size") if chooses_blocks else _WINDOW_NAMES

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
     Gemma4Config,
@@ -221,6 +222,26 @@ def test_too_little_memory_is_no_fault_of_an_attention() -> None:
         model.model.register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError, match=told):
             keep_documents_apart(model)
+
+
+def test_a_model_that_chooses_its_keys_is_never_given_all() -> None:
+    """MiniMax-M3 told our attention alone which blocks count, and counts them from a row's start.
+
+    Both show in rows that are longer than the check's.
+    """
+    pytest.importorskip("transformers.models.minimax_m3_vl")
+    indexer = {"index_n_heads": 2, "index_head_dim": 8}
+    few = {"num_local_experts": 2, "num_experts_per_tok": 1, "rotary_dim": 8}
+    layers = {"layer_types": ["minimax_m3_sparse", "full_attention"]}
+    given = SIZES | indexer | few | layers
+    torch.manual_seed(1)
+    config = AutoConfig.for_model("minimax_m3_vl_text", **given)
+    model = AutoModelForCausalLM.from_config(config).train(False)
+    refused = r"vocag_packed: ValueError: .*block_indices.*sdpa: they differ by up to"
+    with pytest.raises(LeakingRowsError, match=refused):
+        keep_documents_apart(model)
+    keep_documents_apart(model, packed=False)
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_gpt_oss_is_refused_on_packed_rows_and_scores_a_document_at_a_time(tmp_path: Path) -> None:
