@@ -79,16 +79,16 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
     for tool in tools:
         if not isinstance(tool, dict):
             raise ChatError(f"one of its tools is of type {type(tool).__name__}, not an object")
-        if _has_null_property(tool):
-            raise ChatError(
-                "its tools have properties that are null, as in a table whose structs have every "
-                "row's fields: give tools, and the arguments of calls, as JSON in strings"
-            )
     chat = Chat(tuple(map(_read_message, range(len(messages)), messages)), tuple(tools))
     try:
         chat.encode()  # refuses values nested too deeply for what follows
     except TypeError as error:
         raise ChatError(f"a value of it has no form in JSON ({error})") from None
+    if _has_null_property(tools):
+        raise ChatError(
+            "its tools have properties that are null, as in a table whose structs have every "
+            "row's fields: give tools, and the arguments of calls, as JSON in strings"
+        )
     if _may_be_rounded([tools, *(message.get(CALLS) for message in chat.messages)]):
         raise ChatError("its tools or calls hold a number beyond 64 bits, which was rounded")
     return chat

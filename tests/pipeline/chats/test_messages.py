@@ -97,3 +97,9 @@ def test_what_is_encoded_is_read_back() -> None:
 def test_what_is_no_chat_is_refused_with_its_message(messages: Any, words: str) -> None:
     with pytest.raises(ChatError, match=words):
         read_chat(messages)
+
+
+def test_tools_that_are_nested_too_deeply_are_refused() -> None:
+    deep = orjson.loads('{"properties": ' * 900 + "{}" + "}" * 900)
+    with pytest.raises(ChatError, match="has no form in JSON"):
+        read_chat([user("x")], [deep])
