@@ -234,20 +234,22 @@ def _load_as_proven(
     """
     settings = {"config.json": json.dumps(dict(config), default=str).encode()}
     beside = _load({**files, **settings})
-    try:
-        _require_equal(beside, documents, before)
+    changed = _first_difference(beside, documents, before)
+    if not changed:
         return "", beside
-    except TokenizerError as error:
-        alone = _load(files)
-        _require_equal(alone, documents, before)
-        logger.warning(
-            "transformers would change the tokenizer next to a %s model (%s): it is in the folder "
-            '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
-            "--tokenizer in vLLM)",
-            config.get("model_type"),
-            error,
+    alone = _load(files)
+    if differs := _first_difference(alone, documents, before):
+        raise TokenizerError(
+            f"{differs}: use the dataset's own file, and export the model without a tokenizer"
         )
-        return "tokenizer", alone
+    logger.warning(
+        "transformers would change the tokenizer next to a %s model (%s): it is in the folder "
+        '"tokenizer" of the model instead; name that folder (tokenizer= in lm-eval, '
+        "--tokenizer in vLLM)",
+        config.get("model_type"),
+        changed,
+    )
+    return "tokenizer", alone
 
 
 def _load(files: Mapping[str, bytes]) -> Any:
@@ -299,15 +301,15 @@ def _dump(body: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True)}\n".encode()
 
 
-def _require_equal(loaded: Any, documents: Iterable[KnownText], before: Sequence[int]) -> None:
+def _first_difference(loaded: Any, documents: Iterable[KnownText], before: Sequence[int]) -> str:
     for known in documents:
         place = _difference(loaded, known, before)
         if place is not None:
-            raise TokenizerError(
+            return (
                 f"the dataset's tokenizer, exported for transformers as {type(loaded).__name__}, "
-                f"gives different ids from the dataset's for {known.place}, from token {place} on: "
-                "use the dataset's own file, and export the model without a tokenizer"
+                f"gives different ids from the dataset's for {known.place}, from token {place} on"
             )
+    return ""
 
 
 def _difference(loaded: Any, known: KnownText, before: Sequence[int]) -> int | None:
