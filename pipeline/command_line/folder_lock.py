@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from shlex import quote
 from typing import Any, TextIO
 
 from pipeline.command_line.failures import FULL_DISK, hinted, naming
 from pipeline.command_line.links import open_unlinked
+from pipeline.command_line.pasted import pasted
 
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """Errors of `flock` on file systems without locks."""
@@ -61,7 +61,7 @@ def make_local_folder(path: str) -> None:
         above = (path, *map(str, Path(path).parents))
         file = next(name for name in above if os.path.lexists(name))
         refusal = NotADirectoryError(f"{file} is a file, where a folder is to be")
-        raise hinted(refusal, f"--output {quote(f'{file}-2')}") from error
+        raise hinted(refusal, f"--output {pasted(f'{file}-2')}") from error
     except OSError as error:  # not this user's, read-only, or not a real file system
         if error.errno in FULL_DISK:
             raise

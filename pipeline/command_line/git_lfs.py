@@ -2,9 +2,9 @@
 
 import os
 import re
-from shlex import quote
 
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.pasted import pasted
 
 POINTER_BYTES = 1024
 """A pointer is shorter than this, by its specification."""
@@ -32,4 +32,4 @@ def refuse_pointer(path: str, start: bytes) -> None:
         "with git lfs pull in the repository that it was cloned from"
     )
     folder = "" if "://" in path else os.path.dirname(path)
-    raise hinted(error, f"git {f'-C {quote(folder)} ' if folder else ''}lfs pull")
+    raise hinted(error, f"git {f'-C {pasted(folder)} ' if folder else ''}lfs pull")

@@ -1,9 +1,9 @@
 """Refuse symbolic links in output places: a foreign dataset's could lead anywhere."""
 
 import os
-from shlex import quote
 
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.pasted import pasted
 
 
 class LinkError(ValueError):
@@ -17,7 +17,7 @@ def refuse_link(path: str) -> None:
             f"{path} is a symbolic link to {os.readlink(path)}, and vocag would write there: it "
             "writes only in the folder itself; remove the link, which leaves what it names"
         )
-        raise hinted(error, f"rm {quote(path)}")
+        raise hinted(error, f"rm {pasted(path)}")
 
 
 def refuse_linked_folders(folder: str) -> None:

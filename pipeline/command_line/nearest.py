@@ -1,9 +1,10 @@
 """Suggest the nearest existing path, or a look at its folder."""
 
 import os
-import shlex
 from contextlib import suppress
 from itertools import islice
+
+from pipeline.command_line.pasted import pasted
 
 _MOST_NAMES = 10_000
 """Names compared in a folder; more would take longer than looking."""
@@ -34,11 +35,11 @@ def look_near(path: str) -> str:
     """Return the nearest local path, or the command that lists its folder."""
     found = nearest(path)
     if found is not None:
-        return f"{shlex.quote(found)}  # the nearest name"
+        return f"{pasted(found)}  # the nearest name"
     folder = path
     while folder and not _is_there(folder):
         folder = os.path.dirname(folder.rstrip("/"))
-    return f"ls {shlex.quote(folder or '.')}"
+    return f"ls {pasted(folder or '.')}"
 
 
 def _is_there(path: str) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.pasted import pasted
 
 _OPTION = "--config"
 
@@ -71,7 +71,7 @@ def _arguments_of(path: Path, parser: argparse.ArgumentParser) -> Iterator[str]:
         options = tomllib.loads(path.read_text("utf-8"))
     except IsADirectoryError as error:
         refusal = ValueError(f"{path} is a folder, and {_OPTION} reads a file")
-        raise hinted(refusal, f"{_OPTION} {quote(str(path / 'run.toml'))}") from error
+        raise hinted(refusal, f"{_OPTION} {pasted(str(path / 'run.toml'))}") from error
     except ValueError as error:
         raise ValueError(f"{path} isn't a TOML file: {error}") from error
     known = {
@@ -95,10 +95,10 @@ def _arguments(name: str, value: Any, action: argparse.Action, path: Path) -> It
         yield from [f"--{name}"] if value else ["--no-" + name] if twin else []
     elif isinstance(value, bool | dict):
         raise ValueError(f"{path}: {name} is {value!r}, and takes a number, a text or a list")
-    elif isinstance(value, list):
+    elif isinstance(value, list) and len(value) != 1:  # one may begin with a dash
         yield from (f"--{name}", *map(str, value))
     else:
-        yield f"--{name}={value}"
+        yield f"--{name}={value[0] if isinstance(value, list) else value}"
 
 
 def _is_said(value: Any, default: Any) -> bool:

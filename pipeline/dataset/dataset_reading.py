@@ -4,13 +4,13 @@ import os
 import zlib
 from difflib import get_close_matches
 from pathlib import Path
-from shlex import quote
 from typing import BinaryIO
 
 import fsspec
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.command_line.pasted import pasted
 from pipeline.remote.first_contact import require_answer
 from schemas.errors import RESTORE, DamagedSampleError, DamagedShardError, DatasetError
 from schemas.index import ShardIndex
@@ -63,13 +63,13 @@ def nearest_dataset(missing: str) -> str:
     """Suggest a dataset near a missing one, or the help, for pasting."""
     folder = Path(missing)
     if (folder.parent / MANIFEST_FILE).is_file():
-        return f"{quote(str(folder.parent))}  # a dataset"
+        return f"{pasted(str(folder.parent))}  # a dataset"
     for place in (folder, folder.parent, Path()):
         found = sorted(place.glob(f"*/{MANIFEST_FILE}")) if place.is_dir() else []
         names = {path.parent.name: str(path.parent) for path in found}
         if names:
             closest = get_close_matches(folder.name, names, n=1, cutoff=0)
-            return f"{quote(names[closest[0]])}  # a dataset"
+            return f"{pasted(names[closest[0]])}  # a dataset"
     return "vocag align --help"
 
 

@@ -5,13 +5,13 @@ import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from shlex import quote
 from typing import Any
 
 import fsspec
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.command_line.pasted import pasted
 from pipeline.dataset.cache import ListedFile, ShardCache
 from pipeline.dataset.dataset_reading import (
     find_generation,
@@ -102,8 +102,8 @@ def find_scores(
 def _scoring(location: str, teacher: str, with_distributions: bool, seq_length: int) -> str:
     top = " --top-k 8" if with_distributions else ""
     rows = str(seq_length) if seq_length else "2048  # student tokens per row in training"
-    teacher = quote(teacher or "MODEL")
-    return f"vocag score {quote(location)} --teacher {teacher}{top} --seq-length {rows}"
+    teacher = pasted(teacher or "MODEL")
+    return f"vocag score {pasted(location)} --teacher {teacher}{top} --seq-length {rows}"
 
 
 def _likeliest(found: list[ScoreFiles], seq_length: int) -> str:

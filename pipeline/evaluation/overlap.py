@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shlex import quote
 
 from tqdm import tqdm
 
 from pipeline.chats.messages import CONTENT, ChatError
 from pipeline.command_line.failures import naming
+from pipeline.command_line.pasted import pasted
 from pipeline.dataset.chosen_documents import open_remaining
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import count_read
@@ -121,7 +121,7 @@ def check_overlap(
     held = f"{format_count(len(documents))} of {format_count(total)}"
     yield f"{held} documents hold one; wrote {path}"
     if documents:
-        yield f"to leave them out: vocag remove {quote(dataset_path)} --ids {quote(str(path))}"
+        yield f"to leave them out: vocag remove {pasted(dataset_path)} --ids {pasted(str(path))}"
 
 
 def parts_of(item: Item) -> dict[str, str]:

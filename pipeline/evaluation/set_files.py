@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha1, sha256
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import fsspec
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
+from pipeline.command_line.pasted import pasted
 from pipeline.evaluation.sets import SETS, Item, make_items
 from pipeline.remote.first_contact import require_answer
 from pipeline.remote.user_cache import cache_folder, keep
@@ -111,7 +111,7 @@ def _read(name: str, data: str) -> tuple[bytes, str]:
             return path.read_bytes(), str(path)
     if Path(data).is_file():
         error = ValueError(f"data={data} is a file: give the folder that has {' or '.join(names)}")
-        raise hinted(error, f"data={quote(str(Path(data).parent))}")
+        raise hinted(error, f"data={pasted(str(Path(data).parent))}")
     none = f"neither {' nor '.join(names)} is there; tasks= can leave sets out"
     missing = MissingSetError(f"data={data}: {none}")
     raise hinted(missing, look_near(data))

@@ -7,10 +7,11 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from shlex import join, quote
+from shlex import join
 from typing import Any
 
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.pasted import pasted
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.tokenizers import Side, load_dataset_tokenizer
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
@@ -55,7 +56,7 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
 def _remedy(model: Path, dataset: Dataset, side: Side) -> str:
     record: TokenizerRecord = getattr(dataset.manifest, side)
     source = record.source.removesuffix(f"/{Path(record.file).name}")  # the model's folder
-    own = f"{side}={quote(source)}"
+    own = f"{side}={pasted(source)}"
     if dataset.manifest.chats is not None:  # no input of vocag align
         return own
     place = dataset.location.rstrip("/")

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from shlex import quote
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipeline.command_line.failures import first_line, hinted
+from pipeline.command_line.pasted import pasted
 from pipeline.models.devices import lacks_memory
 from pipeline.models.teacher_files import find_teacher
 from pipeline.streaming import AlignedRows, StreamState
@@ -100,7 +100,7 @@ def load_checkpoint(
             f"{path} was made with another teacher of that name: the files of "
             f"{config.teaching.teacher} have changed since; restore them, or give another output="
         )
-        raise hinted(error, f"output={quote(f'{config.output}-2')}")
+        raise hinted(error, f"output={pasted(f'{config.output}-2')}")
     try:
         student.load_state_dict(checkpoint["student"])
     except RuntimeError as failure:
@@ -108,7 +108,7 @@ def load_checkpoint(
             f"{path} is of a student with other weights than {config.student}, which has changed "
             "since: restore it, or give another output="
         )
-        raise hinted(error, f"output={quote(f'{config.output}-2')}") from failure
+        raise hinted(error, f"output={pasted(f'{config.output}-2')}") from failure
     optimizer.load_state_dict(checkpoint["optimizer"])
     consumed = rows.restore(StreamState(**checkpoint["data"]))
     assert consumed == checkpoint["step"] * config.global_batch_size
@@ -135,7 +135,7 @@ def _read(config: TrainConfig, *, mmap: bool = False) -> dict[str, Any]:
             f"{path} can't be read ({told}): it is cut or damaged, or another program's; move it "
             "away to begin anew, or give another output="
         )
-        raise hinted(refusal, f"output={quote(f'{config.output}-2')}") from error
+        raise hinted(refusal, f"output={pasted(f'{config.output}-2')}") from error
     _require_same_options(config, read)
     return read
 
@@ -158,7 +158,7 @@ def _require_same_options(config: TrainConfig, checkpoint: Mapping[str, Any]) ->
     if differences:
         told = "; ".join(dict.fromkeys(differences))  # a seed is the run's and its method's
         error = ValueError(f"{path} was made {told}: give another output=, or the same options")
-        raise hinted(error, f"output={quote(f'{config.output}-2')}")
+        raise hinted(error, f"output={pasted(f'{config.output}-2')}")
 
 
 def _told(value: object) -> str:

@@ -1,12 +1,12 @@
 """`vocag train`: the command."""
 
 import logging
-import shlex
 import sys
 from collections.abc import Sequence
 
 from pipeline.command_line.failures import report
 from pipeline.command_line.option_parsing import in_options, naming_options, parse_options
+from pipeline.command_line.pasted import pasted
 from pipeline.methods import METHODS
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
 from pipeline.training.stopping import RunStoppedError
@@ -105,5 +105,5 @@ def what_next(config: TrainConfig) -> str:
         return f"stopped after step {step}, as asked: omit --exit-after to continue"
     return (
         f"the student is in {model}, a Hugging Face folder with its tokenizer\n"
-        f"next: vocag evaluate {shlex.quote(str(model))} --output evaluated"
+        f"next: vocag evaluate {pasted(str(model))} --output evaluated"
     )

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.option_parsing import ModelSource, Option, require_known
+from pipeline.command_line.pasted import pasted
 from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
 from pipeline.methods.method import Method
@@ -160,7 +160,7 @@ class TrainConfig:
                     f"output={self.output} is the folder of {source}, which the run would "
                     "overwrite: name another"
                 )
-                raise hinted(error, f"output={quote(f'{self.output}-2')}")
+                raise hinted(error, f"output={pasted(f'{self.output}-2')}")
 
     @property
     def heldout_sets(self) -> dict[str, str]:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from statistics import median
 from typing import Any
 
 from pipeline.command_line.failures import first_line, naming
 from pipeline.command_line.installed import installed_version
 from pipeline.command_line.option_parsing import written_options
+from pipeline.command_line.pasted import pasted
 from pipeline.drawing.formatting import format_duration
 from pipeline.training.config import OPTION_GROUPS, TrainConfig
 from pipeline.training.disk import is_full, replacing
@@ -114,7 +114,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def write_run_file(config: TrainConfig) -> None:
     """Write a run's options as OUTPUT/run.toml, for `vocag train --config`."""
     path = config.output / RUN_FILE
-    head = _RUN_FILE_HEAD.format(version=installed_version(), path=quote(str(path)))
+    head = _RUN_FILE_HEAD.format(version=installed_version(), path=pasted(str(path)))
     # These end one start of the run; they don't describe it.
     options = written_options(config, groups=OPTION_GROUPS, without=("exit_after", "dry_run"))
     _replace(path, head + options)

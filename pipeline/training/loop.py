@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from shlex import quote
 from typing import Any, cast
 
 import torch
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel
 
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.folder_lock import hold_folder
+from pipeline.command_line.pasted import pasted
 from pipeline.losses.loss_checks import put_off
 from pipeline.losses.loss_result import LossResult, metric_values
 from pipeline.models.hf_models import read_shape, recompute_layers
@@ -212,7 +212,7 @@ def _require_no_model(output: Path) -> None:
             f"{model} is there without the checkpoint of its run, and a new one would replace it: "
             "move it away, or give another output="
         )
-        raise hinted(error, f"output={quote(f'{output}-2')}")
+        raise hinted(error, f"output={pasted(f'{output}-2')}")
 
 
 def _first_student(config: TrainConfig, device: torch.device) -> str | PreTrainedModel:

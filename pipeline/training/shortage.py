@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from shlex import quote
 
 from pipeline.command_line.failures import first_line, hinted
+from pipeline.command_line.pasted import pasted
 from pipeline.models.devices import lacks_memory
 from pipeline.training.config import TrainConfig
 
@@ -49,7 +49,7 @@ def smaller(config: TrainConfig, *, has_checkpoint: bool = False) -> str:
     if not config.gradient_checkpointing:
         return "gradient_checkpointing=True"
     if has_checkpoint:  # all else would change its weights
-        return f"output={quote(f'{config.output}-2')} {smaller(config)}"
+        return f"output={pasted(f'{config.output}-2')} {smaller(config)}"
     if config.served.by == "running" and config.kind.needs != "model":
         return "vocag score, and stored_losses= in place of teacher="
     if not config.bf16:

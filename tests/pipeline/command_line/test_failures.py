@@ -288,6 +288,11 @@ def untaught_without_data(root: Path) -> object:
             "vocag score {}/data --teacher qwen" + ROWS,
         ),
         (
+            lambda root: find_scores("-it's", str(root / "data")),
+            DatasetError,
+            "vocag score {}/data --teacher './-it'\"'\"'s'" + ROWS,
+        ),
+        (
             lambda root: find_scores("", str(root / "data"), with_distributions=True),
             DatasetError,
             "vocag score {}/data --teacher MODEL --top-k 8" + ROWS,
@@ -320,6 +325,7 @@ def untaught_without_data(root: Path) -> object:
     ids=[
         "dataset",
         "losses",
+        "a leading dash",
         "distributions",
         "tokenizer",
         "column",

@@ -11,6 +11,7 @@ from pipeline.command_line.nearest import look_near, nearest
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "demo" / "aligned set").mkdir(parents=True)
     (tmp_path / "demo" / "corpus.jsonl").touch()
+    (tmp_path / "-models" / "smollm2").mkdir(parents=True)
     for other in ("smollm2", "llama3"):
         (tmp_path / "models" / other).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -23,7 +24,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("demo/corpos.jsonl", "demo/corpus.jsonl", "demo/corpus.jsonl  # the nearest name"),
         ("dmeo/aligned_set/", "demo/aligned set", "'demo/aligned set'  # the nearest name"),
-        ("~/demos", "~/demo", "'~/demo'  # the nearest name"),
+        ("~/demos", "~/demo", "~/demo  # the nearest name"),
+        ("~/dmeo/aligned set", "~/demo/aligned set", "~/'demo/aligned set'  # the nearest name"),
+        ("~/xyz", None, "ls ~"),
+        ("-models/smolm2", "-models/smollm2", "./-models/smollm2  # the nearest name"),
         ("demo/xyz/corpus.jsonl", None, "ls demo"),
         ("./xyz", None, "ls ."),
         ("xyz", None, "ls ."),

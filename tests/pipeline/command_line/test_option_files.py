@@ -22,6 +22,7 @@ CHANGES = {
     "generation": {"data": Reading("a", generation=3)},
     "latest": {"data": Reading("m.toml", generation="latest")},
     "only scores": {"method": Method("alm"), "teaching": Teaching(stored_losses=("",))},
+    "dash": {"method": Method("alm"), "teaching": Teaching(stored_losses=("-teacher",))},
     "teachers": {
         "method": Method("distill", weight=0.5, distill_tokens="kept", reverse_kl=True),
         "teaching": Teaching(stored_losses=("1.5B", "7B"), teacher_weights=(1e-05, 3.0)),
