@@ -185,7 +185,7 @@ def _describe(
     removed = "would be removed" if options.dry_run else "removed"
     told = [f"{format_plural(num_new, 'document')} {removed}"]
     if len(wanted) > num_new:
-        told.append(f"{format_count(len(wanted) - num_new)} of the list were removed before")
+        told.append(f"{format_count(len(wanted) - num_new)} of the list removed before")
     if unknown:
         told.append(f"{format_plural(len(unknown), 'id')} of no document")
     return "; ".join(told)

@@ -90,11 +90,12 @@ def summarise(manifest: Manifest, run: RunSummary, *, output: str) -> str:
         lines += [f"  unread          {place}" for place in unread[:_SHOWN_UNREAD]]
     lines += _control_strings(run) + _reference_paths(manifest, run)
     if run.reused_buckets:
-        lines.append(f"  resumed         {run.reused_buckets} parts were taken over")
+        lines.append(f"  resumed         {format_plural(run.reused_buckets, 'part')} taken over")
     if manifest.generation:
         num_removed = 0 if manifest.removed is None else manifest.removed.count
-        whole = format_count(manifest.totals["num_documents"] - num_removed)
-        told = f"{manifest.generation}, with {whole} documents in {len(manifest.shards)} shards"
+        whole = format_plural(manifest.totals["num_documents"] - num_removed, "document")
+        shards = format_plural(len(manifest.shards), "shard")
+        told = f"{manifest.generation}, with {whole} in {shards}"
         told += f", and {format_count(num_removed)} removed" if num_removed else ""
         lines.append(f"  generation      {told}")
     return "\n".join(lines)

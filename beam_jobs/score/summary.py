@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -205,8 +206,9 @@ def summarise(
             f"{format_count(run.num_documents)} computed: {', '.join(reuse)}"
         )
     if run.num_resumed_shards:
-        lines.append(f"  resumed         {run.num_resumed_shards} shards were taken over")
-    return "\n".join([*lines, f"next: train with --stored-losses {path}"])
+        resumed = format_plural(run.num_resumed_shards, "shard")
+        lines.append(f"  resumed         {resumed} taken over")
+    return "\n".join([*lines, f"next: train with --stored-losses {quote(path)}"])
 
 
 def _describe_entries(scores: ScoreManifest) -> list[str]:

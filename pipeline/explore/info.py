@@ -96,7 +96,9 @@ def describe_plan(plan: RowPlan, *, global_batch_size: int) -> Iterator[str]:
                 f"{format_count(student - student_text)} student, "
                 f"{format_count(teacher - teacher_text)} teacher"
             ),
-            "steps per epoch": f"{format_count(steps)} of {format_count(global_batch_size)} rows",
+            "steps per epoch": (
+                f"{format_count(steps)} of {format_plural(global_batch_size, 'row')}"
+            ),
             "rows left out at an epoch's end": (
                 f"{format_count(dropped)} ({format_share(dropped, num_rows)})"
             ),

@@ -15,6 +15,7 @@ from pipeline.drawing.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_plural,
     format_short,
 )
 from pipeline.models.fit import find_fitting
@@ -55,7 +56,8 @@ def describe_run(config: TrainConfig, ranks: Ranks, rows: AlignedRows) -> Iterat
     )
     own = config.global_batch_size // ranks.count
     yield (
-        f"steps       {format_count(config.num_steps)} of {config.global_batch_size} rows: "
+        f"steps       {format_count(config.num_steps)} of "
+        f"{format_plural(config.global_batch_size, 'row')}: "
         f"{own // config.micro_batch_size} micro-batches of {config.micro_batch_size} in "
         f"{'one process' if ranks.count == 1 else f'each of {ranks.count} processes'}"
     )

@@ -1,5 +1,6 @@
 """A run's rows."""
 
+from pipeline.drawing.formatting import format_plural
 from pipeline.streaming import AlignedRows
 from pipeline.training.checkpoint import saved_stream
 from pipeline.training.config import TrainConfig
@@ -30,8 +31,10 @@ def _require_rows(config: TrainConfig, rows: AlignedRows) -> None:
         most = len(rows) // config.global_batch_size
         below = ", warmup_steps below that" if config.warmup_steps >= most else ""
         fewer = f"num_steps (to {most}{below}) or " if most else ""
+        epochs = f"{format_plural(config.num_epochs, 'epoch')}: raise num_epochs"
+        if rows.layout.sources:
+            epochs = "all its epochs: raise max_epochs in its file"
         raise ValueError(
             f"{config.num_steps} steps need {needed} rows, {config.data.path} has {len(rows)} in "
-            f"{config.num_epochs} epochs: raise num_epochs, of a mixture max_epochs in its file, "
-            f"or lower {fewer}global_batch_size"
+            f"{epochs}, or lower {fewer}global_batch_size"
         )

@@ -205,6 +205,6 @@ def test_a_killed_server_ends_the_job_and_the_same_command_goes_on(
     assert len(left) == 1
     server.start(running)
     run("score", *command)
-    assert "1 shards were taken over" in capsys.readouterr().out
+    assert "1 shard taken over" in capsys.readouterr().out
     assert all(path.read_bytes() == kept for path, kept in left.items())
     require_same(data, own)

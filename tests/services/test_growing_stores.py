@@ -167,7 +167,7 @@ def test_a_killed_append_is_resumed(place: Place, local_life: LocalLife) -> None
     assert any("/commit-" in name for name in place.store.list(place.data))
     resumed = place.run("append")
     assert resumed.returncode == 0, resumed.stderr
-    assert "parts were taken over" in resumed.stdout
+    assert "parts taken over" in resumed.stdout
     assert place.left() == local_life.left["append"]
 
 

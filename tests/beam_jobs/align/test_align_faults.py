@@ -24,6 +24,7 @@ from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.resuming import find_finished, read_left_file, start_run
 from pipeline.command_line.failures import hints_of
+from pipeline.drawing.formatting import format_plural
 from tests.support.corpus import (
     align_options,
     command_line,
@@ -76,7 +77,7 @@ def test_a_worker_that_raises_mid_shard_then_a_second_start(
     committed = list(run_folder(tmp_path).glob("commit-*.json"))
     assert len(committed) > 2
     assert main(arguments) == 0
-    assert f"{len(committed)} parts were taken over" in capsys.readouterr().out
+    assert f"{format_plural(len(committed), 'part')} taken over" in capsys.readouterr().out
     assert digests(tmp_path) == digests(reference)
 
 
@@ -179,7 +180,7 @@ def test_damaged_temporaries_and_abandoned_shards(
     for name in ("corpus-000000-of-000099.tar", "corpus-000000-of-000099.index.parquet", *kept):
         (tmp_path / name).write_bytes(b"of someone")
     assert main(command_line(options)) == 0
-    assert f"{num_committed - 2} parts were taken over" in capsys.readouterr().out
+    assert f"{format_plural(num_committed - 2, 'part')} taken over" in capsys.readouterr().out
     for name in kept:
         (tmp_path / name).unlink()
     assert digests(tmp_path) == digests(reference)

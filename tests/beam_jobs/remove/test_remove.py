@@ -82,7 +82,7 @@ def test_documents_leave_and_shards_stay(
     assert seen_ids(output) == ALL - {"doc-0-3", "doc-0-20"}
     assert main([str(output), "--ids", write_ids(tmp_path, "doc-0-3", "doc-0-1")]) == 0
     shown = capsys.readouterr().out
-    assert "1 document removed; 1 of the list were removed before" in shown
+    assert "1 document removed; 1 of the list removed before" in shown
     assert "generation 2" in shown
     gone = {"doc-0-3", "doc-0-20", "doc-0-1"}
     assert [seen_ids(output, n) for n in (0, 1, 2)] == [

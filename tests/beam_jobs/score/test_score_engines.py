@@ -114,7 +114,7 @@ def test_a_server_that_dies_or_goes_wrong_ends_the_job(
     assert main(served_arguments(unscored, server)) == 0
     assert sidecars(unscored) == reference
     assert len(server.bodies) - asked < all_requests
-    assert f"{len(losses_of(left))} shards were taken over" in capsys.readouterr().out
+    assert f"{len(losses_of(left))} shards taken over" in capsys.readouterr().out
 
 
 def wrong_about_a_shard(

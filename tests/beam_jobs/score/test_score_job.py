@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
+from shlex import split
 from typing import Any
 
 import numpy as np
@@ -215,9 +216,11 @@ def sidecars_but_paths(world: Path) -> dict[str, bytes]:
 def test_shards_that_an_earlier_run_has_scored_are_taken_over(
     copied: Path, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    copied = copied.rename(copied.with_name("it's world"))
     reference = sidecars(copied)
     names = [name for name in reference if name.endswith(".safetensors")]
-    next((copied / "data").glob("teacher-*.json")).unlink()
+    manifest = next((copied / "data").glob("teacher-*.json"))
+    manifest.unlink()
     cut, foreign = (copied / "data" / name for name in names[:2])
     cut.write_bytes(reference[names[0]][:-9])
     foreign.write_bytes(reference[names[2]])  # of another shard
@@ -231,7 +234,9 @@ def test_shards_that_an_earlier_run_has_scored_are_taken_over(
     monkeypatch.setattr(ShardToScore, "read_tokens", note)
     run_score(copied)
     assert sorted(read) == [0, 1]
-    assert "resumed         1 shards were taken over" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "resumed         1 shard taken over" in shown
+    assert split(shown.splitlines()[-1])[-1:] == [str(manifest)]
     assert sidecars_but_paths(copied) == sidecars_but_paths(world)
 
 

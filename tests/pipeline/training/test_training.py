@@ -375,7 +375,9 @@ def test_epochs_of_a_mixture_are_its_files(world: Path, tmp_path: Path) -> None:
     config = _config(world, tmp_path / "run", Method("full"), **changes)
     with pytest.raises(ValueError, match=r"num_epochs=4: a mixture's file says how often"):
         train(replace(config, num_epochs=4))
-    with pytest.raises(ValueError, match=r"900 steps need 3600 rows, .*toml has \d+ .* max_epochs"):
+    with pytest.raises(
+        ValueError, match=r"900 steps need 3600 rows, .*toml has \d+ in all its epochs: raise max_e"
+    ):
         train(replace(config, num_steps=900))
     with pytest.raises(ValueError, match=r"heldout=mixture.toml=.* is a mixture: name its datas"):
         train(replace(config, heldout=(str(mixture),)))
@@ -653,9 +655,9 @@ def test_models_and_data_that_do_not_fit_are_refused(world: Path, tmp_path: Path
         ),
         (
             "full",
-            {"num_steps": 10**6},
+            {"num_steps": 10**6, "num_epochs": 1},
             ValueError,
-            r"raise num_epochs, .* or lower num_steps \(to \d+\) or global_batch_size",
+            r"in 1 epoch: raise num_epochs, or lower num_steps \(to \d+\) or global_batch_size",
         ),
         (
             "full",
