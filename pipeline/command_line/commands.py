@@ -109,8 +109,12 @@ def leave(status: int, message: str = "") -> "NoReturn":
     """End this process without waiting for an abandoned job's threads."""
     if message:
         print(message, file=sys.stderr)
+    try:
+        sys.stdout.flush()  # Python would lose what a full disk refuses, without a word
+    except OSError as error:
+        report("vocag", error)
+        status = status or 1
     if any(thread.is_alive() for thread in left_behind):
-        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)

@@ -416,12 +416,19 @@ def test_no_error_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     assert hint == r"hint: ls \x1b]0;pwned\x07 hint: rm -r /"
 
 
-def test_a_full_standard_output_is_said_once() -> None:
+@pytest.mark.parametrize(
+    ("command", "status", "who"),
+    [
+        ("prints('vocag doctor')(lambda _: ['a', 'b'])", 2, "vocag doctor"),
+        ("lambda _: print('a')", 1, "vocag"),  # what is left to the end
+    ],
+)
+def test_a_full_standard_output_is_said_once(command: str, status: int, who: str) -> None:
     script = (
         "import types\n"
         "from pipeline.command_line import commands\n"
         "from pipeline.drawing.printing import prints\n"
-        "main = prints('vocag doctor')(lambda _: ['a', 'b'])\n"
+        f"main = {command}\n"
         "commands.import_module = lambda _: types.SimpleNamespace(main=main)\n"
         "commands.main(['doctor'])\n"
     )
@@ -434,7 +441,7 @@ def test_a_full_standard_output_is_said_once() -> None:
             check=False,
         )
     said = "standard output can't be written, for its disk is full: free some space"
-    assert (done.returncode, done.stderr) == (2, f"vocag doctor: {said}\n")
+    assert (done.returncode, done.stderr) == (status, f"{who}: {said}\n")
 
 
 @pytest.mark.slow
