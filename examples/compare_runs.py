@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from pipeline.drawing.charts import line_chart, write_figure
+from pipeline.drawing.charts import line_chart, require_drawable, write_figure
 from pipeline.drawing.formatting import format_table
 
 
@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="also draw it: .svg, .pdf or .png")
     options = parser.parse_args(argv)
     try:
+        require_drawable(options.output)
         steps, means = compare_runs(options.runs, options.heldout)
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -35,6 +35,10 @@ def test_runs_are_compared_at_equal_steps(
         with pytest.raises(SystemExit):
             main([*runs, wrong])
         assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*runs, "--output", str(tmp_path / "runs.txt")])
+    shown = capsys.readouterr()
+    assert ("name a file that ends in" in shown.err, shown.out) == (True, "")
 
 
 def test_one_of_several_held_out_sets_is_compared(tmp_path: Path) -> None:
