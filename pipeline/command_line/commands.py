@@ -93,6 +93,13 @@ def run_command(arguments: list[str]) -> int:
     if name not in COMMANDS:
         report("vocag", hinted(ValueError(f'unknown command "{name}"'), _closest(name)))
         return 2
+    if unreadable := next((word for word in rest if not _is_unicode(word)), None):
+        # It can't be written to a manifest, a log or a page.
+        message = f'"{unreadable}" isn\'t UTF-8: rename what it names'
+        report(
+            f"vocag {name}", hinted(ValueError(message), "locale  # UTF-8 names need UTF-8 here")
+        )
+        return 2
     module_name, extra, _ = COMMANDS[name]
     try:
         return int(import_module(module_name).main(rest) or 0)
@@ -118,6 +125,14 @@ def leave(status: int, message: str = "") -> "NoReturn":
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _is_unicode(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _closest(name: str) -> str:

@@ -179,6 +179,18 @@ def test_a_command_s_module_is_the_command(
         assert debugged.endswith(message)
 
 
+@pytest.mark.parametrize("command", ["align", "score", "train", "remove"])
+def test_a_path_that_is_not_utf_8_is_refused_before_any_work(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--output=caf\udce9"])
+    assert ended.value.code == 2
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message == f'vocag {command}: "--output=caf\\udce9" isn\'t UTF-8: rename what it names'
+    assert hint.startswith("hint: locale")
+
+
 def test_a_name_that_no_command_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("trian") == 2
     assert capsys.readouterr().err.splitlines()[-1] == "hint: vocag train --help"
