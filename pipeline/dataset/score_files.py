@@ -96,6 +96,11 @@ def find_scores(
     )
     if fitting:
         raise hinted(missing, choose(_likeliest(fitting, seq_length)))
+    # A path from another folder: scoring again would find everything done.
+    last = source.rstrip("/").rpartition("/")[2]
+    named = [scores for scores in found if last and _is_named(scores.manifest, last)]
+    if alike := _fitting(named, where, with_distributions=with_distributions):
+        raise hinted(missing, f"{choose(_likeliest(alike, seq_length))}  # if it is that one")
     raise hinted(missing, _scoring(location, source, with_distributions, seq_length))
 
 

@@ -20,7 +20,7 @@ from pipeline.command_line.folder_lock import hold_folder
 from pipeline.command_line.installed import install
 from pipeline.dataset.chosen_documents import WhereError  # type: ignore[attr-defined]
 from pipeline.dataset.dataset_reading import read_manifest
-from pipeline.dataset.score_files import find_scores
+from pipeline.dataset.score_files import find_scores, list_scores
 from pipeline.methods.method import WHICH_METHOD, Method
 from pipeline.scoring.teaching import Teaching
 from pipeline.streaming import AlignedRows, Reading, StreamConfig
@@ -354,6 +354,16 @@ def test_what_users_meet_most_ends_in_something_to_paste(
     with pytest.raises(kind) as caught:
         act(copied)
     assert hints_of(caught.value) == ["hint: " + hint.format(copied)]
+
+
+def test_a_teacher_of_another_path_is_not_scored_again(world: Path) -> None:
+    location = str(world / "data")
+    (scored,) = list_scores(location)
+    name = scored.manifest.source.rpartition("/")[2]
+    with pytest.raises(DatasetError, match="there are no scores by teacher") as refused:
+        find_scores(f"../{name}/", location)
+    fingerprint = scored.manifest.rule.fingerprint[:16]
+    assert hints_of(refused.value) == [f"hint: stored_losses={fingerprint}  # if it is that one"]
 
 
 def test_a_file_where_an_output_is_to_be_is_named(tmp_path: Path) -> None:
