@@ -8,6 +8,8 @@ from typing import Any
 from beam_jobs.align.command import align
 from beam_jobs.align.options import AlignOptions, ChatOptions
 from pipeline.chats.habits import Speaker, settle_speaker
+from pipeline.chats.messages import read_chat
+from pipeline.chats.rendering import LearnRule, RenderedChat, render_chat
 from pipeline.chats.templates import ChatTemplate
 from pipeline.tokenization import Tokenizer
 from schemas.manifest import Manifest
@@ -57,6 +59,7 @@ TOOLS = [
     {"role": "tool", "tool_call_id": "call00001", "name": "weather", "content": "18 C"},
     said("18 degrees."),
 ]
+CALLS = {"tool_calls": TOOLS[1]["tool_calls"]}
 
 
 def template(name: str, **options: Any) -> ChatTemplate:
@@ -67,6 +70,30 @@ def template(name: str, **options: Any) -> ChatTemplate:
 def speaker(name: str, **options: Any) -> Speaker:
     """Return a side that speaks by a well-known model's template."""
     return settle_speaker(template(name, **options), CONTROLS, side="student")
+
+
+def render_in(messages: Any, *sides: str, tools: Any = None, **rule: Any) -> RenderedChat:
+    student, teacher = (speaker(side) for side in (sides * 2)[:2])
+    return render_chat(read_chat(messages, tools), (student, teacher), LearnRule(**rule))
+
+
+def said_in(chat: RenderedChat, side: int = 0) -> list[str]:
+    text = chat.sides[side].text
+    merged: list[list[int]] = []
+    for start, stop in chat.sides[side].said:
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(stop, merged[-1][1])
+        else:
+            merged.append([start, stop])
+    return [text[start:stop].decode() for start, stop in merged]
+
+
+def put_together(chat: RenderedChat, side: int) -> bytes:
+    own, at, parts = chat.sides[side], 0, list[bytes]()
+    for size, start, stop in own.pieces:
+        parts += own.own_text[at : at + size], chat.text[start:stop]
+        at += size
+    return b"".join(parts)
 
 
 def chat_tokenizer(vocab_size: int) -> Tokenizer:
