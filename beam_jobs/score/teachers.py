@@ -8,6 +8,7 @@ from beam_jobs import storage
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.score.options import ScoreOptions
 from pipeline.dataset.files import Dataset
+from pipeline.drawing.formatting import format_plural
 from pipeline.models.fit import find_fitting
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.engine_settings import Handshake
@@ -113,8 +114,8 @@ def _served(
             "with --engine-version"
         )
     options.run.say(
-        f"{len(settings.endpoint or ())} servers answer: {handshake.program or 'a server'} "
-        f"{version}"
+        f"{format_plural(len(settings.endpoint or ()), 'server')} ready: "
+        f"{handshake.program or 'a server'} {version}"
     )
     return JobTeacher(
         source=options.teacher or settings.model,

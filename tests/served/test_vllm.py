@@ -121,7 +121,7 @@ def test_losses_and_the_likeliest_tokens(
 ) -> None:
     run("score", *served(data, server))
     shown = capsys.readouterr().out
-    assert "1 servers answer: vllm 0.32.0" in shown
+    assert "1 server ready: vllm 0.32.0" in shown
     assert "3 documents split" in shown
     assert "4.00 a position on average" in shown
     require_same(data, own)

@@ -15,6 +15,7 @@ from beam_jobs.score.command import main
 from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.files import open_dataset
 from pipeline.dataset.score_files import find_scores, list_scores
+from pipeline.drawing.formatting import format_plural
 from pipeline.packing.rules import PackingRules
 from pipeline.scoring.contexts import ContextRule
 from pipeline.scoring.engines.interface import line_of
@@ -53,7 +54,7 @@ def test_a_served_teacher_s_losses_are_those_of_its_model(
     before = sidecars(unscored)
     assert main(served_arguments(unscored, server)) == 0
     shown = capsys.readouterr().out
-    assert "1 servers answer: vllm 0.20.2" in shown
+    assert "1 server ready: vllm 0.20.2" in shown
     assert re.search(r"engine +float32, by openai \(vllm 0.20.2, quantization none\)\n", shown)
     assert before.items() < sidecars(unscored).items()
     losses = losses_by_engine(unscored)
@@ -114,7 +115,7 @@ def test_a_server_that_dies_or_goes_wrong_ends_the_job(
     assert main(served_arguments(unscored, server)) == 0
     assert sidecars(unscored) == reference
     assert len(server.bodies) - asked < all_requests
-    assert f"{len(losses_of(left))} shards taken over" in capsys.readouterr().out
+    assert f"{format_plural(len(losses_of(left)), 'shard')} taken over" in capsys.readouterr().out
 
 
 def wrong_about_a_shard(
