@@ -12,11 +12,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.folder_lock import NO_LOCKS, hold_folder
 from pipeline.remote.first_contact import NoAnswerError, require_answer
 from pipeline.remote.user_cache import cache_folder
 
@@ -55,7 +54,7 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
         place = _resolve(url)
     top = cache_folder("hub") / place.repo_type / place.repo_id / place.revision
     folder, mark = top / place.path_in_repo, top / _MARK
-    with _held(top, url):
+    with hold_folder(f"{top}.lock", f"{url}, in the copy {top}", error=OptionsError):
         with _explained(url):
             commit = _newest_commit(place)
             _renew(top, place, commit, url)
@@ -67,23 +66,6 @@ def output_here(url: str, say: Callable[[str], object], *, uploads: bool = True)
         sent = _upload(place, folder, mark, url)
     if sent.oid != commit:
         say(f"uploaded to {url}: {sent.commit_url}")
-
-
-@contextmanager
-def _held(top: Path, url: str) -> Iterator[None]:
-    top.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{top}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OptionsError(
-            f"another job of this machine works on {url}, in the copy {top}: wait until it has "
-            "ended, and run the same command again"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -212,6 +194,11 @@ def _explained(url: str, left: str = "") -> Iterator[None]:
     except (OptionsError, NoAnswerError):
         raise
     except Exception as error:  # the client's, of many unrelated types
+        if isinstance(error, OSError) and error.errno in NO_LOCKS:
+            raise OptionsError(
+                f"{url} is copied to a file system without locks ({error.strerror}): set "
+                "XDG_CACHE_HOME and HF_HOME to folders on another one"
+            ) from error
         expected = isinstance(error, (HfHubHTTPError, OSError))
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         told = reason if expected else f"its client doesn't understand what it answers, {reason}"

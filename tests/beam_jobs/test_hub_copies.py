@@ -1,6 +1,9 @@
 """`hf://datasets/OWNER/NAME`, with the hub's own client and a hub on this machine."""
 
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
 import sys
@@ -310,12 +313,33 @@ def test_of_two_jobs_at_once_one_is_refused_and_works_later(
         patch.setattr("beam_jobs.remove.removal.find_documents", meanwhile)
         call(*remove)
     said = capfd.readouterr()
-    assert f"another job of this machine works on hf://datasets/{name}, in the copy" in said.err
+    assert f" writes to hf://datasets/{name}, in the copy" in said.err
+    assert "wait until it has ended" in said.err
     assert "run the same command again to continue in" not in said.out
     assert json.loads(hub.files(name)["manifest.json"])["generation"] == 1
     call(*append)
     assert json.loads(hub.files(name)["manifest.json"])["generation"] == 2
     call("validate", f"hf://datasets/{name}")
+
+
+def test_a_copy_on_a_file_system_without_locks_is_refused_with_the_remedy(
+    grown: tuple[str, list[object]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It was a traceback of "No locks available": the hub's client needs some, too."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    name, remove = grown
+    call(*remove, status=2)
+    said = capfd.readouterr().err
+    assert f"hf://datasets/{name} is copied to a file system without locks (No locks" in said
+    assert "set XDG_CACHE_HOME and HF_HOME to folders on another one" in said
+    monkeypatch.undo()
+    call(*remove)
 
 
 def test_another_machine_s_change_is_not_overwritten(
