@@ -90,6 +90,16 @@ class UnusableError(ValueError):
         self.reason, self.detail = reason, detail
 
 
+def describe_value(value: object) -> str:
+    """Say what doesn't fit: a number itself, of anything else the type.
+
+    JSON's integers beyond 64 bits are floats here.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"the number {value!r:.40}"
+    return f"of type {type(value).__name__}"
+
+
 def unreadable(error: BaseException, num_bytes: int, num_read: int | None) -> UnusableError:
     """Say that a file is unreadable after byte `num_read`, None if unknown."""
     left = 0 if num_read is None else num_bytes - num_read

@@ -8,7 +8,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
-from beam_jobs.align.inputs.documents import MetadataField, Reason, UnusableError, Value
+from beam_jobs.align.inputs.documents import (
+    MetadataField,
+    Reason,
+    UnusableError,
+    Value,
+    describe_value,
+)
 from beam_jobs.job_errors import InputError
 from schemas.manifest import MetadataColumn, MetadataType
 
@@ -57,8 +63,8 @@ def fit_value(field: MetadataField, value: Any, *, is_text: bool) -> Any:
         return None
     fitted = value if field.type is None else _fit(value, field.type, is_text)
     if fitted is None:
-        kind = type(value).__name__
-        detail = f'"{field.name}" is of type {kind} here, its column holds {field.type}'
+        what = describe_value(value)
+        detail = f'"{field.name}" is {what} here, its column holds {field.type}'
         raise UnusableError(Reason.BAD_METADATA, detail)
     return None if isinstance(fitted, float) and math.isnan(fitted) else fitted
 

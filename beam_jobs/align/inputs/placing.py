@@ -12,6 +12,7 @@ from beam_jobs.align.inputs.documents import (
     Reason,
     UnusableError,
     Value,
+    describe_value,
 )
 from beam_jobs.align.inputs.fields import describe_others
 from beam_jobs.align.inputs.metadata import fit_value
@@ -89,10 +90,9 @@ def _find_id(record: Mapping[str, Any], rules: ReadingRules) -> str | None:
         return None  # a missing number in pandas
     if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT:
         return str(int(value))  # pandas stores integers as floats if one is missing
-    kind = "bytes that aren't UTF-8" if isinstance(value, bytes) else type(value).__name__
-    raise UnusableError(
-        Reason.BAD_ID, f'"{rules.id_field}" is of type {kind}, not a string or an integer'
-    )
+    what = "bytes that aren't UTF-8" if isinstance(value, bytes) else describe_value(value)
+    detail = f'"{rules.id_field}" is {what}, not a string or an integer of 64 bits'
+    raise UnusableError(Reason.BAD_ID, detail)
 
 
 def _find_text(record: Mapping[str, Any], rules: ReadingRules) -> bytes:

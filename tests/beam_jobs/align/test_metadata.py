@@ -187,11 +187,17 @@ def test_what_fits(kind: MetadataType, is_text: bool, value: Any, expected: Any)
     """Files of text, such as CSV, are read as what their column holds."""
     field = MetadataField("x", kind)
     if expected is MISFIT:
-        with pytest.raises(UnusableError, match=r'"x" is of type .* its column holds'):
+        with pytest.raises(UnusableError, match=r'"x" is (of type|the number) .* its column holds'):
             fit_value(field, value, is_text=is_text)
     else:
         found = fit_value(field, value, is_text=is_text)
         assert (found, type(found)) == (expected, type(expected))
+
+
+def test_a_number_that_does_not_fit_is_told() -> None:
+    """Its type alone was: "of type int here, its column holds int64"."""
+    with pytest.raises(UnusableError, match='"x" is the number 9223372036854775808 here'):
+        fit_value(MetadataField("x", "int64"), 1 << 63, is_text=False)
 
 
 def test_what_an_option_may_say() -> None:

@@ -169,6 +169,13 @@ def test_a_line_is_a_document_or_a_dead_letter_without_its_text(
     assert "secret" not in getattr(outcome, "detail", "")
 
 
+def test_an_id_beyond_64_bits_is_told_as_a_number(tmp_path: Path) -> None:
+    outcome = read_line(b'{"id": 18446744073709551616, "text": "x"}', tmp_path)
+    detail = '"id" is the number 1.8446744073709552e+19, not a string or an integer of 64 bits'
+    assert isinstance(outcome, DeadLetter)
+    assert outcome.detail == detail
+
+
 def test_fields_can_be_named_nested_and_switched_off(tmp_path: Path) -> None:
     line = b'{"a": {"b": "nested"}, "a.c": "dotted", "id": "x"}'
     nested = read_line(line, tmp_path, ReadingRules("a.b", "id"))
