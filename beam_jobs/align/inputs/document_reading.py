@@ -117,7 +117,7 @@ def _read_json_lines(
             if len(line) > rules.max_line_bytes and not line.endswith(b"\n"):
                 position += _skip_line(data)
                 yield _too_long(source, start, position - start, rules, number)
-            else:
+            elif not line.isspace():
                 yield from _parse_line(source, start, line, rules, number)
     except DamageError as error:
         yield _damaged(part.file, position, error, number + 1)
