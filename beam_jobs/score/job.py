@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,14 @@ from beam_jobs import storage
 from beam_jobs.hub_copies import HUB, input_here, output_here
 from beam_jobs.job_errors import JobError, OptionsError
 from beam_jobs.locks import hold_lock
-from beam_jobs.resuming import RUN_PREFIX, SUMMARY_FILE, run_folder_of, start_run
+from beam_jobs.resuming import (
+    CONFIGURATION_FILE,
+    RUN_PREFIX,
+    SUMMARY_FILE,
+    read_left_file,
+    run_folder_of,
+    start_run,
+)
 from beam_jobs.running.clusters import require_cluster
 from beam_jobs.running.job_progress import scoring_stage
 from beam_jobs.running.run_options import RunOptions
@@ -192,7 +199,7 @@ def _score_dataset(
         if scores is None:
             raise JobError("the job ended, but its sidecars are gone: was the dataset removed?")
         summary = storage.read_bytes(storage.join(job.run_folder, SUMMARY_FILE))
-    storage.remove_folder(job.run_folder)
+        _remove_runs(job)
     run.say(
         summarise(
             scores,
@@ -208,14 +215,32 @@ def _score_dataset(
 def _complete(
     run: RunOptions, job: ScoreJob, documents: ChosenDocuments, scores: ScoreManifest
 ) -> None:
-    there = storage.list_folder(job.dataset)
-    if all(document_scores_name(record.file) in there for record in scores.sidecars):
+    there, number = storage.list_folder(job.dataset), 0
+    is_whole = all(document_scores_name(record.file) in there for record in scores.sidecars)
+    if is_whole and not any(_find_runs(job)):
         return
     with _hold_scores(job):
-        start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
-        number = complete_document_scores(job, documents, scores)
-    storage.remove_folder(job.run_folder)
-    run.say(f"{format_plural(number, 'table')} of documents' scores made from the losses")
+        if not is_whole:
+            start_run(job.run_folder, run_configuration(job.rule, job.fingerprint))
+            number = complete_document_scores(job, documents, scores)
+        _remove_runs(job)
+    if number:
+        run.say(f"{format_plural(number, 'table')} of documents' scores made from the losses")
+
+
+def _remove_runs(job: ScoreJob) -> None:
+    """Remove this job's folder, and those of killed ones of the same teacher; needs its lock."""
+    for folder in _find_runs(job):
+        storage.remove_folder(folder)
+
+
+def _find_runs(job: ScoreJob) -> Iterator[str]:
+    for folder in storage.list_folders(job.dataset, RUN_PREFIX):
+        scores = None
+        with suppress(OptionsError, OSError):  # another teacher's, which is just removed
+            scores = read_left_file(storage.join(folder, CONFIGURATION_FILE)).get("scores")
+        if folder == job.run_folder or scores == job.rule.fingerprint:
+            yield folder
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from shlex import split
@@ -200,6 +202,53 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     run_score(unscored)
     assert sidecars_but_paths(unscored) == reference
     assert not list((unscored / "data").glob(".vocag-*"))
+
+
+@pytest.mark.parametrize("ended", ["remove_folder", "read_bytes"])
+def test_a_job_killed_at_its_very_end_leaves_nothing_to_the_next(
+    ended: str, unscored: Path, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder, and a lock, stayed for ever: all scores are there, so nothing was done."""
+
+    class KilledError(BaseException):
+        """Ends the job at once, as SIGKILL would."""
+
+    def dies(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("beam_jobs.score.job.hold_lock", lambda path, _: hold_by_file(path))
+        patch.setattr(f"beam_jobs.score.job.storage.{ended}", dies)
+        with pytest.raises(KilledError):
+            main(score_arguments(unscored))
+    assert list((unscored / "data").glob(".vocag-*"))
+    run_score(unscored)
+    assert sidecars_but_paths(unscored) == sidecars_but_paths(world)
+    assert not list((unscored / "data").glob(".vocag-*"))
+
+
+def test_scores_of_a_grown_dataset_leave_no_folder_of_an_earlier_state(
+    unscored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was killed before the dataset changed is never run again."""
+
+    def dies(*_: object, **__: object) -> None:
+        raise JobError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("beam_jobs.score.job.run_pipeline", dies)
+        assert main(score_arguments(unscored)) == 1
+    remove_documents(unscored / "data", min(seen_ids(unscored / "data")))
+    assert list((unscored / "data").glob(".vocag-*"))
+    run_score(unscored)
+    assert not list((unscored / "data").glob(".vocag-*"))
+
+
+@contextmanager
+def hold_by_file(path: str) -> Iterator[None]:
+    """Leave a lock's file, as a killed job does."""
+    Path(path).touch()
+    yield
 
 
 @pytest.mark.slow
