@@ -179,6 +179,11 @@ def _holds(
     at_start, at_end = at_edges
     if all(contents):
         joined = b"".join(contents)
+        is_blank = not joined.strip(b" ") and not normalized.strip()
+        if is_blank and at_start and normalized.endswith(joined):
+            return True
+        if is_blank and at_end and normalized.startswith(joined):
+            return True
         return spelled_from(joined, normalized, at_start=at_start, at_end=at_end) is not None
     normalized += b" " if at_end else b""
     place = 0  # unknown tokens may cover anything between the known ones

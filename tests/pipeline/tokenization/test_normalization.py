@@ -250,6 +250,28 @@ def test_white_space_may_be_left_out_at_the_ends_of_a_text_only(
 
 
 @pytest.mark.parametrize(
+    ("text", "pieces", "expected"),
+    [
+        ("\nt", [" ", "t"], []),
+        ("t\n", ["t", " "], []),
+        ("t\nt", ["t", " ", "t"], [1]),  # none of it may be missing here
+        ("\nt", ["  ", "t"], [0]),
+    ],
+)
+def test_a_lone_space_may_be_a_part_of_what_a_blank_at_an_end_became(
+    text: str, pieces: list[str], expected: list[int]
+) -> None:
+    """`align` wrote such ranges, and `validate --tokenizers` refused them."""
+    contents = [piece.encode() for piece in pieces]
+    ranges = np.stack([np.arange(len(text)), np.arange(len(text)) + 1], axis=1)
+
+    def expand(piece: str) -> str:
+        return piece.replace("\n", " \n ")
+
+    assert find_unproven(ranges, contents, text.encode(), expand) == expected
+
+
+@pytest.mark.parametrize(
     ("text", "ranges", "expected"),
     [
         ("a  ⅔ b", [(1, 2)], [(1, 6)]),  # white space only: to the next word
