@@ -217,7 +217,7 @@ def _complete(
 ) -> None:
     there, number = storage.list_folder(job.dataset), 0
     is_whole = all(document_scores_name(record.file) in there for record in scores.sidecars)
-    if is_whole and not any(_find_runs(job)):
+    if is_whole and _lock_name(job) not in there and not any(_find_runs(job)):
         return
     with _hold_scores(job):
         if not is_whole:
@@ -249,8 +249,7 @@ def _hold_scores(job: ScoreJob) -> Iterator[None]:
 
     OptionsError if a job that ended just now left those of a later one, which serve this one, too.
     """
-    name = f"{RUN_PREFIX}scores-{job.rule.fingerprint[:16]}.lock"
-    with hold_lock(storage.join(job.dataset, name), job.dataset):
+    with hold_lock(storage.join(job.dataset, _lock_name(job)), job.dataset):
         there = read_scores(job.dataset, job.rule)
         if there is not None and there.dataset != job.fingerprint:
             newest = read_manifest(job.dataset)
@@ -261,6 +260,10 @@ def _hold_scores(job: ScoreJob) -> Iterator[None]:
                     f"read generation {own}: run the same command again"
                 )
         yield
+
+
+def _lock_name(job: ScoreJob) -> str:
+    return f"{RUN_PREFIX}scores-{job.rule.fingerprint[:16]}.lock"
 
 
 def _count_scored(documents: ChosenDocuments) -> tuple[ShardRecord, ...]:

@@ -204,7 +204,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     assert not list((unscored / "data").glob(".vocag-*"))
 
 
-@pytest.mark.parametrize("ended", ["remove_folder", "read_bytes"])
+@pytest.mark.parametrize("ended", ["storage.read_bytes", "storage.remove_folder", "summarise"])
 def test_a_job_killed_at_its_very_end_leaves_nothing_to_the_next(
     ended: str, unscored: Path, world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,12 +213,12 @@ def test_a_job_killed_at_its_very_end_leaves_nothing_to_the_next(
     class KilledError(BaseException):
         """Ends the job at once, as SIGKILL would."""
 
-    def dies(*_: object) -> None:
+    def dies(*_: object, **__: object) -> None:
         raise KilledError
 
     with monkeypatch.context() as patch:
         patch.setattr("beam_jobs.score.job.hold_lock", lambda path, _: hold_by_file(path))
-        patch.setattr(f"beam_jobs.score.job.storage.{ended}", dies)
+        patch.setattr(f"beam_jobs.score.job.{ended}", dies)
         with pytest.raises(KilledError):
             main(score_arguments(unscored))
     assert list((unscored / "data").glob(".vocag-*"))
