@@ -327,7 +327,7 @@ def test_a_copy_on_a_file_system_without_locks_is_refused_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """It was a traceback of "No locks available": the hub's client needs some, too."""
+    """The lock's error had no remedy, and the hub's client needs locks, too."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
