@@ -28,7 +28,7 @@ from typing import (
     get_type_hints,
 )
 
-from pipeline.command_line.failures import causes_of, hinted
+from pipeline.command_line.failures import causes_of, hinted, report
 from pipeline.command_line.option_files import options_text, with_options_of_file
 
 
@@ -388,6 +388,14 @@ class Parser(argparse.ArgumentParser):
         """Parse, and keep what was given."""
         self.given = sys.argv[1:] if args is None else args
         return super().parse_known_args(args, namespace)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse would hide that a full disk refuses it."""
+        try:
+            print(self.format_help(), end="", file=file, flush=True)
+        except OSError as error:
+            report(self.prog, error)
+            self.exit(1)
 
     def error(self, message: str) -> NoReturn:
         """Print the error, what is missing, and a hint; exit with 2."""

@@ -443,12 +443,16 @@ def test_no_error_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("prints('vocag doctor')(lambda _: ['a', 'b'])", 2, "vocag doctor"),
         ("lambda _: print('a')", 1, "vocag"),  # what is left to the end
+        # argparse's own
+        ("lambda _: Parser(prog='vocag doctor').parse_args(['-h'])", 1, "vocag doctor"),
+        ("lambda _: Parser('vocag doctor', 'a' * 9999).parse_args(['-h'])", 1, "vocag doctor"),
     ],
 )
 def test_a_full_standard_output_is_said_once(command: str, status: int, who: str) -> None:
     script = (
         "import types\n"
         "from pipeline.command_line import commands\n"
+        "from pipeline.command_line.option_parsing import Parser\n"
         "from pipeline.drawing.printing import prints\n"
         f"main = {command}\n"
         "commands.import_module = lambda _: types.SimpleNamespace(main=main)\n"
