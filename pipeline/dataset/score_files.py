@@ -101,10 +101,14 @@ def find_scores(
     named = [scores for scores in found if last and _is_named(scores.manifest, last)]
     if alike := _fitting(named, where, with_distributions=with_distributions):
         raise hinted(missing, f"{choose(_likeliest(alike, seq_length))}  # if it is that one")
-    raise hinted(missing, _scoring(location, source, with_distributions, seq_length))
+    hint = scoring_command(location, source, with_distributions, seq_length)
+    raise hinted(missing, hint)
 
 
-def _scoring(location: str, teacher: str, with_distributions: bool, seq_length: int) -> str:
+def scoring_command(
+    location: str, teacher: str = "", with_distributions: bool = False, seq_length: int = 0
+) -> str:
+    """Return the command that makes a dataset's scores."""
     top = " --top-k 8" if with_distributions else ""
     rows = str(seq_length) if seq_length else "2048  # student tokens per row in training"
     teacher = pasted(teacher or "MODEL")
@@ -150,7 +154,7 @@ def scores_to_paste(location: str, *, with_distributions: bool, seq_length: int)
     location = folder_of(location)
     found = _fitting(list_scores(location), "", with_distributions=with_distributions)
     if not found:
-        return _scoring(location, "", with_distributions, seq_length)
+        return scoring_command(location, "", with_distributions, seq_length)
     name = '""' if len(found) == 1 else _likeliest(found, seq_length)
     return f"stored_losses={name}"
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.command_line.failures import printable
+from pipeline.command_line.failures import hinted, printable
 from pipeline.dataset.document_scores import ScoredDataset, open_scored_documents
 from pipeline.dataset.files import Dataset
 from pipeline.dataset.groups import require_field
-from pipeline.dataset.score_files import list_scores, scores_of
+from pipeline.dataset.score_files import list_scores, scores_of, scoring_command
 from pipeline.drawing.formatting import (
     format_count,
     format_plural,
@@ -197,7 +197,8 @@ def named_scores(dataset: Dataset, names: Sequence[str]) -> dict[str, ScoredData
         files.manifest.rule.fingerprint[:16] for files in list_scores(dataset.location)
     ]
     if not names:
-        raise DatasetError(f"no teacher has scored {dataset.location}: run vocag score first")
+        missing = DatasetError(f"no teacher has scored {dataset.location}: run vocag score first")
+        raise hinted(missing, scoring_command(dataset.location))
     opened = [open_scored_documents(name, dataset, "--teacher {}".format) for name in names]
     sources = [own.files.manifest.source.rstrip("/").rpartition("/")[2] for own in opened]
     return {

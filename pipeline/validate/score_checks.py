@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.command_line.failures import hinted
 from pipeline.dataset.chosen_documents import select_documents
 from pipeline.dataset.conditions import WhereError
 from pipeline.dataset.dataset_reading import read_whole
@@ -22,6 +23,7 @@ from pipeline.dataset.score_files import (
     list_scores,
     scored_generation,
     scores_of,
+    scoring_command,
 )
 from pipeline.drawing.formatting import format_plural
 from pipeline.models.teacher_files import TeacherFiles, find_teacher
@@ -61,9 +63,10 @@ def find_scoring_teacher(teacher: str, location: str) -> TeacherFiles:
     except DatasetError:
         return weights
     if not found:
-        raise DatasetError(
+        missing = DatasetError(
             f"nothing has scored {location}: run vocag score first, or leave out --teacher"
         )
+        raise hinted(missing, scoring_command(location, teacher))
     if not _scores_by(weights, found):
         raise DatasetError(
             f'none of the {len(found)} scores in {location} are by teacher "{teacher}": '

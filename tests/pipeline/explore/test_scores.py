@@ -232,4 +232,6 @@ def test_a_dataset_without_scores_says_so(
     ignored = shutil.ignore_patterns("*teacher-*")
     folder = shutil.copytree(scored[0], tmp_path / "data", ignore=ignored)
     assert main(["scores", str(folder)]) == 2
-    assert "no teacher has scored" in capsys.readouterr().err
+    message, hint = capsys.readouterr().err.splitlines()
+    assert "no teacher has scored" in message
+    assert hint.startswith(f"hint: vocag score {folder} --teacher MODEL --seq-length 2048")

@@ -117,17 +117,27 @@ def test_another_teacher_can_t_score_again(
 
 
 @pytest.mark.parametrize(
-    ("teacher", "scored", "told"),
-    [("nowhere", True, "no such folder"), ("teacher", False, "nothing has scored")],
+    ("teacher", "scored", "told", "hint"),
+    [
+        ("nowhere", True, "no such folder", "hint: "),
+        ("teacher", False, "nothing has scored", "hint: vocag score {0}/data --teacher {0}/teacher"),
+    ],
 )
 def test_a_teacher_of_no_use_is_told_before_any_shard_is_read(
-    copied: Path, teacher: str, scored: bool, told: str, capsys: pytest.CaptureFixture[str]
+    copied: Path,
+    teacher: str,
+    scored: bool,
+    told: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for path in (copied / "data").glob("*.tar" if scored else "*teacher-*"):
         path.unlink()  # a missing tar would be a finding
     arguments = [str(copied / "data"), "--teacher", str(copied / teacher)]
     assert validate.main(arguments) == validate.CANNOT_RUN
-    assert told in capsys.readouterr().err
+    message, *_, last = capsys.readouterr().err.splitlines()
+    assert told in message
+    assert last.startswith(hint.format(copied))
 
 
 def test_sidecars_that_no_score_manifest_lists_are_named(copied: Path) -> None:
