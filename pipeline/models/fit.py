@@ -6,6 +6,7 @@ The machine that starts a job may be unable to run the model.
 import json
 from collections.abc import Mapping
 from hashlib import sha256
+from os.path import expanduser
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -38,7 +39,7 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
     """
     record: TokenizerRecord = getattr(dataset.manifest, side)
     name = Path(record.file).name
-    if (model / name).is_file() and _digest(model / name) == record.sha256:
+    if _holds(model, record):
         return
     found = next((each for each in (name, *HUB_FILES) if (model / each).is_file()), None)
     if found is None and model.suffix != ".gguf":
@@ -50,19 +51,26 @@ def require_tokenizer(model: Path, dataset: Dataset, *, side: Side) -> None:
         try:
             dataset.manifest.require_tokenizers(**{f"{side}_sha256": _digest(model / found)})
         except ForeignTokenizerError as error:
-            raise hinted(error, _remedy(model, dataset, side)) from None
+            remedy = _remedy(model, dataset, side)
+            raise (hinted(error, remedy) if remedy else error) from None
 
 
 def _remedy(model: Path, dataset: Dataset, side: Side) -> str:
     record: TokenizerRecord = getattr(dataset.manifest, side)
     source = record.source.removesuffix(f"/{Path(record.file).name}")  # the model's folder
-    own = f"{side}={pasted(source)}"
-    if dataset.manifest.chats is not None:  # no input of vocag align
-        return own
-    place = dataset.location.rstrip("/")
-    words = ["vocag", "align", "--input", place, f"--{side}", str(model), "--output", f"{place}-2"]
-    is_known = may_be_repository(source, with_owner=True) or Path(source).exists()
-    return f"{own}  # or {join(words)}" if is_known else join(words)
+    folder = Path(expanduser(source))  # of that name, but from here it may be another
+    is_known = may_be_repository(source, with_owner=True) and not folder.exists()
+    found = [f"{side}={pasted(source)}"] if is_known or _holds(folder, record) else []
+    if dataset.manifest.chats is None:  # else no input of vocag align
+        to = dataset.location.rstrip("/")
+        words = ["vocag", "align", "--input", to, f"--{side}", str(model), "--output", f"{to}-2"]
+        found.append(join(words))
+    return "  # or ".join(found)
+
+
+def _holds(folder: Path, record: TokenizerRecord) -> bool:
+    file = folder / Path(record.file).name
+    return file.is_file() and _digest(file) == record.sha256
 
 
 def _is_alike(path: Path, own: Tokenizer, *, is_own_file: bool) -> bool:

@@ -86,7 +86,9 @@ def test_a_repository_may_have_a_revision(source: str, monkeypatch: pytest.Monke
             find_folder(other)
 
 
-def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Path) -> None:
+def test_a_folder_s_tokenizer_must_be_the_dataset_s(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = build_dataset(tmp_path / "data")
     data = Dataset(str(tmp_path / "data"), manifest)
     require_tokenizer(teacher, data, side="teacher")
@@ -100,6 +102,21 @@ def test_a_folder_s_tokenizer_must_be_the_dataset_s(teacher: Path, tmp_path: Pat
     with pytest.raises(ForeignTokenizerError) as refused:
         require_tokenizer(teacher, data, side="teacher")
     assert hints_of(refused.value) == [f"hint: {again}"]
+    # A name as it was given elsewhere: here it leads to another tokenizer's folder, or to its own.
+    monkeypatch.chdir(tmp_path)
+    named = replace(manifest, teacher=replace(manifest.teacher, source="own/teacher"))
+    for file_bytes, hint in (
+        (byte_level(420).file_bytes, again),
+        (
+            Path(data.location, manifest.teacher.file).read_bytes(),
+            f"teacher=own/teacher  # or {again}",
+        ),
+    ):
+        Path("own/teacher").mkdir(parents=True, exist_ok=True)
+        Path("own/teacher/tokenizer.json").write_bytes(file_bytes)
+        with pytest.raises(ForeignTokenizerError) as refused:
+            require_tokenizer(teacher, Dataset(data.location, named), side="teacher")
+        assert hints_of(refused.value) == [f"hint: {hint}"]
     # The hub's for a tokenizer, and no model's that we would take.
     data = Dataset(data.location, replace(manifest, teacher=replace(manifest.teacher, source="x")))
     with pytest.raises(ForeignTokenizerError) as refused:
