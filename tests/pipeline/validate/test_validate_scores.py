@@ -120,7 +120,12 @@ def test_another_teacher_can_t_score_again(
     ("teacher", "scored", "told", "hint"),
     [
         ("nowhere", True, "no such folder", "hint: "),
-        ("teacher", False, "nothing has scored", "hint: vocag score {0}/data --teacher {0}/teacher"),
+        (
+            "teacher",
+            False,
+            "nothing has scored",
+            "hint: vocag score {0}/data --teacher {0}/teacher",
+        ),
     ],
 )
 def test_a_teacher_of_no_use_is_told_before_any_shard_is_read(
