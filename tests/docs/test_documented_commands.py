@@ -165,6 +165,14 @@ def test_the_help_of_transfer_trains_as_its_page_does() -> None:
     assert " ".join(shown.split()) in " ".join(page.split())
 
 
+@pytest.mark.parametrize("name", ["chats.md", "transfer.md"])
+def test_what_is_added_for_few_texts_suits_any_that_fill_a_step(name: str) -> None:
+    page = (ROOT / "docs/guides" / name).read_text("utf-8")
+    [added] = re.findall(r"add `(--num-steps .*?)`", page)
+    options = dict(re.findall(r"(--\S+) (\d+)", added))
+    assert options["--num-epochs"] == options["--num-steps"]  # a step may need all rows
+
+
 def test_every_command_and_runner_is_shown() -> None:
     assert {command.words[1] for command in OURS} >= COMMANDS.keys() - {"compare-scores", "doctor"}
     for runner in ("DataflowRunner", "FlinkRunner", "DaskRunner"):
