@@ -2,8 +2,9 @@
 
     vocag score aligned --teacher Qwen/Qwen2.5-Math-7B --seq-length 2048 --top-k 8
     python examples/hf_trainer.py --data aligned --student TinyLlama/TinyLlama_v1.1 \
-        --method distill --seq_length 2048 --learning_rate 8e-5 --per_device_train_batch_size 4 \
-        --max_steps 1000 --output_dir runs/trainer      # and any other option of TrainingArguments
+        --method distill --stored_losses Qwen/Qwen2.5-Math-7B --seq_length 2048 \
+        --learning_rate 8e-5 --per_device_train_batch_size 4 --max_steps 1000 \
+        --output_dir runs/trainer      # and any other option of TrainingArguments
     torchrun --nproc-per-node 8 examples/hf_trainer.py …
 
 What is ours is in `GuidedTrainer`; the rest of this file reads options.
@@ -25,7 +26,9 @@ class GuidedArguments:
     data: str = field(metadata={"help": "aligned dataset"})
     student: str = field(metadata={"help": "folder or repository"})
     method: str = field(metadata={"help": "how the loss is made, as in vocag train"})
-    stored_losses: str = field(default="", metadata={"help": 'what "vocag score" has stored'})
+    stored_losses: str | None = field(
+        default=None, metadata={"help": "teacher that vocag score has stored, as in vocag train"}
+    )
     seq_length: int = field(default=512, metadata={"help": "student tokens per row"})
     heldout: str | None = field(default=None, metadata={"help": "aligned dataset to measure"})
 

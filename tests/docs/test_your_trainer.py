@@ -240,12 +240,17 @@ def test_examples_are_short() -> None:
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 85, name
 
 
-def test_the_hugging_face_example_leaves_a_student(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", [("--method", "teacher", "--stored_losses", ""), ("--method", "full")], ids=" ".join
+)
+def test_the_hugging_face_example_leaves_a_student(
+    world: Path, tmp_path: Path, method: tuple[str, ...]
+) -> None:
     """`GuidedTrainer` has tests of its own."""
     hf_trainer.main(
         [
             *("--data", str(world / "data"), "--student", str(world / "student")),
-            *("--method", "teacher", "--heldout", str(world / "data")),
+            *(*method, "--heldout", str(world / "data")),
             *("--eval_strategy", "steps", "--eval_steps", "2"),
             *("--output_dir", str(tmp_path / "run"), "--seq_length", str(SEQ_LENGTH)),
             *["--max_steps", "2", "--per_device_train_batch_size", "2", "--learning_rate", "1e-3"],
