@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from shlex import quote
 from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
@@ -19,6 +18,7 @@ from beam_jobs.generations import read_kept
 from beam_jobs.job_errors import OptionsError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES
+from pipeline.command_line.pasted import pasted
 from schemas.manifest import MANIFEST_FILE, Manifest, decode_manifest
 from schemas.records import RecordError, read_record
 
@@ -180,8 +180,8 @@ def _refusal(output: str, what: str, others: str = "") -> OptionsError:
         "away to start anew"
     )
     if not storage.is_local(output):
-        return hinted(error, f"--output {quote(output.rstrip('/') + '-2')}")
-    move = f"mv {quote(output)} {quote(output + '.old')}"
+        return hinted(error, f"--output {pasted(output.rstrip('/') + '-2')}")
+    move = f"mv {pasted(output)} {pasted(output + '.old')}"
     return hinted(error, f"{move}  # then run the same command again")
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from megatron_plugin.models.shape import ModelShape
 from megatron_plugin.models.weight_sources import checkpoint_args, newest_iteration, read_student
 from pipeline.command_line.failures import hinted
+from pipeline.command_line.pasted import pasted
 from pipeline.models.exported_tokenizer import ExportedTokenizer, export_tokenizer, share_weights
 from pipeline.models.generation_defaults import read_generation_defaults
 from pipeline.packing.opening import open_run
@@ -39,7 +39,7 @@ def export_student(
     """
     if (output / "config.json").exists():
         error = FileExistsError(f"{output} holds a model already: name another folder or remove it")
-        raise hinted(error, f"vocag export {quote(str(checkpoint))} {quote(f'{output}-2')}")
+        raise hinted(error, f"vocag export {pasted(str(checkpoint))} {pasted(f'{output}-2')}")
     shape, read = read_student(checkpoint)
     tensors = {name: tensor.to(dtype or tensor.dtype).clone() for name, tensor in read.items()}
     config = shape.config | {

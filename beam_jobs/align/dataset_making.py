@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from shlex import quote
 
 import apache_beam as beam
 
@@ -47,6 +46,7 @@ from beam_jobs.running.job_progress import aligning_stage
 from beam_jobs.running.runners import describe_runner, run_pipeline
 from beam_jobs.shortages import require_disk
 from beam_jobs.tokenizer_files import store_tokenizer
+from pipeline.command_line.pasted import pasted
 from pipeline.dataset.conventions import describe_convention
 from pipeline.dataset.dataset_reading import read_manifest
 from pipeline.dataset.files import Dataset
@@ -71,7 +71,7 @@ def make_dataset(attempt: Attempt) -> Manifest:
     report = write_report(manifest, run, output=output, scratch=run_folder)
     publish_inputs(run_folder, output)
     close_run(output, run_folder, manifest)
-    options.run.say(f"report: {report}\nnext:   vocag validate {quote(output)}")
+    options.run.say(f"report: {report}\nnext:   vocag validate {pasted(output)}")
     require_few_left_out(manifest, max_share=options.max_dead_letters, output=output)
     return manifest
 

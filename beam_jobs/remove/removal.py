@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from beam_jobs.running.runners import make_beam_options
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
 from pipeline.command_line.option_parsing import option_names
+from pipeline.command_line.pasted import pasted
 from pipeline.dataset.dataset_reading import folder_of
 from pipeline.dataset.files import Dataset
 from pipeline.drawing.formatting import format_count, format_plural
@@ -133,7 +133,7 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
         _tidy(location, manifest)
     say(f"{location} is at generation {manifest.generation}")
     if manifest.removed:
-        anew = _WITHOUT.format(quote(location), quote(f"{location}-clean"))
+        anew = _WITHOUT.format(pasted(location), pasted(f"{location}-clean"))
         say(_OTHER_READERS + (anew if manifest.chats is None else _CHATS_WITHOUT))
     return manifest
 

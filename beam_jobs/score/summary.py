@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from beam_jobs import storage
 from beam_jobs.score.steps import ReadyTeacher, WorkDone
 from beam_jobs.shortages import describe_room
+from pipeline.command_line.pasted import pasted
 from pipeline.dataset.chosen_documents import ChosenDocuments
 from pipeline.drawing.formatting import (
     format_bytes,
@@ -208,7 +208,7 @@ def summarise(
     if run.num_resumed_shards:
         resumed = format_plural(run.num_resumed_shards, "shard")
         lines.append(f"  resumed         {resumed} taken over")
-    return "\n".join([*lines, f"next: train with --stored-losses {quote(path)}"])
+    return "\n".join([*lines, f"next: train with --stored-losses {pasted(path)}"])
 
 
 def _describe_entries(scores: ScoreManifest) -> list[str]:

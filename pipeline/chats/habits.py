@@ -155,12 +155,13 @@ def habits_of(speaker: Speaker) -> Habits:
 def common_beginnings(one: str, other: str) -> tuple[str, str]:
     """Return two texts' common beginning as each has it, with white space of its own within."""
     at = to = len(commonprefix([one, other]))
-    while True:
+    while one[at : at + 1].isspace() or other[to : to + 1].isspace():
         behind, before = one[at:].lstrip(), other[to:].lstrip()
         alike = len(commonprefix([behind, before]))
         if not alike:
-            return one[:at], other[:to]
+            break
         at, to = len(one) - len(behind) + alike, len(other) - len(before) + alike
+    return one[:at], other[:to]
 
 
 def _earlier(template: ChatTemplate, last: str, end: str) -> tuple[str, str]:

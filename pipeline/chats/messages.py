@@ -95,7 +95,7 @@ def read_chat(messages: Any, tools: Any = None) -> Chat:
 
 
 def _has_null_property(schema: Any) -> bool:
-    """Whether an object of a JSON schema has a property that is no schema but null."""
+    """Whether an object of a JSON schema has a property that is null."""
     if isinstance(schema, list):
         return any(map(_has_null_property, schema))
     if not isinstance(schema, dict):

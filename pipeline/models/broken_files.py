@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.models.devices import lacks_memory
 from pipeline.models.teacher_files import BrokenFileError, read_object
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -115,7 +116,9 @@ def _damage(file: Path) -> str:
             _unpickle(file)
     except SafetensorError as error:
         return str(error)
-    except Exception:  # torch's are of many types, with advice to run what the file says
+    except Exception as error:  # torch's are of many types, with advice to run what the file says
+        if lacks_memory(error):
+            raise
         return f"{file.stat().st_size} bytes"
     return ""
 
@@ -126,14 +129,17 @@ def _kinds(file: Path) -> Iterator[tuple[str, str]]:
         with suppress(SafetensorError), safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 yield name, opened.get_slice(name).get_dtype()
-    elif not _damage(file):
-        for name, tensor in _unpickle(file).items():
-            if isinstance(tensor, torch.Tensor):
-                yield name, str(tensor.dtype).removeprefix("torch.")
+        return
+    weights: dict[str, Any] = {}
+    with suppress(Exception):
+        weights = _unpickle(file)
+    for name, tensor in weights.items():
+        if isinstance(tensor, torch.Tensor):
+            yield name, str(tensor.dtype).removeprefix("torch.")
 
 
 def _unpickle(file: Path) -> dict[str, Any]:
-    # Files from before torch 1.6 are no zip, and can't be mapped.
+    # Files from before torch 1.6 aren't zip files, and can't be mapped.
     found: dict[str, Any] = torch.load(
         file, map_location="cpu", weights_only=True, mmap=is_zipfile(file)
     )

@@ -180,9 +180,8 @@ def _holds(
     if all(contents):
         joined = b"".join(contents)
         is_blank = not joined.strip(b" ") and not normalized.strip()
-        if is_blank and at_start and normalized.endswith(joined):
-            return True
-        if is_blank and at_end and normalized.startswith(joined):
+        ends = at_start and normalized.endswith(joined)
+        if is_blank and (ends or (at_end and normalized.startswith(joined))):
             return True
         return spelled_from(joined, normalized, at_start=at_start, at_end=at_end) is not None
     normalized += b" " if at_end else b""

@@ -38,6 +38,7 @@ from beam_jobs.first_bytes import (
 from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.git_lfs import POINTER_BYTES, refuse_pointer
+from pipeline.command_line.pasted import pasted
 from pipeline.drawing.formatting import format_plural
 
 _OPEN_THREADS = 16
@@ -235,8 +236,8 @@ def _lacks_column(
             'import csv, sys; sys.stdin.reconfigure(encoding="utf-8-sig", newline=""); '
             f'csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter="{separator}"))'
         )
-        path = quote(file.path)
-        return hinted(error, f"python -c {quote(convert)} < {path} > {quote(file.path + '.csv')}")
+        path = pasted(file.path)
+        return hinted(error, f"python -c {quote(convert)} < {path} > {pasted(file.path + '.csv')}")
     options = "--messages" if of_chats else "--text-field or --text-template"
     error = InputError(
         f'{file.path} has no column "{field}", it has {name_fields(columns)}; choose with {options}'

@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +16,7 @@ from beam_jobs.align.inputs.formats import format_of_suffix
 from beam_jobs.job_errors import InputError
 from pipeline.command_line.failures import hinted
 from pipeline.command_line.nearest import look_near
+from pipeline.command_line.pasted import pasted
 
 WILDCARD = re.compile(r"[*?\[]")
 """Makes a path a glob."""
@@ -232,7 +232,7 @@ def _name_files(folder: str) -> str:
         if kind or (suffix and _is_text(found[0])):
             formats.setdefault(kind or "text", []).append(suffix)
     suffixes = next(iter(formats.values()), [".jsonl"])
-    named = [f"--input {quote(os.path.join(folder, '**', '*' + suffix))}" for suffix in suffixes]
+    named = [f"--input {pasted(os.path.join(folder, '**', '*' + suffix))}" for suffix in suffixes]
     is_known = all(format_of_suffix(f".{suffix.split('.')[1]}") for suffix in suffixes)
     return " ".join(named if is_known else ["--format text", *named])
 

@@ -190,3 +190,15 @@ def test_broken_defaults_are_named(name: str, tmp_path: Path) -> None:
     holding(name, "{")(write_model(tmp_path, byte_level(400)))
     with pytest.raises(BrokenFileError, match=rf"^{tmp_path}/{name} isn't JSON \(.*\): download"):
         read_generation_defaults(str(tmp_path))
+
+
+def test_a_pickle_too_large_for_the_memory_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 12 bytes: Cannot allocate memory (12)")
+
+    pickled(lambda _: None)(write_model(tmp_path, byte_level(400)))
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(RuntimeError, match="Cannot allocate memory"):
+        load_weights(tmp_path, dtype="auto")

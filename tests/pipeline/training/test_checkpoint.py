@@ -152,7 +152,7 @@ def test_a_log_whose_last_line_is_cut_goes_on(six: TrainConfig, tmp_path: Path) 
 def test_a_run_goes_on_with_its_rows_when_documents_leave(
     lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command finds its generation by itself, says so, and moves on where it is told to."""
+    """The command finds its generation, says so, and moves on where it is told to."""
     remove = pytest.importorskip("beam_jobs.remove.command").main
     data = tmp_path / "pair"
     shutil.copytree(lab / "pair", data)
