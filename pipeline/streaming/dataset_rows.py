@@ -204,8 +204,8 @@ def whole_batches(num_rows: int, global_batch_size: int) -> int:
     samples = num_rows // global_batch_size * global_batch_size
     if not samples:
         raise ValueError(
-            f"the data has {num_rows} rows, less than one global batch of {global_batch_size}: "
-            "lower global_batch_size or seq_length, or align more documents"
+            f"the data has {num_rows} of the {global_batch_size} rows of one global batch: lower "
+            "global_batch_size or seq_length, or align more documents"
         )
     return samples
 
