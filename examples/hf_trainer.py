@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser, TrainingArguments
 
+from pipeline.command_line.failures import report
 from vocag import GuidedTrainer, Method, StreamConfig, Teaching, load_language_model
 
 
@@ -56,4 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        report("hf_trainer.py", error)
+        raise SystemExit(2) from None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -235,9 +236,37 @@ def test_the_fsdp2_loop_trains_as_vocag_train_does_and_continues(
     assert all(torch.equal(killed[name], tensor) for name, tensor in whole.items())
 
 
+@pytest.mark.parametrize("name", ["accelerate_loop", "fsdp2_loop", "hf_trainer"])
+def test_what_is_refused_is_a_line(
+    name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Data that nothing has scored ended each example in a traceback."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for key, value in {**rank, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    words = ["--data", str(world / "data"), "--student", str(world / "student")]
+    if name == "hf_trainer":
+        words += ["--method", "teacher", "--stored_losses", "nobody", "--use_cpu", "True"]
+        words += ["--output_dir", str(tmp_path)]
+    else:
+        words += ["--stored-losses", "nobody", "--global-batch-size", "4"]
+        words += ["--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    try:
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2].startswith(f'{name}.py: there are no scores by teacher "nobody"'), said
+    assert said[-1].startswith("hint: ")
+
+
 def test_examples_are_short() -> None:
     for name in ("accelerate_loop", "fsdp2_loop"):
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 85, name
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 86, name
 
 
 @pytest.mark.parametrize(
