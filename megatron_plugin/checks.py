@@ -255,10 +255,25 @@ def teacher_seq_length(options: VocagOptions, manifest: Manifest, seq_length: in
     return options.teacher_seq_length
 
 
-def require_rows(name: str | None, opened: OpenedRun, *, vocab_size: int) -> None:
-    """Raise ValueError unless a student, pretrained if named, has rows for all tokens."""
+def require_rows(
+    name: str | None,
+    opened: OpenedRun,
+    *,
+    vocab_size: int,
+    seq_length: int = 0,
+    max_length: int | None = None,
+) -> None:
+    """Raise ValueError unless a student, pretrained if named, has room for all tokens."""
     try:
-        require_room(opened, name or "the student", side="student", vocab_size=vocab_size)
+        require_room(
+            opened,
+            name or "the student",
+            side="student",
+            vocab_size=vocab_size,
+            seq_length=seq_length,
+            max_length=max_length,
+            remedy="lower --seq-length",
+        )
     except ValueError as error:
         if name is not None:
             raise

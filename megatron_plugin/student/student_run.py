@@ -96,7 +96,7 @@ class StudentRun:
         if args.attention_backend.name != "auto":
             logger.warning("--attention-backend changes nothing: attention is torch's own here")
         self._data.open_held_out(args)
-        vocab_size = args.vocab_size or args.padded_vocab_size
+        vocab_size, max_length = args.vocab_size or args.padded_vocab_size, None
         config = gpt_config_from_args(args)
         config.transformer_layer_spec = packed_layer_spec
         if options.student is None:
@@ -104,8 +104,15 @@ class StudentRun:
         else:
             weights = self._open_student(args, options.student)
             args.vocag_model_config, vocab_size = weights.shape.config, weights.shape.vocab_size
+            max_length = weights.shape.max_position_embeddings  # whatever the arguments say
             config.pre_wrap_hooks.append(partial(load_model, weights=weights))
-        checks.require_rows(options.student, self._opened, vocab_size=vocab_size)
+        checks.require_rows(
+            options.student,
+            self._opened,
+            vocab_size=vocab_size,
+            seq_length=args.seq_length,
+            max_length=max_length,
+        )
         if args.vocag_model_config is None:
             logger.warning("vocag export can't export a student of this architecture")
         self._rules = StepRules(

@@ -380,6 +380,16 @@ def test_a_student_needs_rows_for_what_the_data_holds(tmp_path, name):
     require_rows(name, held, vocab_size=401)
 
 
+def test_a_students_positions_are_its_own(tmp_path):
+    """As in vocag train: --max-position-embeddings gives it no more, and passed Megatron's check."""
+    build_dataset(tmp_path / "data")
+    sizes = {"vocab_size": 480, "max_length": 128}
+    opened = open_run(Reading(str(tmp_path / "data")))
+    require_rows("models/student", opened, seq_length=128, **sizes)
+    with pytest.raises(ValueError, match=r"129 student tokens, models/student was made for 128"):
+        require_rows("models/student", opened, seq_length=129, **sizes)
+
+
 def test_distributed_optimizers_that_work(monkeypatch):
     distributed = WORKING | {"use_distributed_optimizer": True}
     require_student(Namespace(**distributed), options())

@@ -280,6 +280,7 @@ def test_a_refusal_ends_both_worlds(inputs, tmp_path):
     for changes, message in (
         ({"calculate_per_token_loss": None}, "--calculate-per-token-loss is missing"),
         ({"vocag_student": tmp_path}, f"{tmp_path} has rows for 300 tokens"),
+        ({"seq_length": 256, "max_position_embeddings": 256}, "was made for 128: lower --seq-len"),
     ):
         done = train(inputs, 2, check=False, **changes, **TWO_WORLDS)
         assert done.returncode
