@@ -1,7 +1,8 @@
 """The teacher-guided loss in a loop of your own, under Hugging Face accelerate.
 
     accelerate launch --num_processes 8 examples/accelerate_loop.py --data aligned \
-        --student TinyLlama/TinyLlama_v1.1 --stored-losses Qwen/Qwen2.5-Math-7B --output student
+        --student TinyLlama/TinyLlama_v1.1 --stored-losses Qwen/Qwen2.5-Math-7B \
+        --seq-length 2048 --output student
 
 `GuidedStudent`'s forward pass is its loss, so wrappers work. It is exact: summed over micro-batches
 and processes, and divided once by all tokens that were kept. The last lines save a student that
@@ -23,7 +24,7 @@ from pipeline.command_line.failures import report
 
 OPTIONS: dict[str, Any] = {"data": "aligned", "student": "", "stored-losses": ""}
 OPTIONS |= {"output": Path("student"), "num-steps": 1000, "seq-length": 512, "learning-rate": 8e-5}
-OPTIONS |= {"global-batch-size": 8, "micro-batch-size": 4}
+OPTIONS |= {"global-batch-size": 64, "micro-batch-size": 4}
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:

@@ -264,6 +264,14 @@ def test_what_is_refused_is_a_line(
     assert said[-1].startswith("hint: ")
 
 
+@pytest.mark.parametrize("example", [accelerate_loop, fsdp2_loop])
+def test_eight_processes_share_a_batch_as_shown(example: Any) -> None:
+    """The page's command was refused: 8 rows aren't 4 for each of 8."""
+    assert " 8 examples/" in example.__doc__
+    sizes = example.OPTIONS
+    assert sizes["global-batch-size"] % (8 * sizes["micro-batch-size"]) == 0
+
+
 def test_examples_are_short() -> None:
     for name in ("accelerate_loop", "fsdp2_loop"):
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 86, name
