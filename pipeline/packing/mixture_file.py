@@ -133,7 +133,8 @@ def _dataset(file: str, name: str, entry: _Dataset) -> MixedDataset:
     if "://" not in path:
         folder = file.rpartition("/")[0]
         # A URL's path is joined as text: os.path.join knows no other separator than this system's.
-        path = f"{folder}/{path}" if "://" in file else os.path.join(folder, path)
+        local = os.path.join(folder, os.path.expanduser(path))
+        path = f"{folder}/{path}" if "://" in file else local
     max_epochs = None if entry.repeat else entry.max_epochs or 1
     return MixedDataset(name, path, max_epochs, entry.where.strip())
 

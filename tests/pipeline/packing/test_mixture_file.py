@@ -68,6 +68,12 @@ def test_paths_are_relative_to_the_file_even_where_that_is_a_url(tmp_path):
     assert mixture.datasets[0].path == f"file://{tmp_path}/aligned/web"
 
 
+def test_the_home_folder_is_found_from_any_file(read, monkeypatch):
+    """It was only where the file was named without a folder."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert read("/data/math", "~/math").datasets[1].path == "/home/me/math"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
