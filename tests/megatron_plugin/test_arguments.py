@@ -1,5 +1,6 @@
 """Options reach what they are for; what can't work is refused at once, with the remedy."""
 
+import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
@@ -38,6 +39,7 @@ from pipeline.methods.method import WHICH_METHOD, Method
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
 from schemas.errors import ForeignTokenizerError
+from tests.megatron_plugin.forked_ranks import ROOT
 from tests.megatron_plugin.models import make_model, save_model
 from tests.support.datasets import build_dataset, byte_level, with_control_tokens
 
@@ -114,6 +116,15 @@ def test_guidance_is_chosen_as_in_the_trainer():
     chosen |= {"aggregation": "sum", "expectation": "all"}
     given = [f"--vocag-{name.replace('_', '-')}={value}" for name, value in chosen.items()]
     assert options(*TEACHER, *given).method == Method("teacher", **chosen)
+
+
+def test_the_guide_names_the_methods_that_are_refused():
+    lines = (ROOT / "docs/guides/megatron.md").read_text().splitlines()
+    (row,) = (line for line in lines if line.startswith("| `--vocag-method` |"))
+    named = row.partition(" but ")[2].partition(", whose")[0]
+    assert {*re.findall(r"`(\w+)`", named)} == {
+        k.name for k in METHODS.values() if k.needs == "model"
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -381,7 +392,7 @@ def test_a_student_needs_rows_for_what_the_data_holds(tmp_path, name):
 
 
 def test_a_students_positions_are_its_own(tmp_path):
-    """As in vocag train: --max-position-embeddings gives it no more, and passed Megatron's check."""
+    """As in vocag train: --max-position-embeddings gives no more, but passes Megatron's check."""
     build_dataset(tmp_path / "data")
     sizes = {"vocab_size": 480, "max_length": 128}
     opened = open_run(Reading(str(tmp_path / "data")))
