@@ -6,13 +6,13 @@ A run is named by its folder. Runs of one name are seeds of one method: their me
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from pipeline.drawing.charts import line_chart, require_drawable, write_figure
 from pipeline.drawing.formatting import format_table
+from pipeline.training.log import LOG_FILE, read_log
 
 
 def read_run(folder: Path, heldout: str = "") -> dict[int, float]:
@@ -22,8 +22,11 @@ def read_run(folder: Path, heldout: str = "") -> dict[int, float]:
         ValueError: the run did not measure that.
     """
     name = f"heldout_bits_per_byte/{heldout}".rstrip("/")
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
-    values = {record["step"]: record[name] for record in records if name in record}
+    if not (folder / LOG_FILE).is_file():
+        raise ValueError(f"{folder} has no {LOG_FILE}, so it is no run of vocag train")
+    records = read_log(folder / LOG_FILE)  # of a run that goes on, perhaps
+    # Without null: what isn't finite.
+    values = {r["step"]: r[name] for r in records if r.get(name) is not None}
     if not values:
         known = sorted({key for record in records for key in record if key.startswith("heldout_")})
         raise ValueError(f"{folder} has no {name}, but {', '.join(known) or 'no held-out values'}")

@@ -30,7 +30,7 @@ def test_runs_are_compared_at_equal_steps(
     for wrong, said in (
         (write_log(tmp_path / "short", [3.0]), "measured at steps [10, 20]"),
         (write_log(tmp_path / "unmeasured", []), "unmeasured has no heldout_bits_per_byte, but no"),
-        (str(tmp_path / "nowhere"), "No such file"),
+        (str(tmp_path / "nowhere"), "nowhere has no log.jsonl, so"),
     ):
         with pytest.raises(SystemExit):
             main([*runs, wrong])
@@ -46,3 +46,11 @@ def test_one_of_several_held_out_sets_is_compared(tmp_path: Path) -> None:
     assert read_run(run, "code") == {10: 1.5}
     with pytest.raises(ValueError, match=r"has no heldout_bits_per_byte, but heldout_.*/code"):
         read_run(run)
+
+
+def test_runs_that_go_on_or_diverged_are_compared_as_far_as_they_are(tmp_path: Path) -> None:
+    """A line that was just being written, or a value that wasn't finite, ended in a traceback."""
+    run = Path(write_log(tmp_path / "teacher", [1.5, 1.25]))
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"step": 30, "heldout_bits_per_byte": null}\n{"step": 31, "lo')
+    assert read_run(run) == {10: 1.5, 20: 1.25}
