@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from beam_jobs import storage
 from beam_jobs.first_bytes import why_not_utf8
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
-from beam_jobs.hub_copies import output_here
+from beam_jobs.hub_copies import HUB, output_here
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.remove.options import RemoveOptions
@@ -58,8 +58,9 @@ def remove(options: RemoveOptions) -> Manifest:
         2
     """
     say = RunOptions(quiet=options.quiet).say
-    with output_here(folder_of(options.dataset), say, uploads=not options.dry_run) as location:
-        return _remove(replace(options, dataset=location), say)
+    named = folder_of(options.dataset)
+    with output_here(named, say, uploads=not options.dry_run) as location:
+        return _remove(replace(options, dataset=location), say, named)
 
 
 def read_ids(path: str) -> list[str]:
@@ -108,7 +109,7 @@ def find_documents(dataset: Dataset, ids: list[str]) -> tuple[RemovedDocuments, 
     return RemovedDocuments(shards, np.concatenate(places)), unknown.to_pylist()
 
 
-def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
+def _remove(options: RemoveOptions, say: Callable[[str], object], named: str) -> Manifest:
     own = option_names(RemoveOptions)
     beam_options = make_beam_options(options.beam_arguments, command="remove", own=own)
     FileSystems.set_options(beam_options)
@@ -133,7 +134,8 @@ def _remove(options: RemoveOptions, say: Callable[[str], object]) -> Manifest:
         _tidy(location, manifest)
     say(f"{location} is at generation {manifest.generation}")
     if manifest.removed:
-        anew = _WITHOUT.format(pasted(location), pasted(f"{location}-clean"))
+        of = named if named.startswith(HUB) else location  # which is a copy of the hub's
+        anew = _WITHOUT.format(pasted(of), pasted(f"{of}-clean"))
         say(_OTHER_READERS + (anew if manifest.chats is None else _CHATS_WITHOUT))
     return manifest
 

@@ -205,14 +205,17 @@ def test_a_dataset_there_is_aligned_anew(hub: HubServer, inputs: Path, tmp_path:
 
 
 def test_removed_documents_leave_a_generation_there(
-    hub: HubServer, made: HubServer, tmp_path: Path
+    hub: HubServer, made: HubServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The next command names the repository: it would have written into the copies' folder."""
     hub.put("team/less", made.files(PLACE))
     ids = tmp_path / "ids.txt"
     ids.write_text("doc-0-3\n")
     call("remove", "hf://datasets/team/less", "--ids", ids, "--dry-run")
     assert len(hub.commits["team/less"]) == 1
-    call("remove", "hf://datasets/team/less", "--ids", ids, "--quiet")
+    call("remove", "hf://datasets/team/less", "--ids", ids)
+    clean = "--input hf://datasets/team/less --output hf://datasets/team/less-clean"
+    assert f"next: vocag align {clean} " in capfd.readouterr().out
     assert json.loads(hub.files("team/less")["manifest.json"])["generation"] == 1
     call("validate", "hf://datasets/team/less")
 
