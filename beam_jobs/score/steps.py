@@ -160,8 +160,7 @@ class ReadyTeacher:
                 distributions=job.rule.distributions,
             )
         if not job.allow_untrained:
-            probe = probe_tokens(dataset)
-            require_trained_engine(engine, probe, accepted_by="--allow-untrained-teacher")
+            require_trained_engine(engine, probe_tokens(dataset))
         return engine
 
 

@@ -43,8 +43,7 @@ def load_teacher(options: VocagOptions, opened: OpenedRun, args: Namespace) -> T
     if not options.allow_untrained_teacher:
         mean = teacher.mean_loss(_probe_row(opened))
         if mean is not None:
-            option = "allow_untrained_teacher"
-            require_trained(mean, weights.shape.vocab_size, accepted_by=option)
+            require_trained(mean, weights.shape.vocab_size)
     return teacher
 
 

@@ -31,16 +31,11 @@ def probe_tokens(dataset: Dataset) -> list[int]:
 
 
 def require_trained(
-    mean_loss: float,
-    vocab_size: int,
-    *,
-    text: str = "a plain English text",
-    accepted_by: str | None = None,
+    mean_loss: float, vocab_size: int, *, text: str = "a plain English text"
 ) -> None:
     """Raise UntrainedTeacherError unless a teacher's mean loss, in nats, beats chance.
 
-    NaN counts as chance. `vocab_size` are rows of the output layer; `accepted_by` is the option
-    that accepts such a teacher.
+    NaN counts as chance. `vocab_size` are rows of the output layer.
     """
     chance = math.log(vocab_size)
     logger.info("the teacher's mean loss on %s is %.2f, chance %.2f", text, mean_loss, chance)
@@ -51,6 +46,4 @@ def require_trained(
         f"{chance:.2f}: its weights did not load, or they belong to another tokenizer; check the "
         "files"
     )
-    if accepted_by:
-        hinted(error, f"{accepted_by}  # only to test or to measure speed")
-    raise error
+    raise hinted(error, "allow_untrained_teacher  # only to test or to measure speed")

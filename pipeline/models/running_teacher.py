@@ -67,7 +67,6 @@ def open_running_teacher(
     *,
     mean_loss: Callable[[PreTrainedModel], float],
     allow_untrained: bool,
-    accepted_by: str | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
@@ -79,7 +78,7 @@ def open_running_teacher(
     model.train(False).requires_grad_(False)
     if not allow_untrained:
         text, rows = "the first learned row of the data", output_layer(model).vocab_size
-        require_trained(mean_loss(model), rows, text=text, accepted_by=accepted_by)
+        require_trained(mean_loss(model), rows, text=text)
     return model
 
 

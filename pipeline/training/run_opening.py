@@ -128,7 +128,6 @@ def open_training(
             rows.rules,
             mean_loss=lambda model: mean_teacher_loss(model, _first_learned(rows).to(device)),
             allow_untrained=allow_untrained_teacher,
-            accepted_by="allow_untrained_teacher",
             dtype=teacher_dtype,
             device=device,
         )

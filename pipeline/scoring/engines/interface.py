@@ -100,13 +100,11 @@ def line_of(tokens: DocumentTokens, pieces: Pieces, number: int, rule: ContextRu
     return Line(line, targets - start + len(added), targets, positions)
 
 
-def require_trained_engine(
-    engine: Engine, probe: Sequence[int], *, accepted_by: str | None = None
-) -> None:
+def require_trained_engine(engine: Engine, probe: Sequence[int]) -> None:
     """Check that a teacher knows the plain text `probe`, as in `require_trained`."""
     length = min(len(probe), engine.rule.teacher_seq_length - 1)
     whole = np.array([0, length], np.int64)
     zero = np.zeros(1, np.int64)
     pieces = Pieces(zero, zero, whole[1:], np.zeros(1, np.bool_))
     scored = engine.score(DocumentTokens(np.array(probe[:length], np.int64), whole), pieces)
-    require_trained(float(np.nanmean(scored.losses)), engine.vocab_size, accepted_by=accepted_by)
+    require_trained(float(np.nanmean(scored.losses)), engine.vocab_size)
