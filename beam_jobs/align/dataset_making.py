@@ -13,16 +13,10 @@ from beam_jobs.align.configuration import Attempt, tokenizer_records
 from beam_jobs.align.inputs.documents import MetadataField, ReadingRules, Reason
 from beam_jobs.align.inputs.input_identity import INPUTS_FILE, encode_inputs, publish_inputs
 from beam_jobs.align.inputs.parts import plan_tasks
-from beam_jobs.align.inputs.probes import (
-    probe_texts,
-    require_fields,
-    require_names,
-    settle_metadata,
-)
+from beam_jobs.align.inputs.probes import require_fields, require_names, settle_metadata
 from beam_jobs.align.inputs.sampling import FIRST_LOOK, sample_input
 from beam_jobs.align.inputs.taken_ids import plan_taken_ids
 from beam_jobs.align.job import Job, choose_shuffle, estimate_disk
-from beam_jobs.align.job_chats import render_first
 from beam_jobs.align.options import SIDES
 from beam_jobs.align.steps import (
     build_pipeline,
@@ -97,11 +91,7 @@ def _run(attempt: Attempt) -> tuple[Manifest, float]:
         require_names(sample)
         columns = tuple(MetadataField(each.name, each.type) for each in before.metadata)
         rules = replace(opened.rules, metadata=columns)
-    probes = probe_texts(sample)
-    if opened.chats is not None:
-        probes = render_first((d for each in sample for d in each.documents), opened.chats)
-    for tokenizer in opened.tokenizers:
-        tokenizer.check_fast_path(probes)
+    opened.check_fast_paths(sample)
     shuffle, keep_text = choose_shuffle(options), bool(options.keep_text)
     disk = estimate_disk(opened.text_bytes, keep_text=keep_text, shuffle=shuffle)
     disk += sum(len(tokenizer.file_bytes) for tokenizer in opened.tokenizers)

@@ -13,7 +13,7 @@ from beam_jobs.align.bucket_blocks import estimate_bytes
 from beam_jobs.align.inputs import sampling
 from beam_jobs.align.inputs.documents import DeadLetter, PlacedDocument, ReadingRules, Reason
 from beam_jobs.align.inputs.parts import InputFile
-from beam_jobs.align.inputs.probes import probe_texts, require_fields, settle_metadata
+from beam_jobs.align.inputs.probes import require_fields, settle_metadata
 from beam_jobs.align.inputs.sampling import (
     HEAD_LETTERS,
     SampledPart,
@@ -22,7 +22,7 @@ from beam_jobs.align.inputs.sampling import (
 )
 from beam_jobs.align.inputs.unusable import describe_unusable, may_be_unusable
 from beam_jobs.align.job import choose_shuffle, estimate_memory
-from beam_jobs.align.job_chats import align_documents, render_first
+from beam_jobs.align.job_chats import align_documents
 from beam_jobs.align.opened_input import OpenedInput
 from beam_jobs.job_errors import TooManyDeadLettersError
 from beam_jobs.left_out import describe_place
@@ -88,11 +88,7 @@ def describe_job(opened: OpenedInput) -> tuple[str, str]:
         for line in letters:
             error.add_note(line)
         raise error
-    probes = probe_texts(sample)
-    if opened.chats is not None:
-        probes = render_first(documents, opened.chats)
-    for tokenizer in tokenizers:
-        tokenizer.check_fast_path(probes)
+    opened.check_fast_paths(sample)
     whole, num_sampled_bytes, shards = estimate_volume(sample, opened)
     lines = [
         "dry run: nothing was written",

@@ -19,9 +19,11 @@ from beam_jobs.align.inputs.documents import ReadingRules
 from beam_jobs.align.inputs.input_files import find_inputs
 from beam_jobs.align.inputs.metadata import parse_metadata
 from beam_jobs.align.inputs.parts import DATASET, InputFile, count_buckets
+from beam_jobs.align.inputs.probes import probe_texts
+from beam_jobs.align.inputs.sampling import SampledPart
 from beam_jobs.align.inputs.standard_input import is_spooled
 from beam_jobs.align.inputs.text_templates import parse_template
-from beam_jobs.align.job_chats import JobChats, open_chats
+from beam_jobs.align.job_chats import JobChats, open_chats, render_first
 from beam_jobs.align.options import AlignOptions
 from beam_jobs.generations import read_newest
 from beam_jobs.job_errors import InputError, OptionsError
@@ -68,6 +70,14 @@ class OpenedInput:
         text_bytes = of_files if dataset is None else dataset.assumed_text_bytes
         keep_text = bool(options.keep_text)
         return count_buckets(text_bytes, shard_bytes=options.shard_bytes, keep_text=keep_text)
+
+    def check_fast_paths(self, sample: Sequence[SampledPart]) -> None:
+        """Compare both tokenizers' paths on the first documents; errors as in `render_first`."""
+        probes = probe_texts(sample)
+        if self.chats is not None:
+            probes = render_first((d for each in sample for d in each.documents), self.chats)
+        for tokenizer in self.tokenizers:
+            tokenizer.check_fast_path(probes)
 
 
 def open_input(options: AlignOptions) -> OpenedInput:
