@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from pipeline.streaming import AlignedRows, Reading, StreamConfig, load_batches
-from pipeline.streaming.damage import DamageLog
 from schemas.document import document_key
 from schemas.errors import DamagedSampleError, DamagedShardError, DatasetError, SchemaVersionError
 from schemas.index import decode_index
@@ -245,8 +244,3 @@ def test_a_worker_s_error_is_that_of_the_run_s_own_process(dataset, change, monk
     assert type(errors[1]) is type(errors[0])
     assert str(errors[1]) == str(errors[0])
     assert "read_into" in str(errors[1].__cause__), "where it was raised is kept"
-
-
-def test_another_word_for_on_damage_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'on_damage "ignore" is neither'):
-        DamageLog("ignore", tmp_path / "x")
