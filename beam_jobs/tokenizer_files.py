@@ -4,10 +4,12 @@ import os
 import tempfile
 import threading
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from beam_jobs import storage
+from pipeline.recent import Recent
 from pipeline.tokenization import SpecialStrings, Tokenizer, load_tokenizer
 from pipeline.tokenization.pretokenizer_splits import library_versions
 from schemas.errors import ForeignTokenizerError
@@ -28,8 +30,7 @@ _KEPT = 4
 """Tokenizers that a process keeps, 40 to 400 MB each: those of two alternating jobs."""
 
 _lock = threading.Lock()
-_loaded: dict[StoredTokenizer, Tokenizer] = {}
-"""Least recently used first."""
+_loaded: Recent[StoredTokenizer, Tokenizer] = Recent(_KEPT)
 
 
 def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredTokenizer:
@@ -42,25 +43,14 @@ def store_tokenizer(tokenizer: Tokenizer, path: str, *, scratch: str) -> StoredT
         path, tokenizer.sha256, tokenizer.special_strings, tokenizer.fast, library_versions()
     )
     with _lock:
-        _keep(stored, tokenizer)
+        _loaded.get(stored, lambda: tokenizer)
     return stored
 
 
 def load_stored(stored: StoredTokenizer) -> Tokenizer:
     """Return a tokenizer, loaded once; ForeignTokenizerError if its file was replaced."""
     with _lock:
-        tokenizer = _loaded.get(stored)
-        if tokenizer is None:
-            tokenizer = _load(stored)
-        _keep(stored, tokenizer)
-    return tokenizer
-
-
-def _keep(stored: StoredTokenizer, tokenizer: Tokenizer) -> None:
-    _loaded.pop(stored, None)
-    _loaded[stored] = tokenizer
-    while len(_loaded) > _KEPT:
-        del _loaded[next(iter(_loaded))]
+        return _loaded.get(stored, partial(_load, stored))
 
 
 def _load(stored: StoredTokenizer) -> Tokenizer:

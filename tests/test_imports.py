@@ -79,7 +79,8 @@ ALLOWED = {
     " pipeline.batches pipeline.drawing",
     "beam_jobs.__init__": "vocag.own_packages",
     "megatron_plugin.__init__": "vocag.own_packages",
-    "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.remote",
+    "beam_jobs": "pipeline.tokenization pipeline.dataset pipeline.drawing pipeline.recent"
+    " pipeline.remote",
     "beam_jobs.align": "beam_jobs beam_jobs.align.inputs beam_jobs.running beam_jobs.report"
     " pipeline.chats pipeline.models.generation_defaults"
     " pipeline.tokenization pipeline.alignment pipeline.dataset pipeline.distributions.pair"

@@ -6,6 +6,7 @@ import pytest
 
 from beam_jobs import tokenizer_files
 from beam_jobs.tokenizer_files import load_stored, store_tokenizer
+from pipeline.recent import Recent
 from pipeline.tokenization import PROBES, Tokenizer, load_tokenizer
 from tests.support.corpus import STUDENT, TEACHER
 
@@ -35,7 +36,7 @@ def test_a_worker_with_the_same_libraries_checks_nothing(
     monkeypatch.setattr(
         Tokenizer, "check_fast_path", lambda tokenizer, texts: checked.append(tokenizer.sha256)
     )
-    monkeypatch.setattr(tokenizer_files, "_loaded", {})
+    monkeypatch.setattr(tokenizer_files, "_loaded", Recent(4))
     load_stored(replace(stored, versions=("0.1", *stored.versions[1:])))
     assert checked == [stored.sha256]
     # Fails where it is called.
@@ -47,7 +48,7 @@ def test_a_worker_with_the_same_libraries_checks_nothing(
 def test_a_process_that_serves_job_after_job_forgets_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_files, "_loaded", {})
+    monkeypatch.setattr(tokenizer_files, "_loaded", Recent(4))
     tokenizer = load_tokenizer(STUDENT)
     jobs = [
         store_tokenizer(tokenizer, str(tmp_path / f"job-{n}" / "a.model"), scratch=str(tmp_path))
@@ -55,6 +56,6 @@ def test_a_process_that_serves_job_after_job_forgets_the_first(
     ]
     kept = load_stored(jobs[0])  # it is at work
     fifth = store_tokenizer(tokenizer, str(tmp_path / "job-4" / "a.model"), scratch=str(tmp_path))
-    assert list(tokenizer_files._loaded) == [*jobs[2:], jobs[0], fifth]
+    assert list(tokenizer_files._loaded._kept) == [*jobs[2:], jobs[0], fifth]
     assert kept is tokenizer
     assert load_stored(jobs[1]).sha256 == tokenizer.sha256, "loaded again from its file"
