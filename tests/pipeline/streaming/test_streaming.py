@@ -319,11 +319,6 @@ def test_numbers_that_are_too_large_or_none_are_taken_as_said(dataset):
         rows[3.0]
 
 
-def test_a_dataset_smaller_than_a_batch_is_refused(dataset):
-    with pytest.raises(ValueError, match=r"has \d+ of the 4096 rows of one global batch: lower"):
-        open_rows(dataset, global_batch_size=4096)
-
-
 def test_too_few_rows_are_refused_before_losses_are_opened(dataset):
     taught = {"teaching": Teaching(stored_losses="nobody"), "with_distributions": True}
     with pytest.raises(DatasetError, match="nothing has scored it"):
