@@ -50,7 +50,7 @@ def test_both_parts_share_no_run_of_13_words(tmp_path: Path) -> None:
     assert any(runs(text) & others for text in texts[9::10])
 
 
-def test_copies_stay_on_one_side(tmp_path: Path) -> None:
+def test_copies_stay_on_one_side() -> None:
     text = " ".join(f"word{n}" for n in range(30))
     near = text.upper().replace("WORD3 ", "WORD3, ")
     bridge = " ".join(f"word{n}" for n in range(17, 30)) + " and more"

@@ -143,7 +143,7 @@ def test_removed_ids_stay_taken(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert validate_dataset(str(tmp_path / "aligned")).findings == ()
 
 
-def test_other_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_options_are_refused(tmp_path: Path) -> None:
     grow(tmp_path, "a", FIRST)
     inputs = write_input(tmp_path / "in/b.jsonl", SECOND)
     before = files_of(tmp_path / "aligned")

@@ -139,7 +139,7 @@ def test_quotes_of_tsv_are_quotes_where_they_close() -> None:
     assert (found, num_refused) == ([*rows[:20], *rows[21:]], 1)
 
 
-def test_a_header_that_is_no_row_says_so(tmp_path: Path) -> None:
+def test_a_header_that_is_no_row_says_so() -> None:
     with pytest.raises(DamageError, match="the header can't be read"):
         read('"a"b,c\n1,2\n')
 

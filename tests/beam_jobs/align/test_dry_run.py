@@ -99,9 +99,7 @@ def test_documents_that_take_the_reference_are_counted(
     assert "teacher         fast path; about " in said
 
 
-def test_a_dry_run_refuses_what_the_job_would_refuse(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_refuses_what_the_job_would_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     corpus, reference = reference_dataset()
     arguments = command_line(align_options(corpus, reference))
     assert main([*arguments, "--dry-run", "--name=other"]) == 2

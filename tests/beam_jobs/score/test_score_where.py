@@ -123,7 +123,7 @@ def test_the_same_job_finds_itself_finished(
     assert f"tried           {sum(kept)} documents" in told
 
 
-def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path, tmp_path: Path) -> None:
+def test_scores_of_all_documents_stand_beside_those_of_a_part(world: Path) -> None:
     run_score(world)
     whole, part = find_scores("teacher", str(world / "data")), part_scores(world)
     assert whole.path != part.path

@@ -177,7 +177,7 @@ def test_a_run_by_stored_distributions_learns_them_and_goes_on(
     assert logs["accumulated"][0] == pytest.approx(logs["whole"][0], rel=1e-4)
 
 
-def test_what_can_t_be_learned_is_refused(world: Path, taught: Path, tmp_path: Path) -> None:
+def test_what_can_t_be_learned_is_refused(world: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--top-k"):
         train(config(world, tmp_path))
     batch = open_rows(world).__getitems__([0])

@@ -179,7 +179,7 @@ def test_a_loss_that_is_not_finite_names_its_document(model, data):
         Scorer(model, rows()).score(damaged, rows().pieces(index), names=index.document_id)
 
 
-def test_a_teacher_that_guesses_is_refused(data):
+def test_a_teacher_that_guesses_is_refused():
     untrained = LlamaForCausalLM(LlamaConfig(**SIZES | {"initializer_range": 0.02}))
     scorer = Scorer(untrained, rows())
     chance = re.escape(f"{math.log(VOCAB):.2f}")

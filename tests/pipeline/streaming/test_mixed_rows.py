@@ -186,7 +186,7 @@ def test_losses_of_one_teacher_with_and_without_distributions_are_one_teachers(t
     assert {rows[number]["source"].item() for number in range(len(rows))} == {0, 1}
 
 
-def test_damage_is_raised_or_listed_with_its_dataset(folder, tmp_path):
+def test_damage_is_raised_or_listed_with_its_dataset(tmp_path):
     for seed, name in enumerate(("web", "tiny")):
         write_dataset(tmp_path / name, make_documents([40] * 20, seed=seed), shard_sizes=[10, 10])
     tar = tmp_path / "tiny" / "data-000001-of-000002.tar"

@@ -70,7 +70,7 @@ def test_windows_longer_than_the_compared_tokens_are_seen(monkeypatch: pytest.Mo
     assert model.config.sliding_window == 512
 
 
-def test_an_order_of_ones_own_and_what_else_a_configuration_lists(tmp_path: Any) -> None:
+def test_an_order_of_ones_own_and_what_else_a_configuration_lists() -> None:
     model = _model("llama", num_hidden_layers=2, eos_token_id=[0, 1])
     model.generation_config = GenerationConfig(temperature=0.5, do_sample=True)
     turned = keep_layers(model, (1, 0, 1))
