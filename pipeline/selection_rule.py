@@ -6,6 +6,8 @@ Source: VocAgnoLM (arXiv 2503.19123), Eq. 4 and section 6.2.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from pipeline.command_line.option_parsing import require_known
+
 Selector = Literal[
     "teacher",
     "full",
@@ -53,9 +55,9 @@ class SelectionRule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("selector", self.selector, Selector)
-        check_choice("unmapped", self.unmapped, UnmappedStrategy)
-        check_choice("scope", self.scope, Scope)
+        require_known("selector=", [self.selector], get_args(Selector))
+        require_known("unmapped=", [self.unmapped], get_args(UnmappedStrategy))
+        require_known("scope=", [self.scope], get_args(Scope))
         if not 0.0 <= self.keep_fraction <= 1.0:
             raise ValueError(
                 f"keep_fraction must lie in 0..1, got {self.keep_fraction}: 40 % is written 0.4"
@@ -65,12 +67,6 @@ class SelectionRule:
     def ranks_by_entropy(self) -> bool:
         """Whether the student's entropy is needed."""
         return self.selector == "student_entropy"
-
-
-def check_choice(name: str, value: str, choices: object) -> None:
-    """Raise ValueError, listing the choices, for a value outside a Literal type."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; got {value!r}")
 
 
 PAPER_RULE = SelectionRule()

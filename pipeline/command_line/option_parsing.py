@@ -225,7 +225,7 @@ def require_known(
 
     `option` precedes a value, as in `--tasks ` or `method=`; `or_else` ends the known ones.
     """
-    if unknown := [name for name in given if name not in known]:
+    if unknown := [str(name) for name in given if name not in known]:
         choices = ", ".join([*known, *filter(None, [or_else])])
         error = ValueError(f"{option}{' '.join(unknown)}: choose one of {choices}")
         like = get_close_matches(unknown[0], known, 1)

@@ -1,11 +1,14 @@
 """Losses of student tokens from those of teacher tokens (Eq. 2)."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
+from pipeline.command_line.option_parsing import require_known
 from pipeline.losses.loss_checks import check_finite
 from pipeline.losses.spans import check_spans, span_sums
-from pipeline.selection_rule import Aggregation, check_choice
+from pipeline.selection_rule import Aggregation
 
 
 @torch.no_grad()
@@ -44,7 +47,7 @@ def aggregate_teacher_losses(
 
     Source: Eq. 2.
     """
-    check_choice("how", how, Aggregation)
+    require_known("how=", [how], get_args(Aggregation))
     losses = teacher_losses.detach().float()
     expected = ~losses.isnan() if teacher_loss_mask is None else teacher_loss_mask.bool()
     if widest_span is None:

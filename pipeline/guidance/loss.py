@@ -14,15 +14,18 @@ losses straight from a model give `teacher_loss_mask`, so that NaN where a loss 
 error.
 """
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
+from pipeline.command_line.option_parsing import require_known
 from pipeline.guidance.selection import Selection
 from pipeline.losses.logits import widen
 from pipeline.losses.loss_checks import check_same_shape
 from pipeline.losses.loss_result import LossResult
 from pipeline.losses.spans import check_spans, span_sums
-from pipeline.selection_rule import Expectation, check_choice
+from pipeline.selection_rule import Expectation
 
 
 @torch.no_grad()
@@ -67,7 +70,7 @@ def guided_loss(
 
     Source: Eq. 3.
     """
-    check_choice("expectation", expectation, Expectation)
+    require_known("expectation=", [expectation], get_args(Expectation))
     check_same_shape(student_losses, kept=selection.kept)
     counted = selection.kept if expectation == "kept" else selection.loss_mask
     # `where`, not a product: a masked NaN times 0 would still be NaN.

@@ -1,9 +1,9 @@
 """The options of the student's loss."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pipeline.command_line.option_parsing import Option
+from pipeline.command_line.option_parsing import Option, require_known
 from pipeline.selection_rule import (
     PAPER_RULE,
     Aggregation,
@@ -12,7 +12,6 @@ from pipeline.selection_rule import (
     SelectionRule,
     Selector,
     UnmappedStrategy,
-    check_choice,
 )
 from schemas.distribution_rule import DRAWS, MOST_ENTRIES, EntryShape
 
@@ -76,10 +75,10 @@ class Method:
     def __post_init__(self) -> None:
         """Check all but the name, which `kind_of` checks."""
         self.rule("full", PAPER_RULE.keep_fraction)
-        check_choice("distill_map", self.distill_map, DistillMap)
-        check_choice("distill_tokens", self.distill_tokens, DistillTokens)
+        require_known("distill_map=", [self.distill_map], get_args(DistillMap))
+        require_known("distill_tokens=", [self.distill_tokens], get_args(DistillTokens))
         if self.distill_by is not None:
-            check_choice("distill_by", self.distill_by, DistillBy)
+            require_known("distill_by=", [self.distill_by], get_args(DistillBy))
             if self.distill_tokens == "all":
                 raise ValueError(
                     f"distill_by={self.distill_by} chooses nothing where all are learned: add "

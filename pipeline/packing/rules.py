@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, astuple, dataclass, replace
 from hashlib import sha256
 
+from pipeline.command_line.option_parsing import require_least
 from schemas.manifest import ConventionRecord, Manifest, generation_of
 
 _LENGTH_STEP = 64
@@ -30,8 +31,7 @@ class PackingRules:
             value = getattr(self, name)
             if not 4 <= value < 1 << 31:
                 raise ValueError(f"{name} {value} is not in 4 … 2**31 - 1; 2048 is usual")
-        if self.window_rows < 1:
-            raise ValueError(f"window_rows {self.window_rows} is below 1; 1024 is usual")
+        require_least(self, "window_rows")
 
     @classmethod
     def of_dataset(

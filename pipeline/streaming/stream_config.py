@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import get_args
 
-from pipeline.command_line.option_parsing import require_known
+from pipeline.command_line.option_parsing import require_known, require_least
 from pipeline.packing.reading import Reading
 from pipeline.scoring.teaching import NOBODY, Teaching
 from pipeline.streaming.damage import OnDamage
@@ -72,10 +72,7 @@ class StreamConfig:
         for name in _NUMBERS:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _whole(name, value))
-        for name in ("global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} {value} is below 1")
+        require_least(self, "global_batch_size", "num_epochs", "shuffle_shards", "cache_bytes")
         require_known("on_damage=", [self.on_damage], get_args(OnDamage))
         if not isinstance(self.teaching, Teaching):
             raise ValueError(

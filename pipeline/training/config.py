@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pipeline.command_line.failures import hinted
-from pipeline.command_line.option_parsing import ModelSource, Option, require_known
+from pipeline.command_line.option_parsing import ModelSource, Option, require_known, require_least
 from pipeline.command_line.pasted import pasted
 from pipeline.methods import kind_of
 from pipeline.methods.kind import MethodKind, Served
@@ -114,9 +114,9 @@ class TrainConfig:
         """Check options without the data."""
         self.kind.serve(self.method, self.teaching, self.data, self.seq_length)
         require_known("schedule=", [self.schedule], get_args(Schedule))
-        for name in ("num_steps", "global_batch_size", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is below 1")
+        require_least(self, "num_steps", "global_batch_size", "micro_batch_size", "exit_after")
+        intervals = ("evaluate_every", "checkpoint_every", "export_every")
+        require_least(self, "workers", *intervals, least=0)
         for name in ("learning_rate", "min_lr_fraction", "weight_decay", "clip_norm"):
             value = getattr(self, name)
             if not value >= 0 or (value == math.inf and name != "clip_norm"):
@@ -126,11 +126,6 @@ class TrainConfig:
         if self.clip_norm == 0:
             refusal = ValueError("clip_norm=0.0 would clip every gradient to nothing")
             raise hinted(refusal, "clip_norm=inf  # clips none")
-        for name in ("workers", "evaluate_every", "checkpoint_every", "export_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is below 0")
-        if self.exit_after is not None and self.exit_after < 1:
-            raise ValueError(f"exit_after={self.exit_after} is below 1")
         self._require_own_output()
         if not -(2**63) <= self.seed < 2**64:
             raise ValueError(f"seed={self.seed} has more than 64 bits: choose a shorter one")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.command_line.option_parsing import Option
+from pipeline.command_line.option_parsing import Option, require_least
 from schemas.distribution_rule import DRAWS, MOST_ENTRIES, DistributionRule
 
 
@@ -109,9 +109,7 @@ class TransformersSettings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is below 0")
+        require_least(self, "batch_tokens", "threads", least=0)
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,7 @@ class ServedSettings:
     attempts: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "attempts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is below 1")
+        require_least(self, "concurrency", "attempts")
         if not 0 < self.answer_seconds < float("inf"):
             raise ValueError(f"answer_seconds={self.answer_seconds} is not a positive number")
 

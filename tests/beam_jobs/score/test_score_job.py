@@ -349,10 +349,10 @@ TOP = ("--teacher", "t", "--top-k", "4")
     ("given", "message"),
     [
         ((), "--teacher is required"),
-        (("--teacher", "t", "--threads", "-1"), "--threads -1 is below 0"),
+        (("--teacher", "t", "--threads", "-1"), "--threads -1: it must be at least 0"),
         (("--engine", "openai"), "needs --endpoint, --model, --dtype and --quantization"),
         (("--model", "m", "--teacher", "t"), "--model needs --engine openai"),
-        (("--teacher", "t", "--concurrency", "0"), "--concurrency 0 is below 1"),
+        (("--teacher", "t", "--concurrency", "0"), "--concurrency 0: it must be at least 1"),
         (("--teacher", "t", "--answer-seconds", "0"), "--answer-seconds 0.0 is not a positive"),
         ((*TOP, "--top-k", "0"), "--top-k 0 is not between 1 and 255"),
         ((*TOP, "--top-k", "256"), "--top-k 256 is not between 1 and 255"),

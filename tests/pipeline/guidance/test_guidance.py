@@ -115,7 +115,7 @@ class TestAggregation:
         losses, spans = torch.ones(2, 3), torch.zeros(2, 4, 2, dtype=torch.int64)
         with pytest.raises(ValueError, match="with the same rows"):
             aggregate_teacher_losses(losses[:1], spans)
-        with pytest.raises(ValueError, match="how must be one of mean, max, sum; got 'median'"):
+        with pytest.raises(ValueError, match="how=median: choose one of mean, max, sum"):
             aggregate_teacher_losses(losses, spans, "median")
         with pytest.raises(ValueError, match=r"teacher_loss_mask \(2, 2\) must have the shape"):
             aggregate_teacher_losses(losses, spans, teacher_loss_mask=torch.ones(2, 2))
@@ -395,7 +395,7 @@ class TestGuidedLoss:
     def test_wrong_inputs_are_named(self):
         with pytest.raises(ValueError, match=r"kept \(1, 6\) must have the shape"):
             guided_loss(torch.ones(1, 5), self.selection)
-        with pytest.raises(ValueError, match="expectation must be one of kept, all"):
+        with pytest.raises(ValueError, match="expectation=mean: choose one of kept, all"):
             guided_loss(self.losses, self.selection, expectation="mean")
 
 

@@ -151,7 +151,7 @@ def test_impossible_lengths_are_refused_with_the_value():
         PackingRules(3, 64, BOS_EOS, BOS_EOS)
     with pytest.raises(ValueError, match=r"teacher_seq_length 0 is not in 4"):
         PackingRules(64, 0, BOS_EOS, BOS_EOS)
-    with pytest.raises(ValueError, match=r"window_rows 0 is below 1"):
+    with pytest.raises(ValueError, match=r"window_rows=0: it must be at least 1"):
         PackingRules(64, 64, BOS_EOS, BOS_EOS, window_rows=0)
 
 

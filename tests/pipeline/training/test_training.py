@@ -23,11 +23,11 @@ from tests.support.training_runs import pair_config
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("exit_after", 0, "exit_after=0 is below 1"),
+        ("exit_after", 0, "exit_after=0: it must be at least 1"),
         ("min_lr_fraction", 10.0, r"min_lr_fraction=10\.0 is above 1: 10 % is 0\.1"),
-        ("exit_after", -1, "exit_after=-1 is below 1"),
-        ("workers", -1, "workers=-1 is below 0"),
-        ("export_every", -2, "export_every=-2 is below 0"),
+        ("exit_after", -1, "exit_after=-1: it must be at least 1"),
+        ("workers", -1, "workers=-1: it must be at least 0"),
+        ("export_every", -2, "export_every=-2: it must be at least 0"),
         ("clip_norm", 0.0, "clip_norm=0.0 would clip every gradient to nothing"),
     ],
 )
