@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parent
 
 
 def provide_kernel_cache() -> None:
-    """Give numba a cache folder if it would find none, and then fail to import.
+    """Give numba a cache folder if it would find none, and each process would compile.
 
     numba writes next to the source, else below the user's cache folder. This one is temporary, and
     must be ours alone: numba runs what it finds there.
@@ -17,11 +17,14 @@ def provide_kernel_cache() -> None:
         return
     import tempfile  # seldom needed, and slower to import than all of the above
 
-    folder = Path(tempfile.gettempdir(), f"vocag-kernels-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        folder = Path(tempfile.mkdtemp(prefix="vocag-kernels-"))
+    try:
+        folder = Path(tempfile.gettempdir(), f"vocag-kernels-{os.getuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            folder = Path(tempfile.mkdtemp(prefix="vocag-kernels-"))
+    except OSError:  # the temporary folder, too, is full, gone or read-only
+        return
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     if "numba" in sys.modules:  # which has read the environment already
         sys.modules["numba"].config.CACHE_DIR = str(folder)

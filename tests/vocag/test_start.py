@@ -120,6 +120,21 @@ def test_kernels_have_a_place_without_a_home(
     assert os.environ["NUMBA_CACHE_DIR"] != str(ours)
 
 
+@pytest.mark.parametrize("temporary", ["/proc/self/nowhere", None])
+def test_without_any_writable_folder_each_process_compiles(
+    temporary: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose disks can only be read; the import ended in a FileNotFoundError."""
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "/proc/self/nowhere")
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.setattr(pipeline, "PACKAGE", Path("/proc/self"))
+    monkeypatch.setattr(tempfile, "tempdir", temporary)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/self/nowhere"])
+    provide_kernel_cache()
+    assert "NUMBA_CACHE_DIR" not in os.environ
+
+
 def test_a_user_without_a_home_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container's with a number of its own; the import ended in a RuntimeError."""
 
