@@ -59,7 +59,8 @@ def describe_fast_path() -> dict[str, Any]:
 
 def describe_caches() -> dict[str, int]:
     """Return existing cache folders' bytes, by path."""
-    roots = {cache_folder("x").parent, Path.home() / ".cache" / "vocag"}
+    own = Path(os.path.expanduser("~/.cache/vocag"))  # Path.home raises where no home is known
+    roots = {cache_folder("x").parent, own}
     folders = {each for root in roots if root.is_dir() for each in root.iterdir() if each.is_dir()}
     if find_spec("huggingface_hub"):
         from huggingface_hub.constants import HF_HUB_CACHE

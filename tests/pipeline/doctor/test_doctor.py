@@ -84,6 +84,22 @@ def test_caches_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found[str(tmp_path / "vocag" / "shards")] == int(size) == 1000
 
 
+def test_a_user_without_a_home_has_no_caches_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user has a number alone; it was a RuntimeError."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    (tmp_path / "vocag" / "shards").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", "noted, so that it comes back")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert str(tmp_path / "vocag" / "shards") in machine.describe_caches()
+
+
 def test_commands_lack_what_their_extras_lack(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
