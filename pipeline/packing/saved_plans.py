@@ -45,6 +45,8 @@ FORMAT = 1
 """Raised when the arrays or the packing change, so no old plan is taken for a new one."""
 
 _PLANS_FOLDER, _ABOUT = "plans", "plan.json"
+_ABANDONED_SECONDS = 3600.0
+"""After these a killed process's half plan is removed; some file systems' locks end at the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +204,10 @@ def _held(lock: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: _PlanRecord) -> None:
+    for left in folder.parent.glob(f".{folder.name}-????????"):
+        with suppress(FileNotFoundError):  # another process's, whole by now
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():

@@ -220,6 +220,20 @@ def test_nothing_else_is_in_the_folder(data: Path) -> None:
     assert check_plans_of(data) == []
 
 
+def test_half_plans_of_killed_processes_go(planned: tuple[Path, str], data: Path) -> None:
+    """They are as large as plans, and hidden; one that is being made stays."""
+    plan = plan_of(data)
+    old, new = (plan.with_name(f".{plan.name}-{suffix}") for suffix in ("wq_3e0x1", "7ab_2l9z"))
+    for half in (old, new):
+        half.mkdir()
+        (half / "segments.npy").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    shutil.rmtree(plan)
+    assert rows_of(data) == planned[1]
+    assert not old.exists()
+    assert new.exists()
+
+
 @pytest.mark.parametrize("number", sorted(NO_LOCKS))
 def test_a_file_system_without_locks_is_no_reason_to_stop(
     data: Path, planned: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, number: int
