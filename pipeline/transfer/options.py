@@ -45,12 +45,13 @@ class TransferOptions:
         require_least(self, "text_megabytes", "multiple")
         if self.rows_of is not None and self.multiple != 1:
             raise ValueError("--rows-of and --multiple both say how many rows: leave one out")
-        self.require_new_output()
+        if Path(self.output).is_mount():  # it is written next to it, and renamed
+            raise ValueError(
+                f"--output {self.output} is where a disk is mounted: name a folder in it"
+            )
 
     def require_new_output(self) -> None:
         """Raise ValueError if there is something that the new model would replace."""
         output = Path(self.output)
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise ValueError(f"--output {output} is not empty: name a new folder")
-        if output.is_mount():  # it is written next to it, and renamed
-            raise ValueError(f"--output {output} is where a disk is mounted: name a folder in it")

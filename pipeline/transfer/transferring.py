@@ -49,8 +49,9 @@ def transfer_model(options: TransferOptions) -> Iterator[str]:
     Raises:
         UntransferableError: another part of the model has a row per token.
         TokenizerError: a tokenizer can't be loaded or exported.
-        ValueError: no text.
+        ValueError: no text, or an output that is there.
     """
+    options.require_new_output()
     documents = _read(options)  # first, for to find none costs least
     yield f"reading {options.model} and the tokenizer {options.tokenizer}"
     folder = find_folder(options.model, role="model")

@@ -112,6 +112,19 @@ def test_what_comes_to_the_output_meanwhile_stays(
     assert not list(tmp_path.glob(".new*"))
 
 
+def test_the_lock_of_one_killed_at_its_very_end_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, lock = tmp_path / "new", tmp_path / ".new.lock"
+    output.mkdir()
+    (output / "config.json").write_text("{}")
+    lock.write_text("{}")
+    given = ["old", "--tokenizer", "bytes", "--text", "texts.jsonl", "--output", str(output)]
+    assert transfer(given) == 2
+    assert f"--output {output} is not empty: name a new folder" in capsys.readouterr().err
+    assert not lock.exists()
+
+
 def test_control_tokens_beyond_a_target_s_rows_are_as_missing_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
