@@ -103,6 +103,8 @@ def _in_words(error: BaseException) -> str:
     if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
         if isinstance(error, OSError) and error.errno == errno.ENOENT and not _has_folder():
             return "the folder where this was started is gone: cd to another"
+        if isinstance(error, FileNotFoundError) and "temporary directory" in str(error.strerror):
+            return f"{error.strerror}: free some space there, or let TMPDIR name another folder"
         return str(error)
     path = os.fsdecode(error.filename)
     folder = os.path.dirname(path)

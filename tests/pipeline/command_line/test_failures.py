@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -417,6 +418,19 @@ def test_a_folder_that_is_gone_is_named(
     report("vocag x", raised.value)
     told = "vocag x: the folder where this was started is gone: cd to another\n"
     assert capsys.readouterr().err == told
+
+
+def test_a_lack_of_temporary_folders_has_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/self/nowhere"])
+    with pytest.raises(FileNotFoundError) as caught:
+        tempfile.gettempdir()
+    report("vocag x", caught.value)
+    told = "vocag x: No usable temporary directory found in ['/proc/self/nowhere']: free some"
+    remedy = " space there, or let TMPDIR name another folder\n"
+    assert capsys.readouterr().err == told + remedy
 
 
 def test_an_error_of_a_write_names_its_file() -> None:
