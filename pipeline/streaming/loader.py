@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from pipeline.command_line.failures import first_line
 from pipeline.packing.order import ReplicaBatches
 from pipeline.streaming.batch import Rows
 from pipeline.streaming.rows import AlignedRows
@@ -108,7 +109,14 @@ class RowLoader:
         # keeps this many batches under way, and hands out the next one before it returns a batch.
         num_slots = self.num_workers * _PREFETCHED_BATCHES + 1
         slots = torch.stack([self._new_buffer() for _ in range(num_slots)])
-        slots.share_memory_()
+        try:
+            slots.share_memory_()
+        except RuntimeError as error:
+            raise ValueError(
+                f"workers that read ahead share {slots.nbytes:,} bytes, for which there is "
+                f"no room in /dev/shm ({first_line(error)}): enlarge it (docker run --shm-size=1g),"
+                " or let none read ahead (vocag train --workers 0)"
+            ) from error
         loader: DataLoader[int | Exception] = DataLoader(
             _SlotFiller(self.rows, slots),
             batch_size=None,

@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+import torch
 
 from pipeline.streaming import load_batches
 from tests.support.streaming_data import make_documents, small_rows, write_dataset
@@ -52,6 +53,17 @@ def test_a_reader_leaves_its_trainers_group_and_connections(folder, start_method
     assert peer.recv(1) == b"", "the reader holds the connection open"
     assert len(list(batches)) > 0
     peer.close()
+
+
+def test_a_lack_of_shared_memory_has_a_remedy(folder, monkeypatch):
+    """As in a container, which has 64 MiB of it; torch's RuntimeError asked for a report."""
+
+    def fail(_):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </t>: No space left")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", fail)
+    with pytest.raises(ValueError, match=r"no room in /dev/shm \(unable .* --workers 0\)"):
+        iter(load_batches(small_rows(folder), micro_batch_size=12, num_workers=1))
 
 
 @pytest.mark.slow
