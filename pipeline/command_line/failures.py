@@ -100,6 +100,8 @@ _SYSTEM = {
 
 
 def _in_words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:  # often without a file's name
+        return f"{error}: raise ulimit -n"
     if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
         if isinstance(error, OSError) and error.errno == errno.ENOENT and not _has_folder():
             return "the folder where this was started is gone: cd to another"

@@ -420,6 +420,15 @@ def test_a_folder_that_is_gone_is_named(
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.parametrize("where", [(), ("data/a.tar",)])
+def test_too_many_open_files_have_a_remedy(
+    where: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a mapped shard's and a new process's, which name no file."""
+    report("vocag x", OSError(errno.EMFILE, os.strerror(errno.EMFILE), *where))
+    assert capsys.readouterr().err.endswith(": raise ulimit -n\n")
+
+
 def test_a_lack_of_temporary_folders_has_a_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
