@@ -12,5 +12,18 @@ def pasted(path: str) -> str:
     """
     home, slash, rest = path.partition("/")
     if home == "~":
-        return home + slash + (quote(rest) if rest else "")
-    return quote(f"./{path}" if path.startswith("-") else path)
+        return home + slash + (_quoted(rest) if rest else "")
+    return _quoted(f"./{path}" if path.startswith("-") else path)
+
+
+def _quoted(text: str) -> str:
+    if text.isprintable():
+        return quote(text)
+    # As bash and zsh read it: a line end would end a hint, or a comment in run.toml.
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -245,6 +246,15 @@ def test_a_full_disk_leaves_the_options_of_a_run(
     with pytest.raises(disk.DiskFullError, match=r"run\.toml needs .* and the disk is full"):
         write_run_file(config)
     assert (config.output / RUN_FILE).read_text() == kept
+
+
+def test_a_folder_s_line_end_is_none_in_the_options_of_a_run(config: TrainConfig) -> None:
+    """It cut the comment that names the file, so that `--config` refused it."""
+    odd = replace(config, output=config.output / "one\nit's another")
+    write_run_file(odd)
+    written = (odd.output / RUN_FILE).read_text()
+    assert tomllib.loads(written)["output"] == str(odd.output)
+    assert "/one\\U0000000ait\\'s another/run.toml' --output FOLDER\n" in written
 
 
 def test_a_run_may_write_to_the_folder_it_is_started_in(
