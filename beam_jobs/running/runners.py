@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 import traceback
 from argparse import ArgumentParser
 from collections import Counter
@@ -139,6 +140,8 @@ def run_pipeline(
             supervised()
     except Exception as error:  # whatever a runner or a worker raises
         raise _job_error(error, run_folder, disk_bytes) from error
+    finally:
+        shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # an abandoned thread doesn't
 
 
 def describe_runner(options: PipelineOptions) -> str:

@@ -1,5 +1,6 @@
 """How a runner's failure is told."""
 
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -57,3 +58,26 @@ def test_only_what_resuming_may_mend_says_so(
     assert str(raised.value).startswith(f"the job failed: {told}")
     assert str(raised.value).endswith(RESUME) == resumes
     assert hints_of(raised.value) == hints
+
+
+def test_an_abandoned_job_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beam's own, which its thread would have removed: each Ctrl-C left one."""
+
+    def interrupt(_: beam.Pipeline) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(beam.Pipeline, "run", interrupt)
+    stage = partial(aligning_stage, text_bytes=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_pipeline(
+            lambda _: None,
+            make_beam_options([]),
+            str(tmp_path),
+            run=RunOptions(quiet=True),
+            stage=stage,
+        )
+    assert not list((tmp_path / "temporary").iterdir())
