@@ -26,6 +26,7 @@ OTHERS = {
     *("--include", "--local-dir", "--private", "--revision", "--search", "--type"),  # hf
     *("--nproc-per-node", "--max-restarts"),  # torchrun
     *("--logprobs-mode", "--max-logprobs", "--max-model-len", "--served-model-name"),  # vLLM
+    "--shm-size",  # Docker's
     "--dask_client_address",  # Beam's, if its Dask runner is imported
     *("--direct_num", "--direct_running", "--vocag", "--no"),  # how several options begin
     "--no-NAME",
