@@ -14,6 +14,7 @@ from pipeline.chats.templates import ChatTemplate
 
 FIRST_MARK, LAST_MARK = 0xF0000, 0xFFFFD  # a plane for private use
 MARK = re.compile(f"[{chr(FIRST_MARK)}-{chr(LAST_MARK)}]")
+_CLOSES = re.compile(r"\s*(</[^<>]+>)\s*")
 _USER, _SAID = chr(FIRST_MARK), chr(FIRST_MARK + 1)
 _CALL: dict[str, Any] = {
     "type": "function",
@@ -63,11 +64,15 @@ class Habits:
         return place + len(self.last_header if whole else self.header)
 
     def after_prompt(self, text: str, start: int, stop: int) -> int:
-        """Return the end of the prompt at a place, or of its last part alone, as of thoughts."""
+        """Return the end of the prompt at a place, or of its last part alone, as of thoughts.
+
+        Without one, of what closes thoughts that weren't opened.
+        """
         parts = (self.prompt[cut:] for cut in range(len(self.prompt)))
         found = (part for part in parts if text.startswith(part, start, stop))
         part = next((part for part in found if part == self.prompt or part.strip()), "")
-        return start + len(part)
+        closes = None if part else _CLOSES.match(text, start, stop)
+        return closes.end() if closes and closes[1] not in self.end else start + len(part)
 
 
 def settle_speaker(
@@ -138,10 +143,10 @@ def habits_of(speaker: Speaker) -> Habits:
     always = always if unprompted.endswith(always) and always in prompted else ""
     end = end.removesuffix(always)
     user_end = commonprefix([unprompted, prompted]).removesuffix(always)
-    shared, asked = common_beginnings(between, prompted)
+    shared, asked = map(_whole_tags, common_beginnings(between, prompted))
     of_user = len(commonprefix([user_end, shared]))
     last_header = shared[of_user:]
-    header = commonprefix([last_header, earlier[of_user:]])
+    header = _whole_tags(commonprefix([last_header, earlier[of_user:]]))
     thinking = {"role": "assistant", REASONING: _SAID, CONTENT: chr(FIRST_MARK + 2)}
     no_reasoning = ""
     with suppress(ChatError):
@@ -150,6 +155,11 @@ def habits_of(speaker: Speaker) -> Habits:
             no_reasoning = "".join((parts[1][len(shared) :] + parts[2]).split())
     rest = prompted[len(asked) :]
     return Habits(header, last_header, rest, prompted, end, always, user_end, no_reasoning)
+
+
+def _whole_tags(text: str) -> str:
+    """Leave out half a tag at a text's end: `<think>` and `</think>` begin alike."""
+    return re.sub(r"<[^<>]*$", "", text)
 
 
 def common_beginnings(one: str, other: str) -> tuple[str, str]:

@@ -390,6 +390,43 @@ def test_a_blank_turn_behind_a_call_is_not_learned(later: list[dict[str, Any]]) 
     assert said_in(chat)[0] == "[weather]<|end|>\n"
 
 
+_CLOSED = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}OPEN"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{% endif %}</think>\n{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\nPROMPT{% endif %}"
+)
+
+
+@pytest.mark.parametrize("messages", [TWO_TURNS, TOOLS])
+@pytest.mark.parametrize(
+    ("opened", "prompt"),
+    [
+        ("", "<think>"),  # Laguna's with thoughts, GLM 4.7's
+        ("", ""),  # MiniMax M3's
+        ("<mark>", "<mark>"),  # DeepSeek V3.1's with thoughts
+    ],
+)
+def test_what_closes_empty_thoughts_alone_is_not_learned(
+    messages: list[dict[str, Any]], opened: str, prompt: str
+) -> None:
+    text = _CLOSED.replace("OPEN", opened).replace("PROMPT", prompt)
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    turns = said_in(render_chat(read_chat(messages), (side, side), LearnRule()))
+    first = "[weather]" if messages is TOOLS else "It is 4."
+    assert turns[0] == f"{first}<|end|>\n"
+    assert len(turns) == 2
+    assert "</think>" not in turns[1]
+
+
+def test_what_closes_thoughts_is_learned_behind_them() -> None:
+    text = _CLOSED.replace("OPEN", "").replace("PROMPT", "<think>")
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = read_chat([user("17*3?"), said("51.", reasoning_content="17*3 is 51."), *TWO_TURNS])
+    first = said_in(render_chat(chat, (side, side), LearnRule()))[0]
+    assert first == "17*3 is 51.</think>\n51.<|end|>\n"
+
+
 _SPEAKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' %}<|answer|>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
