@@ -179,9 +179,10 @@ class _Turns:
         while stop > end and self._rendered[stop - 1] == " ":  # the next turn's token may have it
             stop -= 1
         # DeepSeek R1's distilled models write a blank content behind calls, in a turn of its own.
-        blank_turn = self._habits.header + self._habits.end
-        if calls and self._habits.header and self._rendered.endswith(blank_turn, last, stop):
-            stop -= len(blank_turn)
+        turn, header = self._rendered[last:stop], self._habits.header.rstrip()
+        bare = turn.removesuffix(self._habits.end).rstrip()
+        if calls and header and bare.endswith(header) and turn.endswith(self._habits.end):
+            stop = last + len(bare) - len(header)
             end = stop - self._closing(self._rendered[last:stop])
         if calls and (start == end or not _shows(self._rendered[start:end], calls)):
             raise self._unfound(number, at)
@@ -192,9 +193,21 @@ class _Turns:
             # Some templates write calls before a content, and nothing after it.
             kind: Kind = "calls" if calls and last == end else "reasoning"
             found.append(Said(0, first + 1, marks[CONTENT], number, kind))
-        if last < end:
-            found.append(Said(0, last, end, number, "calls" if calls else "reasoning"))
+        if calls:
+            found += (Said(0, *part, number, "calls") for part in self._in_turns(last, end))
+        elif last < end:
+            found.append(Said(0, last, end, number, "reasoning"))
         return [*found, Said(0, end, stop, number, "end", self._hands_over(number))]
+
+    def _in_turns(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield a range without ends of turns that headers follow, as before Nemotron's calls."""
+        habits = self._habits
+        between = habits.end + habits.header if habits.end and habits.header else ""
+        calls = self._rendered[start:stop]
+        for part in calls.split(between) if between else [calls]:
+            if part:
+                yield start, start + len(part)
+            start += len(part) + len(between)
 
     def _unfound(self, number: int, at: int) -> ChatError:
         turn = self._rendered[at : self._next_mark[number]]

@@ -390,6 +390,41 @@ def test_a_blank_turn_behind_a_call_is_not_learned(later: list[dict[str, Any]]) 
     assert said_in(chat)[0] == "[weather]<|end|>\n"
 
 
+@pytest.mark.parametrize("later", [[], TOOLS[2:]])
+def test_a_turn_of_white_space_behind_a_call_is_not_learned(later: list[dict[str, Any]]) -> None:
+    text = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "<|assistant|>\n[{{ c.function.name }}]<|end|>\n{% endfor %}"
+        "{% if m.content is not none %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(
+        read_chat([TOOLS[0], said(" \n", **CALLS), *later]), (side, side), LearnRule()
+    )
+    assert said_in(chat)[0] == "[weather]<|end|>\n"
+
+
+@pytest.mark.parametrize("later", [[], [user("Well?"), said("Warm.")]])
+@pytest.mark.parametrize("end", [True, False])
+def test_an_end_and_a_header_between_content_and_call_are_not_learned(
+    later: list[dict[str, Any]], end: bool
+) -> None:
+    """As Nemotron Nano v2 writes a last turn: its student would end the turn before a call."""
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<|im_end|>\n<|im_start|>assistant\n"
+        "<call>{{ c.function.name }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    messages = [TOOLS[0], said("Wait.", tool_calls=CALLS["tool_calls"] * 2), *later]
+    chat = render_chat(read_chat(messages), (side, side), LearnRule(end=end))
+    call, ending = "<call>weather</call>", "<|im_end|>\n" * end
+    assert said_in(chat)[:3] == ["Wait.", call, f"{call}{ending}"]
+    assert said_in(chat)[3:] == [f"Warm.{ending}"] * bool(later)
+
+
 _CLOSED = (
     "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}OPEN"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{% endif %}</think>\n{% endif %}"
