@@ -138,11 +138,14 @@ def habits_of(speaker: Speaker) -> Habits:
     prompted = text_behind(template, [user], prompt=True)
     unprompted = text_behind(template, [user])
     earlier, turn_end = _earlier(template, between, end)
-    always = _begun(end, turn_end, both.removeprefix(template.names.get("bos_token", "")))
+    chat = both.removeprefix(template.names.get("bos_token", ""))
+    always = _begun(end, turn_end, chat)
     # What a prompt replaces is an answer's end, such as an end of text behind the last turn.
     always = always if unprompted.endswith(always) and always in prompted else ""
     end = end.removesuffix(always)
     user_end = commonprefix([unprompted, prompted]).removesuffix(always)
+    if not user_end and not end:
+        user_end = end = _end_before_others(speaker.controls, between, turn_end, chat)
     shared, asked = map(_whole_tags, common_beginnings(between, prompted))
     of_user = len(commonprefix([user_end, shared]))
     last_header = shared[of_user:]
@@ -194,6 +197,22 @@ def _begun(behind: str, before_user: str, chat: str) -> str:
     shared = next((size for size in sizes if chat.startswith(end[-size:])), 0)
     begun = behind[len(end) - shared :] if len(end) < len(behind) else ""
     return begun if begun.strip() else ""
+
+
+def _end_before_others(
+    controls: Sequence[str], before_answer: str, before_user: str, chat: str
+) -> str:
+    """Return a turn's end that only other turns bring, as in vLLM's ChatML; else "".
+
+    It is a control string before both roles' turns, and before that with which they begin.
+    """
+    shared = commonprefix([before_answer, before_user])
+    bare = shared.lstrip()
+    name = max((each for each in controls if bare.startswith(each)), key=len, default="")
+    behind = before_answer.lstrip()[len(name) :].lstrip()
+    if not name or chat.startswith(name) or not behind.startswith(tuple(controls)):
+        return ""
+    return before_answer.removesuffix(behind)
 
 
 def text_behind(

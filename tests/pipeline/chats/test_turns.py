@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pipeline.chats.habits import settle_speaker
+from pipeline.chats.habits import habits_of, settle_speaker
 from pipeline.chats.messages import ChatError, read_chat
 from pipeline.chats.rendering import LearnRule, render_chat
 from pipeline.chats.templates import ChatTemplate
@@ -423,6 +423,36 @@ def test_an_end_and_a_header_between_content_and_call_are_not_learned(
     call, ending = "<call>weather</call>", "<|im_end|>\n" * end
     assert said_in(chat)[:3] == ["Wait.", call, f"{call}{ending}"]
     assert said_in(chat)[3:] == [f"Warm.{ending}"] * bool(later)
+
+
+@pytest.mark.parametrize(("before", "header"), [("", "<|im_start|>%s\n"), ("<s>", "<|%s|>")])
+def test_an_end_that_only_another_turn_brings_is_learned(before: str, header: str) -> None:
+    """As in vLLM's ChatML and Qwen 1.5's: it was taken for a header, and never learned."""
+    text = (
+        f"{{{{ {before!r} }}}}{{% for m in messages %}}{header % '{{ m.role }}'}{{{{ m.content }}}}"
+        "{% if not loop.last or add_generation_prompt %}<|im_end|>\n{% endif %}{% endfor %}"
+        f"{{% if add_generation_prompt %}}{header % 'assistant'}{{% endif %}}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    assert habits_of(side).end == "<|im_end|>\n"
+    chat = read_chat([*TWO_TURNS, said("Sure.")])
+    turns = ["It is 4.<|im_end|>\n", "6, of course.<|im_end|>\n", "Sure."]
+    assert said_in(render_chat(chat, (side, side), LearnRule())) == turns
+    everything = said_in(render_chat(chat, (side, side), LearnRule("all")))
+    assert everything[::2][:2] == ["What is 2+2?<|im_end|>\n", "And 3+3?<|im_end|>\n"]
+    assert [*everything[1::2], everything[-1]] == turns
+
+
+@pytest.mark.parametrize("before", ["", "<s>"])
+def test_what_begins_every_turn_ends_none(before: str) -> None:
+    text = (
+        f"{{{{ {before!r} }}}}"
+        "{% for m in messages %}<|im_start|><|{{ m.role }}|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|><|assistant|>{% endif %}"
+    )
+    side = settle_speaker(ChatTemplate(text, NAMES), CONTROLS, side="student")
+    chat = render_chat(read_chat(TWO_TURNS), (side, side), LearnRule())
+    assert said_in(chat) == ["It is 4.", "6, of course."]
 
 
 _CLOSED = (
