@@ -167,15 +167,20 @@ def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler
     if checkpoint is None or args.no_load_optim or may_change:
         return
-    # Megatron makes iterations of --train-samples later.
-    num_steps = args.train_iters or (args.train_samples or 0) // args.global_batch_size
-    if num_steps != checkpoint.train_iters:
+    steps = num_steps(args)
+    if steps != checkpoint.train_iters:
         error = ArgumentError(
             f"{args.load} was saved at --train-iters {checkpoint.train_iters}, this run has "
-            f"{num_steps}: add --override-opt-param-scheduler if its learning rates shall "
+            f"{steps}: add --override-opt-param-scheduler if its learning rates shall "
             "follow the new length, or --use-checkpoint-opt-param-scheduler to keep the old one's"
         )
         raise hinted(error, "--override-opt-param-scheduler")
+
+
+def num_steps(args: Namespace) -> int:
+    """Return the whole steps of a run; Megatron counts those of --train-samples later."""
+    steps: int = args.train_iters or (args.train_samples or 0) // args.global_batch_size
+    return steps
 
 
 def num_microbatches(args: Namespace, prefix: Literal["", "eval_"] = "") -> int:

@@ -66,14 +66,14 @@ class StudentData:
         return self._training
 
     def training_batches(
-        self, args: Namespace, num_samples: int, bridge: StudentBridge | None, vp_stage: int | None
+        self, args: Namespace, bridge: StudentBridge | None, vp_stage: int | None
     ) -> Iterator[MicroBatch]:
         """Return a model chunk's micro-batches, from the run's position on."""
         batches = _load_micro_batches(
             self.training_rows(args),
             args.micro_batch_size,
             consumed_samples=args.consumed_train_samples,
-            num_samples=num_samples,
+            num_samples=checks.num_steps(args) * args.global_batch_size,
             num_workers=args.num_workers,
         )
         per_step = checks.num_microbatches(args)

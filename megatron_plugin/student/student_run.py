@@ -160,7 +160,7 @@ class StudentRun:
 
     @naming_arguments()
     def _datasets(
-        self, num_samples: tuple[int, int | None, int], vp_stage: int | None = None
+        self, _: tuple[int, int | None, int], vp_stage: int | None = None
     ) -> tuple[Iterator[MicroBatch], Iterator[MicroBatch] | None, None]:
         args = get_args()
         if not self._is_started:  # for another model chunk
@@ -168,7 +168,7 @@ class StudentRun:
             self._take_up_run(args, rows)
             self._start_teacher(args)
             self._is_started = True
-        train = self._data.training_batches(args, num_samples[0], self._bridge, vp_stage)
+        train = self._data.training_batches(args, self._bridge, vp_stage)
         return train, self._data.validation_batches(args, self._bridge, vp_stage), None
 
     def _take_up_run(self, args: Namespace, rows: AlignedRows) -> None:
@@ -181,13 +181,15 @@ class StudentRun:
         if args.iteration:
             require_same_run(args, self._checkpoint, identity, rows)
         args.vocag_run = asdict(identity)
-        needed = args.train_iters * args.global_batch_size
+        step = args.global_batch_size
+        needed = checks.num_steps(args) * step
         if needed > len(rows):
+            option, unit = ("--train-samples", 1) if args.train_samples else ("--train-iters", step)
             error = ValueError(
-                f"--train-iters {args.train_iters} need {needed} rows, {self._options.data.path} "
+                f"{option} {needed // unit} need {needed} rows, {self._options.data.path} "
                 f"has {len(rows)}: raise max_epochs there, or let a dataset repeat"
             )
-            raise hinted(error, f"--train-iters {len(rows) // args.global_batch_size}")
+            raise hinted(error, f"{option} {len(rows) // step * step // unit}")
 
     def _teacher_fingerprint(self, rows: AlignedRows) -> str | None:
         """Hash the teacher's files on one rank; in a collective, NCCL would see a hang."""

@@ -116,6 +116,16 @@ def test_a_run_that_is_started_again_at_every_step_is_the_same(inputs, tmp_path)
     assert all(torch.equal(whole[name], last[name]) for name in whole)
 
 
+def test_a_run_by_samples_takes_its_whole_steps(inputs, tmp_path):
+    """As Megatron counts them; what they left over ended the run before its first one."""
+    samples = {"train_iters": None, "train_samples": 2 * GLOBAL_BATCH + 4, "exit_interval": 1}
+    again = {"save": tmp_path, "load": tmp_path, "save_interval": 100}
+    for step in (1, 2):
+        done = train(inputs, 1, **samples, **again, **ALONE)
+        assert f"iteration        {step}/       2" in done.stdout
+        assert f"iteration        {3 - step}/       2" not in done.stdout
+
+
 def test_a_run_goes_on_in_another_layout(inputs, interrupted, uninterrupted, tmp_path):
     # Two rows share a choice of tokens: before a micro-batch's, now those of two replicas.
     again = resume(inputs, interrupted, tmp_path, 2, micro_batch_size=1)
