@@ -27,6 +27,7 @@ from typing import Any
 
 from gpu_results import note, read_results
 
+ROOT = Path(__file__).resolve().parents[1]
 # Seconds at most, in the order in which parts run.
 LIMITS = {
     "matmul": 40,
@@ -114,8 +115,10 @@ def run_parts(options: argparse.Namespace) -> set[str]:
 def _run_part(options: argparse.Namespace, part: str, limit: float) -> str:
     command = [sys.executable, __file__, str(options.work), "--part", part]
     command += ["--device", options.device, *(["--small"] if options.small else [])]
+    # What is measured is this checkout, not one that is installed.
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Else what a part printed before it was stopped would be lost.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
     with (options.work / f"{part}.log").open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment

@@ -3,7 +3,9 @@
 import argparse
 import importlib.metadata
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +41,26 @@ def test_a_failed_part_says_why_in_its_result(
     monkeypatch.setattr(gpu, "_run_part", lambda *_: "done")
     assert not gpu.run_parts(options_of(tmp_path, "matmul"))
     assert not gpu_results.read_results(tmp_path)["matmul"]["log"]
+
+
+def test_a_part_measures_the_checkout_that_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without vocag installed all parts failed; with another checkout's, that one was measured."""
+    started = []
+
+    class Started:
+        def __init__(self, *_: object, env: dict[str, str], **__: object) -> None:
+            started.append(env["PYTHONPATH"].split(os.pathsep))
+
+        def wait(self, _: float) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    for given, kept in (("", []), ("site", ["site"])):
+        monkeypatch.setenv("PYTHONPATH", given)
+        assert not gpu.run_parts(options_of(tmp_path, "matmul"))
+        assert started.pop() == [str(Path(__file__).resolve().parents[2]), *kept]
 
 
 @pytest.mark.slow
