@@ -162,6 +162,23 @@ def require_layout(args: Namespace, checkpoint: Namespace | None) -> None:
             raise hinted(error, f"{option} {was}")
 
 
+def require_micro_batch(
+    args: Namespace, options: VocagOptions, checkpoint: Namespace | None
+) -> None:
+    """Raise ArgumentError if a resumed run's tokens would compete in other micro-batches."""
+    method = options.method
+    if checkpoint is None or method.scope != "microbatch" or not options.kind.chooses_by(method):
+        return
+    was, now = checkpoint.micro_batch_size, args.micro_batch_size
+    if was != now:
+        error = ArgumentError(
+            f"{args.load} was saved at --micro-batch-size {was}, this run has {now}: tokens "
+            f"compete within micro-batches, so use {was} again, or add --finetune to start a new "
+            "run from its weights"
+        )
+        raise hinted(error, f"--micro-batch-size {was}")
+
+
 def require_schedule(args: Namespace, checkpoint: Namespace | None) -> None:
     """Raise ArgumentError if a resumed run's length changes unasked."""
     may_change = args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler

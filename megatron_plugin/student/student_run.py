@@ -90,6 +90,7 @@ class StudentRun:
         self._written += [args.save, args.tensorboard_dir]
         checks.require_student(args, options)
         checks.require_layout(args, self._checkpoint)
+        checks.require_micro_batch(args, options, self._checkpoint)
         checks.require_schedule(args, self._checkpoint)
         if options.teaching.teacher:
             checks.require_service(args, options.teacher)

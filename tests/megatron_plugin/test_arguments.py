@@ -5,6 +5,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from megatron_plugin.arguments import NO_TEACHER, ArgumentError, read_options
 from megatron_plugin.bridge import Pairing
 from megatron_plugin.checks import (
     require_layout,
+    require_micro_batch,
     require_rows,
     require_same_tokenizers,
     require_schedule,
@@ -34,7 +36,7 @@ from megatron_plugin.upstream import add_megatron_arguments
 from megatron_plugin.worlds import World, enter_world
 from pipeline.command_line.failures import hints_of
 from pipeline.guidance import PAPER_RULE
-from pipeline.methods import METHODS
+from pipeline.methods import METHODS, kind_of
 from pipeline.methods.method import WHICH_METHOD, Method
 from pipeline.packing.opening import open_run
 from pipeline.packing.reading import Reading
@@ -430,6 +432,27 @@ def test_what_a_distributed_optimizers_checkpoint_goes_on_in(saved, changed, ref
     message = r"2: its distributed .* --dist-ckpt-optim-fully-resh"
     with pytest.raises(ArgumentError, match=message) if refused else nullcontext():
         require_layout(now, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("method", "refused"),
+    [
+        (Method("student_entropy"), True),
+        (Method("student_entropy", scope="row"), False),
+        (Method("distill"), False),
+        (Method("distill", distill_tokens="kept"), True),
+        (Method("full"), False),
+    ],
+)
+def test_a_run_whose_tokens_compete_in_micro_batches_keeps_them(method, refused):
+    """It went on with another choice of tokens, without a word."""
+    options = SimpleNamespace(method=method, kind=kind_of(method))
+    saved, now = (Namespace(load="run", micro_batch_size=size) for size in (2, 1))
+    require_micro_batch(now, options, None)
+    require_micro_batch(saved, options, saved)
+    message = "run was saved at --micro-batch-size 2, this run has 1"
+    with pytest.raises(ArgumentError, match=message) if refused else nullcontext():
+        require_micro_batch(now, options, saved)
 
 
 def test_a_run_that_goes_on_longer_is_told_how():
