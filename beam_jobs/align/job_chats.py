@@ -82,6 +82,7 @@ def open_chats(
     from pipeline.chats.habits import settle_speaker
     from pipeline.chats.rendering import LearnRule
     from pipeline.chats.templates import ChatTemplate
+    from pipeline.chats.turns import ends_answers
 
     files, chosen = options.template_files, options.template_values
     templates, controls = [], []
@@ -93,9 +94,16 @@ def open_chats(
         own = tuple(control_tokens(orjson.loads(tokenizer.file_bytes)))
         template = ChatTemplate(text, dict(sorted(names.items())), chosen[side])
         try:
-            templates.append(settle_speaker(template, own, side=side).template)
+            speaker = settle_speaker(template, own, side=side)
         except ChatError as error:
             raise OptionsError(str(error)) from error
+        if side == "student" and options.learn_end == "yes" and not ends_answers(speaker):
+            logger.warning(
+                "the student's chat template ends no answer that is a chat's last, so chats with "
+                "one answer don't teach the student to stop: --chat-template student=FILE gives "
+                "another"
+            )
+        templates.append(speaker.template)
         controls.append(own)
     return JobChats(
         (templates[0], templates[1]),

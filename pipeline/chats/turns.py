@@ -97,6 +97,14 @@ def find_shape(speaker: Speaker, marked: bytes) -> Shape:
     )
 
 
+def ends_answers(speaker: Speaker) -> bool:
+    """Whether a template ends a chat's only answer, which teaches a model to stop."""
+    texts = ({"role": "user", CONTENT: "?"}, {"role": "assistant", CONTENT: "!"})
+    chat = Chat(texts, ())
+    said = find_shape(speaker, mark_texts(chat, [*chat.texts()])[0]).said
+    return any(each.kind == "end" and each.message and each.start < each.stop for each in said)
+
+
 def _places(rendered: str, texts: Sequence[Text]) -> dict[int, int]:
     """Return texts' places in the rendering by number, ascending."""
     places: dict[int, int] = {}

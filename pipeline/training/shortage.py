@@ -23,8 +23,8 @@ def naming_memory(config: TrainConfig, *, has_checkpoint: bool) -> Iterator[None
         if not lacks_memory(error):
             if not _is_of_compiler(error):
                 raise
-            refusal = ValueError(f"torch can't compile the student's layers here ({needs}): install"
-                                 " what it lacks, or leave out compile=True")  # fmt: skip
+            refusal = ValueError(f"torch can't compile the student's layers here ({needs}): give"
+                                 " it what it lacks, or leave out compile=True")  # fmt: skip
             raise hinted(refusal, "leave out compile=True") from error
         advice = smaller(config, has_checkpoint=has_checkpoint)
         refusal = ValueError(f"the device's memory is too small for this run ({needs}); see vocag "

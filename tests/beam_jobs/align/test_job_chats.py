@@ -272,6 +272,24 @@ def test_a_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> 
         assert (output / "aligned" / made.chats.student.file).read_text() == expected
 
 
+@pytest.mark.parametrize("learn_end", ["yes", "no"])
+def test_a_template_that_ends_no_last_answer_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, learn_end: str
+) -> None:
+    """As GLM's and vLLM's ChatML: chats with one answer taught no student to stop."""
+    folder = write_tokenizer(tmp_path / "open", chat_tokenizer(320), "chatml")
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    turns += "{% if not loop.last or add_generation_prompt %}<|im_end|>\n{% endif %}{% endfor %}"
+    turns += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    (folder / "chat_template.jinja").write_text(turns)
+    chosen = {"learn_end": learn_end}
+    for side in ("teacher", "student"):
+        output = tmp_path / side
+        align_chats_job(output, _CHATS[:1], **{side: str(folder)}, chat_options=chosen)
+        told = "ends no answer that is a chat's last" in caplog.text
+        assert told == (side == "student" and learn_end == "yes")
+
+
 def test_a_begin_that_is_null_is_rendered_as_nothing(tmp_path: Path) -> None:
     """As transformers does; it was taken from the vocabulary."""
     folder = write_tokenizer(tmp_path / "null", chat_tokenizer(320), "chatml")
