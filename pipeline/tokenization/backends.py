@@ -26,6 +26,7 @@ from pipeline.tokenization.conversion import convert_sentencepiece
 from pipeline.tokenization.definition import (
     SPACE_PIECE,
     Conventions,
+    Definition,
     added_tokens,
     bare_definition,
     content_normalizer,
@@ -331,8 +332,9 @@ class FastEncoder:
             user_defined = [token_id for token_id in own if token_id not in control.values()]
         if any(token["single_word"] for token in added_tokens(self.definition)):
             raise LibraryError("fastokens: added tokens of single words, which it ends otherwise")
-        # SentencePiece puts a space before such a piece, a tokenizer.json after it.
-        self._unsure_ids = np.isin(np.arange(reference.vocab_size), user_defined)
+        # SentencePiece puts a space before a user-defined piece, a tokenizer.json after it.
+        unsure = [*user_defined, *_unmergeable(self.definition)]
+        self._unsure_ids = np.isin(np.arange(reference.vocab_size), unsure)
         self._unsure = [*UNLIKE]
         if self.definition["model"].get("byte_fallback"):  # it reads a byte's name as the byte
             self._unsure.append("<0x")
@@ -370,6 +372,21 @@ class FastEncoder:
             counts = np.concatenate([[0], np.cumsum(self._unsure_ids[input_ids])])
             held |= np.diff(counts[cu_tokens]) > 0
         return input_ids, cu_tokens, held
+
+
+def _unmergeable(definition: Definition) -> list[int]:
+    """Return pieces with a character that is no piece, by id.
+
+    A BPE, which starts from characters, never makes them, but `fastokens` (0.3) finds them.
+    """
+    pieces = model_pieces(definition)
+    unknown = set("".join(pieces)).difference(pieces)
+    others = {*byte_names(definition), *(token["id"] for token in added_tokens(definition))}
+    return [
+        token_id
+        for piece, token_id in pieces.items()
+        if token_id not in others and not unknown.isdisjoint(piece)
+    ]
 
 
 def load_reference(file: TokenizerFile, *, honour_special: bool, proven: bool) -> Reference:

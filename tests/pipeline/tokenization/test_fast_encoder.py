@@ -54,6 +54,23 @@ def test_metaspace_by_other_steps(
     require_equal(*(each.tokenize_batch([text.encode()]) for each in (fast, slow)))
 
 
+@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize("fuse_unk", [True, False])
+def test_a_piece_with_a_character_that_is_none_is_never_made(
+    byte_fallback: bool, fuse_unk: bool, tmp_path: Path
+) -> None:
+    """As in a pruned vocabulary, or one with names of bytes but without byte fallback."""
+    body = copy.deepcopy(definition("llama_like"))
+    body["model"] |= {"byte_fallback": byte_fallback, "fuse_unk": fuse_unk}
+    pieces = body["model"]["vocab"]
+    pieces["▁sumЖ"] = max(pieces.values()) + 1
+    fast, slow = both(write_definition(body, tmp_path))
+    assert fast.fast
+    texts = [text.encode() for text in ("sumЖ", "sumЖsum", "sum", "Ж<0xE2>")]
+    require_equal(fast.tokenize_batch(texts), slow.tokenize_batch(texts))
+    assert fast.num_reference_documents == 3, "all but the plain one"
+
+
 HONOURED = st.lists(
     st.one_of(st.sampled_from(("<s>", "</s>", "<s>[INST] ", " ", "\n")), texts(4)), max_size=8
 ).map("".join)
