@@ -160,10 +160,11 @@ def _hash_entries(
 ) -> NDArray[np.int32]:
     """Return ids by the hash of their bytes; of equal ones the tokenizer's."""
     names = filter(_BYTE_PIECE.fullmatch, tokenizer.base_vocabulary())
-    # A byte's own token is only given if no piece spells it.
+    # A byte's own token is only given if no piece spells it, and a piece if no added token does.
     fallback = {tokenizer.find_token(name) for name in names}
+    added = set(tokenizer.named_tokens.values())
     known = np.flatnonzero(np.diff(starts)).tolist()
-    order = np.array(sorted(known, key=lambda i: (i in fallback, i)), np.int32)
+    order = np.array(sorted(known, key=lambda i: (i in fallback, i not in added, i)), np.int32)
     slots = np.full(1 << (2 * len(order)).bit_length(), NONE, np.int32)
     insert_entries(order, flat, starts, slots)
     return slots

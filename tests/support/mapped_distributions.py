@@ -2,7 +2,7 @@
 
 import math
 from functools import lru_cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ class ByteTokenizer:
     """As much of a tokenizer as a `VocabularyMap` asks for: any entries, longest match first."""
 
     source = "bytes"
+    named_tokens = MappingProxyType({})
 
     def __init__(self, entries, eos_token_id=None):
         self.entries, self.eos_token_id = list(entries), eos_token_id
@@ -82,14 +83,17 @@ def _first_ids(entries):
 def readable_entries(student, teacher):
     """Return two tokenizers' bytes by id, without those that the naive mapping must not find.
 
-    A student's byte token where a piece spells the same; a teacher's token that the student's
-    tokens would rewrite, put between two letters.
+    A student's byte token where a piece spells the same, a piece where an added token does; a
+    teacher's token that the student's tokens would rewrite, put between two letters.
     """
     own = [student.token_bytes(i) for i in range(student.vocab_size)]
     names = [student.token_name(i) for i in range(student.vocab_size)]
     for i, name in enumerate(names):
         if name.startswith("<0x") and own.count(own[i]) > 1:
             own[i] = b""
+    written = set(student.named_tokens.values())
+    spelled = {own[i] for i in written}
+    own = [b"" if text in spelled and i not in written else text for i, text in enumerate(own)]
     other = [teacher.token_bytes(i) for i in range(teacher.vocab_size)]
     other = [text if student.keeps_text(b"a" + text + b"a") else b"" for text in other]
     return own, other

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from pipeline.dataset.chosen_documents import ChosenDocuments, select_documents
 from pipeline.dataset.files import open_dataset
@@ -21,6 +22,7 @@ from pipeline.distributions.cells import (
 )
 from pipeline.distributions.mapping import map_batch
 from pipeline.distributions.pair import look_at_pair
+from pipeline.distributions.prefixes import find_prefixes
 from pipeline.distributions.sample import sample_documents
 from pipeline.distributions.vocabulary_map import VocabularyMap
 from pipeline.losses.cell_sums import Cells
@@ -235,6 +237,19 @@ def test_a_checkpoint_goes_on_with_its_cells_or_not_at_all(world, monkeypatch):
         told = f"with cells {saved.cells}, this run has {cells.digest}"
         with pytest.raises(StreamMismatchError, match=told):
             AlignedRows(config).restore(saved)
+
+
+def test_of_equal_tokens_the_one_that_is_written_counts(tmp_path):
+    """GPT-NeoX has runs of spaces twice: as pieces, and as added tokens, which a text becomes."""
+    spaces = AddedToken("  ", normalized=False)
+    body = tokenizer_zoo.with_added(tokenizer_zoo.definition("qwen_like"), spaces)
+    piece, added = body["model"]["vocab"]["ĠĠ"], body["added_tokens"][-1]["id"]
+    student = load_tokenizer(str(tokenizer_zoo.write_definition(body, tmp_path)), fast=False)
+    assert student.token_bytes(piece) == student.token_bytes(added) == b"  "
+    assert student.tokenize_batch([b"  "]).input_ids.tolist() == [added]
+    found = VocabularyMap.of(student, tokenizer_zoo.load("bytes", fast=False))
+    text = np.frombuffer(b"  ", np.uint8)
+    assert find_prefixes(text, np.array([0, 2]), found.tables).tolist() == [added]
 
 
 def test_nothing_to_count_is_said():
