@@ -1,6 +1,7 @@
 """Megatron's parts of benchmarks/gpu.py, next to what megatron_prediction.py says of them."""
 
 import re
+import shutil
 import statistics
 import sys
 from importlib.util import find_spec
@@ -66,6 +67,8 @@ def megatron_arguments(work: Path, scale: Scale, name: str) -> tuple[int, list[s
     options |= {"vocag-teacher-world-size": own_ranks} if own_ranks else {}
     argv = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     argv += ["--bf16", "--calculate-per-token-loss"]
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):  # for torch to compile these with
+        argv += ["--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"]
     return ranks, [*argv, *(["--vocag-allow-untrained-teacher"] if teacher else [])]
 
 

@@ -24,9 +24,11 @@ def work(tmp_path):
     return tmp_path
 
 
-def test_every_run_has_arguments_that_work(work):
+@pytest.mark.parametrize("compiler", ["/usr/bin/cc", None])
+def test_every_run_has_arguments_that_work(work, monkeypatch, compiler):
     from megatron.training.arguments import add_megatron_arguments
 
+    monkeypatch.setattr(gpu_megatron.shutil, "which", lambda _: compiler)
     found = []
     for name in gpu_megatron.RUNS:
         ranks, argv = gpu_megatron.megatron_arguments(work, SMALL, name)
@@ -34,6 +36,7 @@ def test_every_run_has_arguments_that_work(work):
         known, unknown = parser.parse_known_args(argv)
         assert unknown == []
         assert known.train_iters == SMALL.steps
+        assert known.bias_swiglu_fusion == known.bias_dropout_fusion == bool(compiler)
         options = read_options(argv)
         found.append((ranks, bool(options.teaching.teacher), options.teacher.world_size))
     assert found == [(1, False, 0), (1, True, 0), (2, True, 1)]
