@@ -20,7 +20,6 @@ import torch
 from accelerate import Accelerator
 
 import vocag
-from pipeline.command_line.failures import report
 
 OPTIONS: dict[str, Any] = {"data": "aligned", "student": "", "stored-losses": ""}
 OPTIONS |= {"output": Path("student"), "num-steps": 1000, "seq-length": 512, "learning-rate": 8e-5}
@@ -77,8 +76,4 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        report("accelerate_loop.py", error)
-        raise SystemExit(2) from None
+    main()

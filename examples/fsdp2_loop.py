@@ -15,7 +15,6 @@ from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import fully_shard
 
 import vocag
-from pipeline.command_line.failures import report
 
 OPTIONS: dict[str, Any] = {"data": "aligned", "stored-losses": "", "output": Path("run")}
 OPTIONS |= {"student": "TinyLlama/TinyLlama_v1.1", "seq-length": 512, "num-steps": 1000}
@@ -79,8 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        report("fsdp2_loop.py", error)
-        raise SystemExit(2) from None
+    main()

@@ -28,7 +28,7 @@ def work(tmp_path):
 def test_every_run_has_arguments_that_work(work, monkeypatch, compiler):
     from megatron.training.arguments import add_megatron_arguments
 
-    monkeypatch.setattr(gpu_megatron.shutil, "which", lambda _: compiler)
+    monkeypatch.setattr("shutil.which", lambda _: compiler)
     found = []
     for name in gpu_megatron.RUNS:
         ranks, argv = gpu_megatron.megatron_arguments(work, SMALL, name)
