@@ -23,7 +23,7 @@ def read_run(folder: Path, heldout: str = "") -> dict[int, float]:
     """
     name = f"heldout_bits_per_byte/{heldout}".rstrip("/")
     if not (folder / LOG_FILE).is_file():
-        raise ValueError(f"{folder} has no {LOG_FILE}, so it is no run of vocag train")
+        raise ValueError(f"{folder} has no {LOG_FILE}, so vocag train didn't write it")
     records = read_log(folder / LOG_FILE)  # of a run that goes on, perhaps
     # Without null: what isn't finite.
     values = {r["step"]: r[name] for r in records if r.get(name) is not None}

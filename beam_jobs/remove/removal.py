@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from beam_jobs import storage
 from beam_jobs.first_bytes import why_not_utf8
 from beam_jobs.generations import keep_manifest, publish_manifest, read_newest
-from beam_jobs.hub_copies import HUB, output_here
+from beam_jobs.hub_copies import output_here
 from beam_jobs.job_errors import OptionsError
 from beam_jobs.locks import OUTPUT_LOCK, hold_lock
 from beam_jobs.remove.options import RemoveOptions
@@ -134,8 +134,7 @@ def _remove(options: RemoveOptions, say: Callable[[str], object], named: str) ->
         _tidy(location, manifest)
     say(f"{location} is at generation {manifest.generation}")
     if manifest.removed:
-        of = named if named.startswith(HUB) else location  # which is a copy of the hub's
-        anew = _WITHOUT.format(pasted(of), pasted(f"{of}-clean"))
+        anew = _WITHOUT.format(pasted(named), pasted(f"{named}-clean"))  # of the hub, no copy
         say(_OTHER_READERS + (anew if manifest.chats is None else _CHATS_WITHOUT))
     return manifest
 

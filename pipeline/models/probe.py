@@ -46,4 +46,4 @@ def require_trained(
         f"{chance:.2f}: its weights did not load, or they belong to another tokenizer; check the "
         "files"
     )
-    raise hinted(error, "allow_untrained_teacher  # only to test or to measure speed")
+    raise hinted(error, "allow_untrained_teacher=True  # only to test or to measure speed")

@@ -203,11 +203,16 @@ def _held(lock: Path) -> Iterator[None]:
         yield
 
 
-def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: _PlanRecord) -> None:
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a plan's halves that killed processes left."""
     for left in folder.parent.glob(f".{folder.name}-????????"):
         with suppress(FileNotFoundError):  # another process's, whole by now
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _write(folder: Path, arrays: dict[str, NDArray[Any]], about: _PlanRecord) -> None:
+    _remove_abandoned(folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, array in arrays.items():

@@ -375,12 +375,14 @@ class FastEncoder:
 
 
 def _unmergeable(definition: Definition) -> list[int]:
-    """Return pieces with a character that is no piece, by id.
+    """Return the ids of pieces that hold a character without a piece of its own.
 
     A BPE, which starts from characters, never makes them, but `fastokens` (0.3) finds them.
     """
     pieces = model_pieces(definition)
     unknown = set("".join(pieces)).difference(pieces)
+    if not unknown:
+        return []
     others = {*byte_names(definition), *(token["id"] for token in added_tokens(definition))}
     return [
         token_id

@@ -24,7 +24,7 @@ def test_the_remedy_is_an_option() -> None:
     with pytest.raises(UntrainedTeacherError, match=r"; check the files\nhint") as raised:
         require_trained(9.0, 300, text="row 0")
     assert "on row 0 is 9.00 nats" in str(raised.value)
-    told = "hint: allow_untrained_teacher  # only to test or to measure speed"
+    told = "hint: allow_untrained_teacher=True  # only to test or to measure speed"
     assert hints_of(raised.value) == [told]
 
 
